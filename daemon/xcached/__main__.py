@@ -1,0 +1,154 @@
+"""The daemon: wires everything together, serves, and leaves in good order."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import logging
+import logging.handlers
+import os
+import signal
+import sqlite3
+import sys
+import time
+from pathlib import Path
+
+from xcache import config
+from xcache._version import __version__
+from xcache.errors import StoreError, XcacheError
+from xcache.private import prepare_directory
+from xcached.server import Server, listen
+from xcached.service import Service
+from xcached.store import Store
+
+logger = logging.getLogger("xcached")
+
+LOCK = "daemon.lock"
+LOG = "daemon.log"
+_LOG_SIZE = 1024 * 1024
+# What is in flight when the daemon is told to leave has this long.
+_LAST_ORDERS = 30.0
+
+
+def main() -> None:
+    """Serve until told to stop, or until nobody has asked for a while."""
+    parser = argparse.ArgumentParser(prog="xcached", description="The daemon of xcache; settings as for xcache itself.")
+    parser.add_argument("--version", action="version", version=__version__)
+    parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    ready = Ready(arguments.ready_fd)
+    os.umask(0o077)
+    try:
+        settings = config.load()
+        asyncio.run(serve(settings, arguments.lock_fd, ready))
+    except (XcacheError, OSError, sqlite3.Error) as error:
+        logger.error("%s", error)
+        ready.say(f"{error}")
+        sys.exit(f"xcached: {error}" if arguments.ready_fd is None else 1)
+
+
+class Ready:
+    """Tells whoever started the daemon that it is ready, or why not; once."""
+
+    def __init__(self, descriptor: int | None) -> None:
+        self._descriptor = descriptor
+
+    def say(self, what: str) -> None:
+        """Write one line and let go; from then on stderr leads nowhere if it led there."""
+        if self._descriptor is None:
+            return
+        with contextlib.suppress(OSError):
+            os.write(self._descriptor, what.replace("\n", " ").encode() + b"\n")
+        os.close(self._descriptor)
+        self._descriptor = None
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nowhere, 2)
+        os.close(nowhere)
+
+
+async def serve(settings: config.Config, lock: int | None, ready: Ready) -> None:
+    """Start, serve, stop."""
+    loop = asyncio.get_running_loop()
+    stopping = asyncio.Event()
+
+    def stop(reason: str) -> None:
+        logger.info("leaving: %s", reason)
+        stopping.set()
+
+    prepare_directory(settings.dir)
+    prepare_directory(settings.socket.parent)
+    start_logging(settings, to_stderr=lock is None)
+    take_lock(settings.dir, lock)
+    # Signals are held back from here on, so that one which comes early still finds everything to be undone.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop, signal.Signals(number).name)
+    store = Store(settings.dir, settings.max_size)
+    service = Service(store, settings, __version__, stop)
+    server = Server(listen(settings.socket), service)
+    logger.info("xcached %s serves %s on %s", __version__, settings.dir, settings.socket)
+    ready.say("ready")
+    try:
+        await leave_when_idle(server, settings.idle_exit, stopping)
+    finally:
+        # First the name, so that who comes now starts a fresh daemon and waits for the lock.
+        settings.socket.unlink(missing_ok=True)
+        server.stop_listening()
+        await finish(server, service)
+        logger.info("left")
+
+
+async def leave_when_idle(server: Server, idle: float, stopping: asyncio.Event) -> None:
+    """Return when told to stop, or when nobody has asked for ``idle`` seconds (0: never)."""
+    while not stopping.is_set():
+        left = server.last_request + idle - time.monotonic() if idle else None
+        if left is not None and left <= 0 and not server.busy():
+            logger.info("leaving: idle for %g s", idle)
+            return
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopping.wait(), None if left is None else max(left, 0.1))
+
+
+async def finish(server: Server, service: Service) -> None:
+    """Write what is in flight, answer it, and close."""
+    done = await asyncio.get_running_loop().run_in_executor(None, service.finish, _LAST_ORDERS)
+    if not done:
+        logger.error("not everything could be written within %g s", _LAST_ORDERS)
+    deadline = time.monotonic() + 1.0
+    while server.busy() and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
+    server.close()
+
+
+def start_logging(settings: config.Config, *, to_stderr: bool) -> None:
+    """Log to a file that stays bounded, and to stderr when somebody is looking."""
+    file = logging.handlers.RotatingFileHandler(settings.dir / LOG, maxBytes=_LOG_SIZE, backupCount=1)
+    handlers: list[logging.Handler] = [file]
+    if to_stderr:
+        handlers.append(logging.StreamHandler())
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+        logger.addHandler(handler)
+    # What a daemon does is worth a line even where a program should be silent.
+    level = "info" if settings.log == "warning" else settings.log
+    logger.setLevel(level.upper())
+    # A log that cannot be written is no reason to stop.
+    logging.raiseExceptions = False
+
+
+def take_lock(directory: Path, inherited: int | None) -> None:
+    """Hold the store's lock for as long as this process lives: one daemon a store."""
+    if inherited is not None:
+        os.set_inheritable(inherited, False)
+        return
+    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise StoreError(f"another daemon serves {directory}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""The one thread that changes the store. What is queued while it works is done together in the next transaction."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import NamedTuple
+
+from xcache import protocol
+from xcache.errors import RefusedError
+from xcached.store import Source, Store, Use, Writer
+
+logger = logging.getLogger("xcached")
+
+_BATCH = 100
+# Uses and statistics are written this often when nothing else is.
+_FLUSH_EVERY = 5.0
+
+
+class PutJob(NamedTuple):
+    """One entry to be written."""
+
+    put: protocol.Put
+    executable: Source
+    program: Source
+    writer: Writer
+    done: Future[protocol.Message]
+
+
+class CallJob(NamedTuple):
+    """Something else to be done between transactions."""
+
+    call: Callable[[Store], protocol.Message]
+    done: Future[protocol.Message]
+
+
+Job = PutJob | CallJob
+
+
+class WriterThread:
+    """Owns the writing side of a store. ``submit`` and the ``note`` methods may be called from one other thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._uses: dict[str, Use] = {}
+        self._counts: dict[str, float] = {}
+        self._thread = threading.Thread(target=self._run, name="xcached-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Queue a job; its future is resolved on the writer's thread."""
+        self._jobs.put(job)
+
+    def note_use(self, key: str, now: float) -> None:
+        """An entry was asked for; written later, with others."""
+        with self._lock:
+            before = self._uses.get(key)
+            self._uses[key] = Use(before.hits + 1 if before else 1, now)
+
+    def note_counts(self, counts: Mapping[str, float]) -> None:
+        """Something was counted; written later, with others."""
+        with self._lock:
+            for name, amount in counts.items():
+                self._counts[name] = self._counts.get(name, 0) + amount
+
+    def stop(self, seconds: float) -> bool:
+        """Finish everything that is queued; whether that worked within ``seconds``."""
+        self._jobs.put(None)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        self._guard(lambda: logger.debug("swept %d leftover files", self._store.sweep()))
+        going = True
+        while going:
+            batch = self._next_batch()
+            going = None not in batch
+            puts = [job for job in batch if isinstance(job, PutJob)]
+            if puts:
+                self._put(puts)
+            self._guard(self._flush)
+            for job in batch:
+                if isinstance(job, CallJob):
+                    self._call(job)
+
+    def _next_batch(self) -> list[Job | None]:
+        batch: list[Job | None] = []
+        with contextlib.suppress(queue.Empty):
+            batch.append(self._jobs.get(timeout=_FLUSH_EVERY))
+            while len(batch) < _BATCH:
+                batch.append(self._jobs.get_nowait())
+        return batch
+
+    def _put(self, jobs: list[PutJob]) -> None:
+        ready: list[PutJob] = []
+        for job in jobs:
+            try:
+                self._refuse_too_large(job.put)
+                if job.put.overwrite or not self._store.has(job.put.key):
+                    self._store.accept(job.executable)
+                    self._store.accept(job.program)
+                ready.append(job)
+            except Exception as error:  # noqa: BLE001 - one bad put must not take the others with it
+                job.done.set_result(refusal(error))
+            finally:
+                for source in (job.executable, job.program):
+                    if source.descriptor is not None:
+                        os.close(source.descriptor)
+        results: list[tuple[PutJob, protocol.Message]] = []
+        loose: list[str] = []
+        try:
+            with self._store.transaction():
+                for job in ready:
+                    keep = job.put.overwrite or not self._store.has(job.put.key)
+                    if keep:
+                        loose += self._store.put(job.put, job.executable, job.program, job.writer)
+                        self.note_counts({"stores": 1, "bytes_written": job.put.stored_size})
+                    results.append((job, protocol.Stored(keep)))
+        except Exception as error:  # noqa: BLE001 - told to each client; the daemon goes on
+            logger.error("entries could not be written: %s", error)
+            results = [(job, refusal(error)) for job in ready]
+        for job, reply in results:
+            job.done.set_result(reply)
+        # A blob brought in for an entry that was not kept is as loose as one that was replaced.
+        brought = [source.digest for job in ready for source in (job.executable, job.program) if source.descriptor]
+        self._guard(lambda: self._store.delete_files([*loose, *brought]))
+        self._guard(self._evict)
+
+    def _refuse_too_large(self, put: protocol.Put) -> None:
+        if self._store.max_size and put.stored_size > self._store.max_size:
+            raise RefusedError("too large", f"{put.stored_size} bytes are more than the store may hold")
+
+    def _evict(self) -> None:
+        count, freed = self._store.evict()
+        if count:
+            logger.info("evicted %d entries, %d bytes", count, freed)
+
+    def _flush(self) -> None:
+        with self._lock:
+            uses, self._uses = self._uses, {}
+            counts, self._counts = self._counts, {}
+        if uses or counts:
+            with self._store.transaction():
+                self._store.note_uses(uses)
+                self._store.add_statistics(counts)
+
+    def _call(self, job: CallJob) -> None:
+        try:
+            job.done.set_result(job.call(self._store))
+        except Exception as error:  # noqa: BLE001 - told to the client; the daemon goes on
+            logger.error("a request failed: %s", error)
+            job.done.set_result(refusal(error))
+
+    @staticmethod
+    def _guard(work: Callable[[], object]) -> None:
+        """Do something whose failure concerns no client in particular."""
+        try:
+            work()
+        except (OSError, sqlite3.Error) as error:
+            logger.error("the store could not be written: %s", error)
+
+
+def refusal(error: Exception) -> protocol.Refused:
+    """What a client is told about an error."""
+    if isinstance(error, RefusedError):
+        return protocol.Refused(error.kind, str(error))
+    if isinstance(error, sqlite3.OperationalError) and "full" in str(error):
+        return protocol.Refused("disk full", str(error))
+    return protocol.Refused("store error", f"{type(error).__name__}: {error}")

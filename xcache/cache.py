@@ -1,0 +1,222 @@
+"""Look up, else compile and store: what the jax hook and ``xcache.compile`` have in common.
+
+Nothing in here may stop a program. Whatever goes wrong with the cache is counted, said once, and the program compiles.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from xcache import keys, loaded, payload, protocol
+from xcache.client import Client
+from xcache.config import Config
+from xcache.errors import DamagedError, XcacheError
+from xcache.keys import Key
+from xcache.launcher import Launcher
+from xcache.statistics import Counting, Statistics
+from xcache.storing import StoreQueue
+
+logger = logging.getLogger("xcache")
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """One program to be had: how to name it, load it, compile it and turn it into bytes."""
+
+    key: Key
+    module_name: str
+    platform: str
+    device_kind: str
+    jaxlib_version: str
+    program: bytes
+    details: Callable[[], Mapping[str, str]]
+    compile: Callable[[], Any]
+    load: Callable[[bytes], Any]
+    serialize: Callable[[Any], bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """A loaded executable, and how it was come by."""
+
+    executable: Any
+    hit: bool
+    compile_seconds: float
+    retrieval_seconds: float
+
+
+class Cache:
+    """One process's way to its daemon."""
+
+    def __init__(self, config: Config, mode: str, version: str) -> None:
+        self.config = config
+        self.mode = mode
+        self._version = version
+        self._launcher = Launcher(config)
+        self._counting = Counting()
+        self._said: set[str] = set()
+        # Keys whose entry is there and cannot be used: what is compiled instead takes its place.
+        self._bad: set[str] = set()
+        self._begin()
+        # Registered weakly: a cache that was closed must not live on in every child.
+        this = weakref.ref(self)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=lambda: (cache := this()) is not None and cache._begin())
+
+    def _begin(self) -> None:
+        """Start with connections, threads and locks of this process's own."""
+        self._client = Client(self.config, self._version, self._start_daemon)
+        self._queue = StoreQueue(self._store, self._tell, patience=self.config.timeout)
+        self._lock = threading.Lock()
+        self._finalized = False
+
+    def statistics(self) -> Statistics:
+        """What this process counted so far."""
+        return self._counting.snapshot()
+
+    def warm_up(self) -> None:
+        """Have a daemon started, so that it becomes ready while the program is still getting there."""
+        try:
+            if self.config.autostart:
+                self._launcher.start()
+        except (XcacheError, OSError) as error:
+            self._complain("daemon unavailable", error)
+
+    def get_or_compile(self, request: Request) -> Outcome:
+        """The executable, from the cache if it can be had there; only the compiler's own exceptions leave."""
+        self._counting.add(requests=1)
+        found = None if self.mode == "refresh" else self._look_up(request)
+        if found is not None:
+            return found
+        self._counting.add(misses=1)
+        start = time.monotonic()
+        executable = request.compile()
+        seconds = time.monotonic() - start
+        self._counting.add(compile_seconds=seconds)
+        if self.mode != "readonly":
+            self._finish_before_exit()
+            if not self._queue.add((request, executable, seconds), weight=seconds):
+                self._counting.error("store queue full")
+        return Outcome(executable, hit=False, compile_seconds=seconds, retrieval_seconds=0.0)
+
+    def count_uncacheable(self, reason: str) -> None:
+        """Count a program that went past the cache, and why."""
+        self._counting.uncacheable(reason)
+        logger.debug("not cached: %s", reason)
+
+    def finish(self, seconds: float | None = None) -> None:
+        """Wait for what is still to be stored, within a bound, and tell the daemon the last counts."""
+        dropped = self._queue.finish(seconds)
+        for _ in range(dropped):
+            self._counting.error("not stored before exit")
+        self._client.close()
+
+    def _look_up(self, request: Request) -> Outcome | None:
+        start = time.monotonic()
+        name, key = request.module_name, request.key.digest
+        try:
+            entry = self._client.get(key)
+            if entry is None:
+                logger.debug("miss: %s %s", name, key[:12])
+                return None
+            raw = payload.open_sealed(key, entry.digest, entry.sealed)
+        except (XcacheError, OSError) as error:
+            if isinstance(error, DamagedError):
+                self._bad.add(key)
+            self._went_wrong(error)
+            return None
+        load_start = time.monotonic()
+        try:
+            executable = request.load(raw)
+        except Exception as error:  # noqa: BLE001 - whatever XLA throws here, compiling is the answer
+            self._bad.add(key)
+            self._counting.error("load failed")
+            self._complain("load failed", f"{name}: {error}")
+            return None
+        now = time.monotonic()
+        saved = entry.compile_seconds - (now - start)
+        self._counting.add(
+            hits=1, bytes_read=len(entry.sealed), load_seconds=now - load_start, saved_seconds=saved
+        )
+        self._queue.tell_soon()
+        loaded.remember(executable, loaded.FirstGeneration(key, entry.digest, entry.keep))
+        logger.debug("hit: %s %s (%.3f s instead of %.3f s)", name, key[:12], now - start, entry.compile_seconds)
+        return Outcome(executable, hit=True, compile_seconds=entry.compile_seconds, retrieval_seconds=now - start)
+
+    def _finish_before_exit(self) -> None:
+        """Children that multiprocessing forked leave without atexit; its own finalizers they do run."""
+        process = sys.modules.get("multiprocessing.process")
+        if self._finalized or process is None or process.parent_process() is None:
+            return
+        self._finalized = True
+        from multiprocessing import util
+
+        util.Finalize(None, self.finish, exitpriority=10)
+
+    def _store(self, job: tuple[Request, Any, float]) -> None:
+        """On the queue's thread: serialize, compress and send."""
+        request, executable, seconds = job
+        try:
+            raw = request.serialize(executable)
+            sealed, program = payload.seal(request.key.digest, raw), payload.compress(request.program)
+            message = protocol.Put(
+                key=request.key.digest,
+                overwrite=self.mode == "refresh" or request.key.digest in self._bad,
+                module_name=request.module_name[:500],
+                platform=request.platform,
+                device_kind=request.device_kind,
+                jaxlib_version=request.jaxlib_version,
+                codec=payload.CODEC,
+                raw_size=len(raw),
+                compile_seconds=seconds,
+                digest=keys.digest(sealed),
+                stored_size=len(sealed),
+                program_digest=request.key.components["program"],
+                program_raw_size=len(request.program),
+                program_stored_digest=keys.digest(program),
+                program_stored_size=len(program),
+                components=dict(request.key.components),
+                details=dict(request.details()),
+                payload=None,
+                program=None,
+            )
+            self._client.put(message, sealed, program)
+        except Exception as error:  # noqa: BLE001 - serialize() may raise anything, on a thread nobody watches
+            self._went_wrong(error)
+        else:
+            self._counting.add(stores=1, bytes_written=len(sealed))
+            logger.debug("stored: %s %s (%d bytes)", request.module_name, request.key.digest[:12], len(sealed))
+
+    def _tell(self) -> None:
+        """On the queue's thread: add what was counted to the daemon's statistics."""
+        untold = self._counting.take_untold()
+        if untold:
+            try:
+                self._client.report(untold)
+            except (XcacheError, OSError) as error:
+                logger.debug("statistics not delivered: %s", error)
+
+    def _start_daemon(self) -> bool:
+        if not self.config.autostart:
+            return False
+        return self._launcher.worth_waiting()
+
+    def _went_wrong(self, error: Exception) -> None:
+        kind = getattr(error, "kind", type(error).__name__)
+        self._counting.error(kind)
+        self._complain(kind, error)
+
+    def _complain(self, kind: str, error: object) -> None:
+        """One warning per kind of trouble and process; the rest for those who debug."""
+        with self._lock:
+            first = kind not in self._said
+            self._said.add(kind)
+        logger.log(logging.WARNING if first else logging.DEBUG, "%s (%s); compiling without the cache", error, kind)

@@ -1,0 +1,81 @@
+"""Every exception xcache raises by itself.
+
+    XcacheError
+    ├── ConfigError             a setting has a value that cannot be used
+    ├── UnavailableError        no answer from a daemon: the caller compiles
+    │   ├── ConnectionLostError     refused, dropped or silent past the timeout
+    │   ├── ProtocolError           the peer said something that is not in the protocol
+    │   └── UntrustedError          the socket or directory could belong to someone else
+    ├── RefusedError            the daemon answered, and said no (with a kind and a reason)
+    ├── DamagedError            an entry's bytes are not what was stored
+    ├── StoreError              the store cannot be opened or written
+    │   └── NewerStoreError         it was written by a newer xcache
+    ├── UncacheableError        this program cannot be cached (with the reason)
+    └── UnsupportedError        this jax, jaxlib or operating system is not one xcache can work with
+
+None of them leaves the hook: a program with xcache on sees jax's own exceptions and no others.
+"""
+
+from __future__ import annotations
+
+
+class XcacheError(Exception):
+    """The base of everything below."""
+
+
+class ConfigError(XcacheError):
+    """A setting has a value that cannot be used."""
+
+
+class UnavailableError(XcacheError):
+    """No answer from a daemon."""
+
+    kind = "daemon unavailable"
+
+
+class ConnectionLostError(UnavailableError):
+    """The connection was refused, dropped or silent past the timeout."""
+
+    kind = "connection lost"
+
+
+class ProtocolError(UnavailableError):
+    """The peer said something that is not in the protocol."""
+
+    kind = "protocol error"
+
+
+class UntrustedError(UnavailableError):
+    """The socket or directory could belong to someone else."""
+
+    kind = "untrusted socket"
+
+
+class RefusedError(XcacheError):
+    """The daemon answered, and said no."""
+
+    def __init__(self, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.kind = kind
+
+
+class DamagedError(XcacheError):
+    """An entry's bytes are not what was stored."""
+
+    kind = "damaged entry"
+
+
+class StoreError(XcacheError):
+    """The store cannot be opened or written."""
+
+
+class NewerStoreError(StoreError):
+    """The store was written by a newer xcache."""
+
+
+class UncacheableError(XcacheError):
+    """This program cannot be cached; the message is the reason, a short phrase that statistics count by."""
+
+
+class UnsupportedError(XcacheError):
+    """This jax, jaxlib or operating system is not one xcache can work with."""

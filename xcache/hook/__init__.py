@@ -1,0 +1,144 @@
+"""Takes the place of jax's file cache, and gives it back: the only package that knows jax's internals."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import sys
+import threading
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from xcache import config
+from xcache._version import __version__
+from xcache.errors import ConfigError, UnsupportedError, XcacheError
+from xcache.statistics import Statistics
+
+logger = logging.getLogger("xcache")
+_PACKAGE = str(Path(__file__).parent.parent)
+_lock = threading.Lock()
+_installed: Handle | None = None
+
+
+class Handle:
+    """An installed hook; ``uninstall()``, or leaving a ``with``, restores jax exactly."""
+
+    def __init__(self, settings: config.Config, mode: str) -> None:
+        # Imported here: what costs time is paid by those who use it.
+        from xcache.cache import Cache
+        from xcache.hook import jax_versions, wrapper
+        from xcache.loaded import serialize_first_generation
+
+        self._jax = jax_versions.probe()
+        self._cache = Cache(settings, mode, __version__)
+        self._undo = contextlib.ExitStack()
+        compiler = self._jax.compiler
+        self._original = compiler.compile_or_get_cached
+        self._wrapped = wrapper.wrap(self._original, self._jax, self._cache)
+        self._undo.callback(self._restore)
+        compiler.compile_or_get_cached = self._wrapped
+        # jax leaves its own frames out of tracebacks; xcache's are to be seen as little.
+        self._jax.excluded_paths.append(_PACKAGE)
+        self._undo.callback(self._jax.excluded_paths.remove, _PACKAGE)
+        self._undo.enter_context(serialize_first_generation())
+        self._undo.enter_context(_logging(settings))
+        atexit.register(self._at_exit)
+        self._undo.callback(atexit.unregister, self._at_exit)
+        self._cache.warm_up()
+
+    def uninstall(self) -> None:
+        """Restore jax and finish what is still to be stored. Calling it again does nothing."""
+        global _installed
+        with _lock:
+            if _installed is self:
+                _installed = None
+        self._undo.close()
+        self._cache.finish()
+
+    def statistics(self) -> Statistics:
+        """What was counted since the hook was installed."""
+        return self._cache.statistics()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.uninstall()
+
+    def _restore(self) -> None:
+        if self._jax.compiler.compile_or_get_cached is self._wrapped:
+            self._jax.compiler.compile_or_get_cached = self._original
+        else:
+            logger.warning("jax's compile function was replaced by somebody else; xcache could not take itself out")
+
+    def _at_exit(self) -> None:
+        self._cache.finish()
+        logger.info("%s", self._cache.statistics())
+
+
+def install(mode: str = "on", **settings: Any) -> Handle:
+    """Switch the cache on in this process, with these settings over all others."""
+    global _installed
+    if sys.platform == "win32":
+        raise UnsupportedError("xcache does not run on Windows; it stays off")
+    loaded = config.load(**settings)
+    disable()
+    handle = Handle(loaded, mode)
+    with _lock:
+        _installed = handle
+    return handle
+
+
+def disable() -> None:
+    """Switch the cache off, if it is on."""
+    if _installed is not None:
+        _installed.uninstall()
+
+
+def stats() -> Statistics:
+    """What this process counted; all zero while the cache is off."""
+    return _installed.statistics() if _installed is not None else Statistics()
+
+
+def install_from_environment() -> None:
+    """What the plugin does: install as ``XCACHE`` says, or say in one line why not."""
+    if _installed is not None:
+        return
+    try:
+        mode = config.mode()
+        if mode != "off":
+            install(mode)
+    except ConfigError as error:
+        logger.warning("%s; xcache is off", error)
+    except UnsupportedError as error:
+        logger.warning("%s; xcache is off", error)
+    except (XcacheError, OSError) as error:
+        logger.warning("%s; xcache is off", error)
+
+
+@contextlib.contextmanager
+def _logging(settings: config.Config) -> Any:
+    """Apply the level that was asked for; without any asking, logging is the program's own business."""
+    if settings.sources["log"] == "default":
+        yield
+        return
+    handler = _StderrHandler()
+    handler.setFormatter(logging.Formatter("xcache: %(message)s"))
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(settings.log.upper())
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
+    """Writes to stderr, unless the program has a handler of its own that will."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not logging.getLogger().handlers:
+            super().emit(record)

@@ -1,0 +1,140 @@
+"""What differs between versions of jax, in one place.
+
+| what | where it moved |
+|---|---|
+| ``compile_or_get_cached`` takes ``executable_devices`` | 0.6.1 |
+| ``backend_compile_and_load`` | 0.6.2 |
+| ``executable.serialize()`` in place of ``client.serialize_executable(executable)`` | 0.8.0 |
+| a topology has a fingerprint and cannot be serialized | 0.10.0, both since 0.12.0 |
+| executables with Python callbacks hold no pointer; ``deserialize_executable`` takes ``host_callbacks`` | 0.11.0 |
+| locations can be stripped from Mosaic kernels | 0.12.0 |
+
+A version that is not listed works if the shapes checked here are those it has.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from xcache.errors import UnsupportedError
+
+COMPILE_PARAMETERS = (
+    "backend",
+    "computation",
+    "devices",
+    "compile_options",
+    "host_callbacks",
+    "executable_devices",
+    "pgle_profiler",
+)
+_BACKEND_PARAMETERS = ("backend", "module", "executable_devices", "options", "host_callbacks")
+_CONFIG = (
+    "compilation_cache_dir",
+    "compilation_cache_expect_pgle",
+    "compilation_cache_include_metadata_in_key",
+    "enable_compilation_cache",
+    "enable_pgle",
+    "pgle_profiling_runs",
+    "remove_custom_partitioning_ptr_from_cache_key",
+    "share_binary_between_hosts",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Jax:
+    """The parts of one jax that the hook touches, each found and checked once."""
+
+    compiler: Any
+    config: Any
+    distributed: Any
+    excluded_paths: list[str]
+    record_event: Callable[[str], None]
+    record_duration: Callable[[str, float], None]
+    note_compile_after_miss: Callable[[], None]
+    dump_module: Callable[[Any], object]
+    custom_key: Callable[[], str]
+    flag_prefixes: Callable[[], list[str]]
+    strip_kernels: Callable[[Any], None] | None
+    callbacks_hold_pointers: bool
+    compile_only_client: tuple[type, ...]
+    jaxlib_folder: Path
+    jaxlib_version: str
+    cuda_folder: Path | None
+
+    def module_name(self, module: Any) -> str:
+        """The name jax gave to a module: ``jit_`` and the function's."""
+        from jaxlib.mlir import ir
+
+        return str(ir.StringAttr(module.operation.attributes["sym_name"]).value)
+
+
+def probe() -> Jax:
+    """Find everything in the jax that is installed; UnsupportedError when something has another shape."""
+    try:
+        import jaxlib
+        from jax._src import (
+            cache_key,
+            compilation_cache,
+            compiler,
+            config,
+            distributed,
+            lib,
+            monitoring,
+            traceback_util,
+            util,
+        )
+        from jax._src.interpreters import mlir
+        from jax._src.lib import _jax, version_str
+
+        _check(compiler.compile_or_get_cached, COMPILE_PARAMETERS)
+        _check(compiler.backend_compile_and_load, _BACKEND_PARAMETERS)
+        for name in _CONFIG:
+            getattr(config, name).value  # noqa: B018
+        compile_only = getattr(_jax, "CompileOnlyPyClient", None)
+        return Jax(
+            compiler=compiler,
+            config=config,
+            distributed=distributed.global_state,
+            excluded_paths=traceback_util._exclude_paths,
+            record_event=monitoring.record_event,
+            record_duration=monitoring.record_event_duration_secs,
+            note_compile_after_miss=lambda: util.test_event("compile_after_persistent_compilation_miss"),
+            dump_module=lambda module: mlir.dump_module_to_file(module, "compile"),
+            custom_key=cache_key.custom_hook,
+            flag_prefixes=cache_key.get_flag_prefixes,
+            strip_kernels=getattr(cache_key, "_strip_mosaic_debug_info", None),
+            callbacks_hold_pointers="host_callbacks"
+            not in inspect.signature(compilation_cache.get_executable_and_time).parameters,
+            compile_only_client=(compile_only,) if compile_only else (),
+            jaxlib_folder=Path(jaxlib.__file__).parent,
+            jaxlib_version=version_str,
+            cuda_folder=Path(lib.cuda_path) if lib.cuda_path else None,
+        )
+    except (ImportError, AttributeError) as error:
+        raise UnsupportedError(f"this version of jax has another shape: {error}") from None
+
+
+def _check(function: Callable[..., Any], expected: Sequence[str]) -> None:
+    found = tuple(inspect.signature(function).parameters)
+    if found != tuple(expected):
+        raise UnsupportedError(
+            f"this version of jax has another shape: {function.__name__} takes {', '.join(found)}"
+        )
+
+
+def serialize(client: Any, executable: Any) -> bytes:
+    """The bytes of an executable that was compiled in this process."""
+    if hasattr(executable, "serialize"):
+        return bytes(executable.serialize())
+    return bytes(client.serialize_executable(executable))
+
+
+def deserialize(client: Any, raw: bytes, devices: Any, options: Any, host_callbacks: Sequence[Any] = ()) -> Any:
+    """An executable from its bytes, loaded onto ``devices``."""
+    if host_callbacks:
+        return client.deserialize_executable(raw, devices, options, host_callbacks)
+    return client.deserialize_executable(raw, devices, options)

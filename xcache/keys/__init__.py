@@ -1,0 +1,61 @@
+"""What a key is made of: named components, each with a digest of its own.
+
+One module per component: ``program``, ``options``, ``flags``, ``platform``, ``toolchain``. This package needs jaxlib at
+most (never jax, never a socket). Whatever can change the compiled code is in one of the components; whatever cannot is
+in none.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import struct
+from collections.abc import Mapping
+
+# Part of every key: a change of what is hashed, or how, is a change of this number.
+FORMAT = 1
+COMPONENTS = ("program", "options", "flags", "platform", "toolchain")
+
+
+@dataclasses.dataclass(frozen=True)
+class Component:
+    """One part of a key: the bytes that are hashed."""
+
+    name: str
+    content: bytes
+
+    @property
+    def digest(self) -> str:
+        """The digest of this component alone, for finding out which one made a key differ."""
+        return digest(self.content)
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+    """A digest over all components, and theirs."""
+
+    digest: str
+    components: Mapping[str, str]
+
+
+def digest(content: bytes | memoryview) -> str:
+    """SHA-256 as lower-case hexadecimal: the one digest used everywhere."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def combine(components: Mapping[str, str]) -> Key:
+    """The key over the digests of all components, each preceded by its length and name."""
+    if tuple(components) != COMPONENTS:
+        raise ValueError(f"a key needs exactly {', '.join(COMPONENTS)}, in this order")
+    total = hashlib.sha256(b"xcache key" + struct.pack(">I", FORMAT))
+    for name, value in components.items():
+        for part in (name.encode(), bytes.fromhex(value)):
+            total.update(struct.pack(">Q", len(part)))
+            total.update(part)
+    return Key(total.hexdigest(), dict(components))
+
+
+def lines(facts: Mapping[str, object]) -> bytes:
+    """Facts as sorted ``name=value`` lines: canonical to hash, readable in the store."""
+    # repr() of a string escapes line breaks, so no value can pass for another line.
+    return "\n".join(f"{name}={facts[name]!r}" for name in sorted(facts)).encode("utf-8", "backslashreplace")

@@ -1,0 +1,85 @@
+"""The program component: StableHLO as bytecode, without what says only where it was written."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+from xcache.errors import UncacheableError
+
+# Names of custom calls as they stand, uncompressed, in the strings of MLIR bytecode. Looking for them there costs
+# microseconds; walking the operations costs milliseconds.
+_PARTITIONING = b"CustomSPMDPartitioning"
+_CALLBACKS = (b"python_cpu_callback", b"python_gpu_callback")
+_MOSAIC = b"tpu_custom_call"
+
+
+def canonical(
+    module: Any,
+    *,
+    keep_locations: bool,
+    ignore_partitioning_pointer: bool,
+    callbacks_hold_pointers: bool,
+    strip_kernels: Callable[[Any], None] | None = None,
+) -> bytes:
+    """The bytes that stand for ``module``: equal for the same program, wherever it was written.
+
+    ``strip_kernels`` takes locations out of kernels that are embedded in custom calls. Raises UncacheableError for a
+    program that holds a pointer into this process.
+    """
+    content = _bytecode(module) if keep_locations else _stripped(module, None)
+    if callbacks_hold_pointers and any(name in content for name in _CALLBACKS):
+        raise UncacheableError("python callback")
+    changes: list[Callable[[Any], None]] = []
+    if _PARTITIONING in content:
+        if not ignore_partitioning_pointer:
+            raise UncacheableError("custom_partitioning")
+        changes.append(_forget_partitioning)
+    if _MOSAIC in content and strip_kernels is not None and not keep_locations:
+        changes.append(strip_kernels)
+    if not changes:
+        return content
+    return _changed(module, changes) if keep_locations else _stripped(module, changes)
+
+
+def _stripped(module: Any, changes: list[Callable[[Any], None]] | None) -> bytes:
+    from jaxlib.mlir import passmanager
+
+    with module.context:
+        clone = module.operation.clone()
+        manager = passmanager.PassManager.parse("builtin.module(strip-debuginfo)")
+        # The module is known to be valid, and verifying it again costs more than stripping it.
+        manager.enable_verifier(False)
+        manager.run(clone.operation)
+        for change in changes or ():
+            change(clone)
+        return _bytecode(clone)
+
+
+def _changed(module: Any, changes: list[Callable[[Any], None]]) -> bytes:
+    with module.context:
+        clone = module.operation.clone()
+        for change in changes:
+            change(clone)
+        return _bytecode(clone)
+
+
+def _bytecode(module: Any) -> bytes:
+    output = io.BytesIO()
+    module.operation.write_bytecode(file=output)
+    return output.getvalue()
+
+
+def _forget_partitioning(module: Any) -> None:
+    """Take the pointer out of each custom_partitioning call, as jax does when the user allows it."""
+    from jaxlib.mlir import ir
+
+    def forget(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call" and "call_target_name" in operation.attributes:
+            target = ir.StringAttr(operation.attributes["call_target_name"]).value
+            if target.encode() == _PARTITIONING:
+                operation.attributes["backend_config"] = ir.StringAttr.get("pointer")
+        return ir.WalkResult.ADVANCE
+
+    module.operation.walk(forget)

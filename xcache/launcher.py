@@ -1,0 +1,99 @@
+"""Find, start and await a daemon: by command, never by importing it.
+
+One lock file per store makes it one daemon: whoever starts one locks it and hands the lock down, so of a hundred
+programs that start at once one starts a daemon and the others wait for its socket.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import subprocess
+import sys
+import time
+
+from xcache.config import Config
+from xcache.errors import UnavailableError
+from xcache.private import prepare_directory
+
+LOCK = "daemon.lock"
+DATABASE = "store.db"
+LOG = "daemon.log"
+
+
+class Launcher:
+    """Starts the daemon of one store, at most one at a time."""
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._ready: int | None = None
+
+    def start(self) -> bool:
+        """Start a daemon unless one runs or is being started; whether this call did. Does not wait for it."""
+        prepare_directory(self._config.dir)
+        prepare_directory(self._config.socket.parent)
+        lock = os.open(self._config.dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                return False
+            self._spawn(lock)
+        finally:
+            # The daemon holds the lock from here on, through its own descriptor of the same open file.
+            os.close(lock)
+        return True
+
+    def worth_waiting(self) -> bool:
+        """Start a daemon if need be; whether an answer is worth waiting for: not while the store is still empty."""
+        self.start()
+        return (self._config.dir / DATABASE).exists()
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the daemon that was started here is ready; UnavailableError says why it is not."""
+        if self._ready is None:
+            return
+        said = b""
+        deadline = time.monotonic() + seconds
+        while not said.endswith(b"\n"):
+            readable, _, _ = select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))
+            chunk = os.read(self._ready, 4096) if readable else b""
+            if not chunk:
+                break
+            said += chunk
+        self._forget_ready()
+        last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        if last != "ready":
+            raise UnavailableError(f"the daemon did not start: {last or f'it said nothing within {seconds:g} s'}")
+
+    def _spawn(self, lock: int) -> None:
+        self._forget_ready()
+        self._ready, ready = os.pipe2(os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+        # -P: a file in the working directory must not pass for a module of the daemon.
+        command = [sys.executable, "-P", "-m", "xcached", "--lock-fd", str(lock), "--ready-fd", str(ready)]
+        try:
+            # Through a shell that leaves at once: the daemon must not be a child that this program's own
+            # os.wait() or SIGCHLD handler would meet later.
+            shell = subprocess.Popen(
+                ["/bin/sh", "-c", '"$@" &', "sh", *command],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=ready,
+                pass_fds=(lock, ready),
+                cwd="/",
+                env=os.environ | self._config.as_environment(),
+                start_new_session=True,
+            )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                shell.wait(self._config.timeout)
+        except OSError as error:
+            raise UnavailableError(f"the daemon could not be started: {error}") from None
+        finally:
+            os.close(ready)
+
+    def _forget_ready(self) -> None:
+        if self._ready is not None:
+            os.close(self._ready)
+            self._ready = None

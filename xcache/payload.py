@@ -1,0 +1,54 @@
+"""What an executable looks like while it is stored: an envelope that names its key, around a zstd frame.
+
+    magic (8) | key (32) | raw size (8) | zstd frame with checksum
+
+The digest of the whole envelope is kept beside it, so that altered, truncated and swapped bytes are all found before
+XLA sees one of them.
+"""
+
+from __future__ import annotations
+
+import struct
+import typing
+
+import zstandard
+
+from xcache.errors import DamagedError
+from xcache.keys import digest
+
+CODEC = "zstd"
+# Level 1: loading time counts more than size, and higher levels cost seconds on large executables for a few percent.
+LEVEL = 1
+MAX_RAW_SIZE = 8 * 1024**3
+_HEADER = struct.Struct(">8s32sQ")
+_MAGIC = b"xcache\x00\x01"
+
+
+def compress(raw: bytes) -> bytes:
+    """A zstd frame that carries its size and a checksum."""
+    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True, write_content_size=True).compress(raw)
+
+
+def seal(key: str, raw: bytes) -> bytes:
+    """The envelope of ``raw`` under ``key``."""
+    return _HEADER.pack(_MAGIC, bytes.fromhex(key), len(raw)) + compress(raw)
+
+
+def open_sealed(key: str, expected_digest: str, sealed: bytes | memoryview) -> bytes:
+    """The raw bytes again, or DamagedError where a single bit is not as it was."""
+    if digest(sealed) != expected_digest:
+        raise DamagedError("its digest differs")
+    if len(sealed) < _HEADER.size:
+        raise DamagedError("it is shorter than its header")
+    magic, owner, size = _HEADER.unpack_from(sealed)
+    if magic != _MAGIC:
+        raise DamagedError("it is not in this format")
+    if owner.hex() != key:
+        raise DamagedError("it belongs to another key")
+    frame = memoryview(sealed)[_HEADER.size :]
+    try:
+        if size > MAX_RAW_SIZE or zstandard.get_frame_parameters(frame).content_size != size:
+            raise DamagedError("its size differs")
+        return typing.cast("bytes", zstandard.ZstdDecompressor().decompress(frame))
+    except (zstandard.ZstdError, MemoryError) as error:
+        raise DamagedError(f"it cannot be decompressed ({error})") from None

@@ -1,0 +1,15 @@
+"""What JAX calls when it first needs a backend: the switch that needs no change of code."""
+
+from __future__ import annotations
+
+import os
+
+
+def initialize() -> None:
+    """Install the hook when ``XCACHE`` asks for it; do nothing, at no cost, when it does not."""
+    # jax imports this module in every process, so nothing is imported until the variable is seen.
+    if os.environ.get("XCACHE", "").strip().lower() in ("", "0", "off"):
+        return
+    from xcache.hook import install_from_environment
+
+    install_from_environment()

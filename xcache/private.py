@@ -1,0 +1,67 @@
+"""Is this directory, or this peer, one that only we (or root) control? Asked at both ends of the socket."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+from typing import NamedTuple
+
+from xcache.errors import StoreError, UntrustedError
+
+
+class Peer(NamedTuple):
+    """Who is at the other end of a connection, as the kernel reports it."""
+
+    pid: int
+    uid: int
+
+
+def check_directory(directory: Path) -> None:
+    """Refuse a directory in which somebody else could have planted a socket or a store."""
+    found = directory.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        # Following is safe where the link itself could not have been planted.
+        if found.st_uid not in (os.getuid(), 0):
+            raise UntrustedError(f"{directory} is a link that belongs to another user (uid {found.st_uid})")
+        found = directory.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise UntrustedError(f"{directory} is not a directory")
+    if found.st_uid not in (os.getuid(), 0):
+        raise UntrustedError(f"{directory} belongs to another user (uid {found.st_uid})")
+    if found.st_mode & 0o022 and not found.st_mode & stat.S_ISVTX:
+        raise UntrustedError(f"{directory} can be written by other users")
+
+
+def prepare_directory(directory: Path) -> None:
+    """Make a directory that only this user can enter, or say why it cannot be used."""
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        check_directory(directory)
+    except UntrustedError as error:
+        raise StoreError(str(error)) from None
+    except OSError as error:
+        raise StoreError(f"{directory} cannot be made: {error.strerror}") from None
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise StoreError(f"{directory} cannot be written")
+
+
+def peer_of(connected: socket.socket) -> Peer:
+    """The process at the other end of a Unix socket."""
+    if hasattr(socket, "SO_PEERCRED"):
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid, uid, _ = struct.unpack("3i", credentials)
+        return Peer(pid, uid)
+    # macOS: struct xucred from LOCAL_PEERCRED (option 1 at level 0), whose second integer is the uid.
+    credentials = connected.getsockopt(0, 1, 76)
+    return Peer(0, struct.unpack_from("=II", credentials)[1])
+
+
+def check_peer(connected: socket.socket) -> Peer:
+    """Refuse a peer that is neither this user's nor root's."""
+    peer = peer_of(connected)
+    if peer.uid not in (os.getuid(), 0):
+        raise UntrustedError(f"the other end belongs to another user (uid {peer.uid})")
+    return peer

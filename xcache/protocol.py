@@ -1,0 +1,249 @@
+"""Every message between a program and the daemon, one line each, and the framing. No I/O happens here.
+
+A frame is a 4-byte big-endian length and a msgpack array ``[request id, message name, fields...]`` in the order the
+fields stand below. A message whose payload is larger than ``INLINE_LIMIT`` travels with ``None`` in its place and the
+payload as a file descriptor beside the frame. A peer that breaks a limit is disconnected.
+
+``Hello`` and ``Welcome`` never change shape, so that any two versions can find out that they differ.
+"""
+
+import functools
+import struct
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgpack
+
+from xcache.errors import ProtocolError
+
+VERSION = 1
+# Up to here SQLite reads a blob about as fast as a file; above it a descriptor beats copying through the socket.
+INLINE_LIMIT = 32 * 1024
+MAX_FRAME = 1024 * 1024
+MAX_DESCRIPTORS = 2
+MAX_TEXT = 16 * 1024
+# The components of a key that come with a text; the program is kept whole.
+DESCRIBED_COMPONENTS = ("options", "flags", "platform", "toolchain")
+_LENGTH = struct.Struct(">I")
+
+Scalar = str | int | float | bool | None
+
+
+class Hello(NamedTuple):
+    """The first message of a connection: who is asking."""
+
+    protocol: int
+    version: str
+    pid: int
+    program: str
+
+
+class Welcome(NamedTuple):
+    """The daemon's answer to Hello, also when the versions cannot talk to each other."""
+
+    protocol: int
+    version: str
+    pid: int
+    directory: str
+
+
+class Get(NamedTuple):
+    """Is there an executable under this key?"""
+
+    key: str
+
+
+class Found(NamedTuple):
+    """There is: its digest, size, what it cost to compile, and the bytes (or a descriptor)."""
+
+    digest: str
+    stored_size: int
+    compile_seconds: float
+    payload: bytes | None
+
+
+class Missing(NamedTuple):
+    """There is not."""
+
+
+class Put(NamedTuple):
+    """Keep this executable; ``program`` is the canonical StableHLO it was compiled from."""
+
+    key: str
+    overwrite: bool
+    module_name: str
+    platform: str
+    device_kind: str
+    jaxlib_version: str
+    codec: str
+    raw_size: int
+    compile_seconds: float
+    digest: str
+    stored_size: int
+    program_digest: str
+    program_raw_size: int
+    program_stored_digest: str
+    program_stored_size: int
+    components: dict[str, str]
+    details: dict[str, str]
+    payload: bytes | None
+    program: bytes | None
+
+
+class Stored(NamedTuple):
+    """The entry is safe on disk; ``kept`` is false when one was there already and stayed."""
+
+    kept: bool
+
+
+class Report(NamedTuple):
+    """Add these to the statistics: what a client counted since it last said so."""
+
+    counts: dict[str, int | float]
+
+
+class Remove(NamedTuple):
+    """Delete the entries under these keys."""
+
+    keys: list[str]
+
+
+class Clear(NamedTuple):
+    """Delete every entry."""
+
+
+class Removed(NamedTuple):
+    """How many entries went, and how many bytes with them."""
+
+    entries: int
+    bytes: int
+
+
+class Sync(NamedTuple):
+    """Write to the database whatever is held back, so that a reader of it sees everything."""
+
+
+class ZeroStatistics(NamedTuple):
+    """Start counting anew."""
+
+
+class AskStatus(NamedTuple):
+    """How is the daemon?"""
+
+
+class Status(NamedTuple):
+    """It is like this: plain facts by name."""
+
+    facts: dict[str, Scalar]
+
+
+class Stop(NamedTuple):
+    """Finish what is in flight and leave; the connection ends when it is done."""
+
+    reason: str
+
+
+class Done(NamedTuple):
+    """It was done."""
+
+
+class Refused(NamedTuple):
+    """It was not done: a kind to count by and a reason to read."""
+
+    kind: str
+    reason: str
+
+
+Message = (
+    Hello | Welcome | Get | Found | Missing | Put | Stored | Report | Remove | Clear | Removed
+    | Sync | ZeroStatistics | AskStatus | Status | Stop | Done | Refused
+)  # fmt: skip
+
+_MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typing.get_args(Message)}
+
+
+class _Field(NamedTuple):
+    name: str
+    allowed: tuple[type, ...]
+    inside: tuple[type, ...] | None
+
+
+@functools.cache
+def _fields(name: str) -> tuple[_Field, ...]:
+    """What each field of a message may hold, from its annotation."""
+    fields = []
+    for field, hint in typing.get_type_hints(_MESSAGES[name]).items():
+        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        inner = next((typing.get_args(option)[-1] for option in options if typing.get_args(option)), None)
+        inside = None if inner is None else typing.get_args(inner) or (inner,)
+        fields.append(_Field(field, tuple(typing.get_origin(option) or option for option in options), inside))
+    return tuple(fields)
+
+
+def encode(request: int, message: Message) -> bytes:
+    """One frame, length first."""
+    name = type(message).__name__
+    body = msgpack.packb([request, name, *message], use_bin_type=True)
+    if len(body) > MAX_FRAME:
+        raise ProtocolError(f"a {name} of {len(body)} bytes is above the limit of {MAX_FRAME}")
+    return _LENGTH.pack(len(body)) + typing.cast("bytes", body)
+
+
+def decode(body: bytes | memoryview) -> tuple[int, Message]:
+    """The request id and message in a frame's body, or ProtocolError: never anything half understood."""
+    try:
+        parts = msgpack.unpackb(
+            body, raw=False, strict_map_key=True, max_array_len=4096, max_map_len=1024, max_ext_len=0
+        )
+    except (ValueError, TypeError, RecursionError, UnicodeDecodeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"not a message: {error!r}") from None
+    if type(parts) is not list or len(parts) < 2 or type(parts[0]) is not int or not isinstance(parts[1], str):
+        raise ProtocolError("not a message: no request id and name")
+    request, name, values = parts[0], parts[1], parts[2:]
+    if name not in _MESSAGES:
+        raise ProtocolError(f"unknown message {name[:40]!r}")
+    fields = _fields(name)
+    # Hello and Welcome may grow at their end in a later version.
+    if len(values) != len(fields) and not (name in ("Hello", "Welcome") and len(values) > len(fields)):
+        raise ProtocolError(f"{name} has {len(fields)} fields, not {len(values)}")
+    for field, value in zip(fields, values, strict=False):
+        if not _is(value, field.allowed) or (field.inside and value is not None and not _all(value, field.inside)):
+            raise ProtocolError(f"{name}.{field.name} has the wrong type")
+    return request, _MESSAGES[name](*values[: len(fields)])
+
+
+def _is(value: Any, allowed: tuple[type, ...]) -> bool:
+    kind = type(value)
+    if kind is str and len(value) > MAX_TEXT:
+        return False
+    # msgpack writes 1.0 as a float and 1 as an int; where a float is wanted both are numbers.
+    return kind in allowed or (kind is int and float in allowed)
+
+
+def _all(container: Any, inside: tuple[type, ...]) -> bool:
+    if isinstance(container, dict):
+        return all(_is(k, (str,)) and _is(v, inside) for k, v in container.items())
+    return all(_is(v, inside) for v in container)
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames; holds at most one unfinished frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, Message]]:
+        """Add what arrived and yield the messages that are now complete."""
+        self._buffer += data
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if length > MAX_FRAME:
+                raise ProtocolError(f"a frame of {length} bytes is above the limit of {MAX_FRAME}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                return
+            body = bytes(self._buffer[_LENGTH.size : end])
+            del self._buffer[:end]
+            yield decode(body)

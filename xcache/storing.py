@@ -1,0 +1,94 @@
+"""The thread that stores: a queue whose work goes on while the program does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+Job = TypeVar("Job")
+
+_LONGEST = 4096
+_LINGER = 1.0
+
+
+class StoreQueue(Generic[Job]):
+    """Does each job on one daemonic thread, started when there is something to do.
+
+    Thread-safe. ``tell`` is called on the same thread when the work is done for the moment, at most once a second.
+    """
+
+    def __init__(self, work: Callable[[Job], None], tell: Callable[[], None], patience: float) -> None:
+        self._work = work
+        self._tell = tell
+        self._patience = patience
+        self._jobs: deque[tuple[Job, float]] = deque()
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._working = 0.0
+        self._busy = False
+        self._finishing = False
+
+    def add(self, job: Job, weight: float) -> bool:
+        """Queue a job whose loss would cost ``weight`` seconds; False when it cannot be done."""
+        with self._changed:
+            if len(self._jobs) >= _LONGEST:
+                return False
+            self._jobs.append((job, weight))
+            return self._wake()
+
+    def tell_soon(self) -> None:
+        """Have ``tell`` called within about a second."""
+        with self._changed:
+            self._wake()
+
+    def finish(self, seconds: float | None = None) -> int:
+        """Wait until everything is done, and return how many jobs had to be dropped.
+
+        Without ``seconds`` the bound is the patience with a daemon, or a tenth of the seconds it took to compile what
+        would be lost, whichever is longer.
+        """
+        with self._changed:
+            if seconds is None:
+                seconds = max(self._patience, 0.1 * (self._working + sum(weight for _, weight in self._jobs)))
+            deadline = time.monotonic() + seconds
+            self._finishing = True
+            self._wake()
+            self._changed.wait_for(lambda: self._thread is None, max(0.0, deadline - time.monotonic()))
+            dropped = len(self._jobs) + self._busy
+            self._jobs.clear()
+            self._finishing = False
+        return dropped
+
+    def _wake(self) -> bool:
+        if self._thread is None:
+            thread = threading.Thread(target=self._run, name="xcache-store", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:
+                # No thread to be had, or none any more: the interpreter is on its way out.
+                return False
+            self._thread = thread
+        self._changed.notify_all()
+        return True
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if not self._jobs and not self._finishing:
+                    self._changed.wait(_LINGER)
+                job, self._working = self._jobs.popleft() if self._jobs else (None, 0.0)
+                self._busy = job is not None
+            if job is not None:
+                self._work(job)
+                # The executable must not be kept alive by a thread that waits.
+                job = None
+                continue
+            self._tell()
+            with self._changed:
+                if not self._jobs:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
