@@ -5,6 +5,8 @@ Nothing in here may stop a program. Whatever goes wrong with the cache is counte
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import dataclasses
 import logging
 import os
@@ -15,7 +17,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from xcache import keys, loaded, payload, protocol
+from xcache import executables, keys, payload, protocol
 from xcache.client import Client
 from xcache.config import Config
 from xcache.errors import DamagedError, XcacheError
@@ -65,6 +67,10 @@ class Cache:
         self._said: set[str] = set()
         # Keys whose entry is there and cannot be used: what is compiled instead takes its place.
         self._bad: set[str] = set()
+        self._undo = contextlib.ExitStack()
+        self._undo.enter_context(executables.serialize_first_generation())
+        atexit.register(self._at_exit)
+        self._undo.callback(atexit.unregister, self._at_exit)
         self._begin()
         # Registered weakly: a cache that was closed must not live on in every child.
         this = weakref.ref(self)
@@ -112,12 +118,19 @@ class Cache:
         self._counting.uncacheable(reason)
         logger.debug("not cached: %s", reason)
 
-    def finish(self, seconds: float | None = None) -> None:
-        """Wait for what is still to be stored, within a bound, and tell the daemon the last counts."""
-        dropped = self._queue.finish(seconds)
-        for _ in range(dropped):
+    def close(self) -> None:
+        """Finish what is still to be stored, and leave no trace in the process. Calling it again does nothing."""
+        self._undo.close()
+        self._finish()
+
+    def _finish(self) -> None:
+        for _ in range(self._queue.finish()):
             self._counting.error("not stored before exit")
         self._client.close()
+
+    def _at_exit(self) -> None:
+        self._finish()
+        logger.info("%s", self.statistics())
 
     def _look_up(self, request: Request) -> Outcome | None:
         start = time.monotonic()
@@ -147,7 +160,7 @@ class Cache:
             hits=1, bytes_read=len(entry.sealed), load_seconds=now - load_start, saved_seconds=saved
         )
         self._queue.tell_soon()
-        loaded.remember(executable, loaded.FirstGeneration(key, entry.digest, entry.keep))
+        executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.keep))
         logger.debug("hit: %s %s (%.3f s instead of %.3f s)", name, key[:12], now - start, entry.compile_seconds)
         return Outcome(executable, hit=True, compile_seconds=entry.compile_seconds, retrieval_seconds=now - start)
 
@@ -159,7 +172,7 @@ class Cache:
         self._finalized = True
         from multiprocessing import util
 
-        util.Finalize(None, self.finish, exitpriority=10)
+        util.Finalize(None, self._finish, exitpriority=10)
 
     def _store(self, job: tuple[Request, Any, float]) -> None:
         """On the queue's thread: serialize, compress and send."""
@@ -220,3 +233,19 @@ class Cache:
             first = kind not in self._said
             self._said.add(kind)
         logger.log(logging.WARNING if first else logging.DEBUG, "%s (%s); compiling without the cache", error, kind)
+
+
+_current: Cache | None = None
+
+
+def current() -> Cache | None:
+    """The cache this process uses, if it uses one."""
+    return _current
+
+
+def use(cache: Cache | None) -> None:
+    """Make this the process's cache, in place of the one there was, which is closed."""
+    global _current
+    before, _current = _current, cache
+    if before is not None and before is not cache:
+        before.close()

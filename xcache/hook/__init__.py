@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 from xcache import config
 from xcache._version import __version__
-from xcache.errors import ConfigError, UnsupportedError, XcacheError
+from xcache.errors import UnsupportedError, XcacheError
 from xcache.statistics import Statistics
 
 logger = logging.getLogger("xcache")
@@ -27,25 +26,23 @@ class Handle:
 
     def __init__(self, settings: config.Config, mode: str) -> None:
         # Imported here: what costs time is paid by those who use it.
-        from xcache.cache import Cache
+        from xcache import cache
         from xcache.hook import jax_versions, wrapper
-        from xcache.loaded import serialize_first_generation
 
         self._jax = jax_versions.probe()
-        self._cache = Cache(settings, mode, __version__)
+        self._cache = cache.Cache(settings, mode, __version__)
         self._undo = contextlib.ExitStack()
+        self._undo.callback(self._cache.close)
+        self._undo.enter_context(_logging(settings))
         compiler = self._jax.compiler
         self._original = compiler.compile_or_get_cached
         self._wrapped = wrapper.wrap(self._original, self._jax, self._cache)
-        self._undo.callback(self._restore)
         compiler.compile_or_get_cached = self._wrapped
+        self._undo.callback(self._restore)
         # jax leaves its own frames out of tracebacks; xcache's are to be seen as little.
         self._jax.excluded_paths.append(_PACKAGE)
         self._undo.callback(self._jax.excluded_paths.remove, _PACKAGE)
-        self._undo.enter_context(serialize_first_generation())
-        self._undo.enter_context(_logging(settings))
-        atexit.register(self._at_exit)
-        self._undo.callback(atexit.unregister, self._at_exit)
+        cache.use(self._cache)
         self._cache.warm_up()
 
     def uninstall(self) -> None:
@@ -55,7 +52,6 @@ class Handle:
             if _installed is self:
                 _installed = None
         self._undo.close()
-        self._cache.finish()
 
     def statistics(self) -> Statistics:
         """What was counted since the hook was installed."""
@@ -72,10 +68,6 @@ class Handle:
             self._jax.compiler.compile_or_get_cached = self._original
         else:
             logger.warning("jax's compile function was replaced by somebody else; xcache could not take itself out")
-
-    def _at_exit(self) -> None:
-        self._cache.finish()
-        logger.info("%s", self._cache.statistics())
 
 
 def install(mode: str = "on", **settings: Any) -> Handle:
@@ -99,7 +91,10 @@ def disable() -> None:
 
 def stats() -> Statistics:
     """What this process counted; all zero while the cache is off."""
-    return _installed.statistics() if _installed is not None else Statistics()
+    from xcache.cache import current
+
+    cache = current()
+    return Statistics() if cache is None else cache.statistics()
 
 
 def install_from_environment() -> None:
@@ -110,10 +105,6 @@ def install_from_environment() -> None:
         mode = config.mode()
         if mode != "off":
             install(mode)
-    except ConfigError as error:
-        logger.warning("%s; xcache is off", error)
-    except UnsupportedError as error:
-        logger.warning("%s; xcache is off", error)
     except (XcacheError, OSError) as error:
         logger.warning("%s; xcache is off", error)
 

@@ -4,12 +4,10 @@
 |---|---|
 | ``compile_or_get_cached`` takes ``executable_devices`` | 0.6.1 |
 | ``backend_compile_and_load`` | 0.6.2 |
-| ``executable.serialize()`` in place of ``client.serialize_executable(executable)`` | 0.8.0 |
-| a topology has a fingerprint and cannot be serialized | 0.10.0, both since 0.12.0 |
-| executables with Python callbacks hold no pointer; ``deserialize_executable`` takes ``host_callbacks`` | 0.11.0 |
+| executables with Python callbacks hold no pointer | 0.11.0 |
 | locations can be stripped from Mosaic kernels | 0.12.0 |
 
-A version that is not listed works if the shapes checked here are those it has.
+What moved in jaxlib stands in ``xcache.executables`` and ``xcache.keys.platform``. A version that is not listed works if the shapes checked here are those it has.
 """
 
 from __future__ import annotations
@@ -124,17 +122,3 @@ def _check(function: Callable[..., Any], expected: Sequence[str]) -> None:
         raise UnsupportedError(
             f"this version of jax has another shape: {function.__name__} takes {', '.join(found)}"
         )
-
-
-def serialize(client: Any, executable: Any) -> bytes:
-    """The bytes of an executable that was compiled in this process."""
-    if hasattr(executable, "serialize"):
-        return bytes(executable.serialize())
-    return bytes(client.serialize_executable(executable))
-
-
-def deserialize(client: Any, raw: bytes, devices: Any, options: Any, host_callbacks: Sequence[Any] = ()) -> Any:
-    """An executable from its bytes, loaded onto ``devices``."""
-    if host_callbacks:
-        return client.deserialize_executable(raw, devices, options, host_callbacks)
-    return client.deserialize_executable(raw, devices, options)

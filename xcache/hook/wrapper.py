@@ -9,7 +9,8 @@ from typing import Any
 from xcache import keys
 from xcache.cache import Cache, Request
 from xcache.errors import UncacheableError
-from xcache.hook.jax_versions import Jax, deserialize, serialize
+from xcache.executables import deserialize, serialize
+from xcache.hook.jax_versions import Jax
 from xcache.keys import describe
 
 logger = logging.getLogger("xcache")
