@@ -77,8 +77,7 @@ class StoreQueue(Generic[Job]):
     def _run(self) -> None:
         while True:
             with self._changed:
-                if not self._jobs and not self._finishing:
-                    self._changed.wait(_LINGER)
+                self._changed.wait_for(lambda: self._jobs or self._finishing, _LINGER)
                 job, self._working = self._jobs.popleft() if self._jobs else (None, 0.0)
                 self._busy = job is not None
             if job is not None:

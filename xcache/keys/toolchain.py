@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from xcache.keys import lines
 MEMO = "native-digests.json"
 # A file changed within this many seconds before it was hashed could change again without its times showing it.
 _SETTLED = 2.0
+_LARGE = 1 << 20
 _PLUGIN = re.compile(r"(libtpu|.*pjrt.*|xla_(cuda|rocm)_plugin)[^/]*\.(so|dylib)[0-9.]*")
 # Libraries that XLA:GPU hands parts of the compile to, or whose version it bakes into what it emits.
 _GPU_LIBRARY = re.compile(r"lib(nvJitLink|nvptxcompiler|nvrtc|nvvm|cudnn\w*|cublas\w*|cuda|amd_comgr\w*|MIOpen)\.so[0-9.]*")
@@ -42,7 +44,7 @@ def describe(platform: str, jaxlib: Path, version: str, memo: Path | None, cuda:
     digests = _Digests(memo)
     for path in libraries:
         known = facts.setdefault(path.name, "")
-        facts[path.name] = " ".join(sorted([*str(known).split(), digests.of(path, mapped.get(path))]))
+        facts[path.name] = " ".join(sorted([*str(known).split(), digests.of(path, set(mapped.values()))]))
     digests.save()
     return lines(facts)
 
@@ -71,6 +73,16 @@ def _mapped_files() -> dict[Path, int]:
     return {Path(name): int(inode) for name, inode in inodes.items()}
 
 
+@functools.cache
+def _started() -> float:
+    """When this process began, as file times are counted; never, where that cannot be told."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, AttributeError):
+        return float("inf")
+
+
 class _Digests:
     """Digests of large files, remembered against everything that shows that a file has changed."""
 
@@ -81,12 +93,14 @@ class _Digests:
         if self._memo is not None:
             self._known = _read_memo(self._memo)
 
-    def of(self, path: Path, mapped_inode: int | None) -> str:
-        """The digest of ``path``, which must be the very file this process has mapped."""
+    def of(self, path: Path, mapped: set[int]) -> str:
+        """The digest of ``path``, which must not have been replaced since this process mapped it."""
         try:
             with path.open("rb") as file:
                 stat = os.fstat(file.fileno())
-                if mapped_inode is not None and mapped_inode != stat.st_ino:
+                # Small ones only lead to the large one. That no inode matches proves nothing on layered file systems,
+                # but then the file is older than the process.
+                if stat.st_size >= _LARGE and mapped and stat.st_ino not in mapped and stat.st_ctime > _started() - 1:
                     raise UncacheableError("a native library was replaced while the program runs")
                 mark = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
                 known = self._known.get(str(path))

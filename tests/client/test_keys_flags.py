@@ -1,0 +1,93 @@
+"""XLA_FLAGS and its relatives, read as XLA reads them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xcache.errors import UncacheableError
+from xcache.keys.flags import collect
+from xcache.keys.options import LEFT_OUT
+
+names = st.from_regex(r"xla_(cpu|gpu|tpu)_[a-z]{3,12}", fullmatch=True).filter(lambda n: n not in LEFT_OUT.values())
+flags = st.dictionaries(names, st.from_regex(r"[a-z0-9./,]{1,8}", fullmatch=True), max_size=6)
+
+
+def of(text: str = "", *, libtpu: str = "", argv: tuple[str, ...] = ()) -> bytes:
+    return collect({"XLA_FLAGS": text, "LIBTPU_INIT_ARGS": libtpu}, ("prog", *argv))
+
+
+def written(chosen: dict[str, str]) -> list[str]:
+    return [f"--{name}={value}" for name, value in chosen.items()]
+
+
+@given(flags, st.randoms(use_true_random=False), st.sampled_from([" ", "  ", "\n", "\t "]))
+def test_order_and_spacing_do_not_count(chosen, random, space):
+    shuffled = written(chosen)
+    random.shuffle(shuffled)
+    assert of(space.join(shuffled)) == of(" ".join(written(chosen)))
+
+
+@given(flags, names, st.text("abc", min_size=1, max_size=3), st.text("abc", min_size=1, max_size=3))
+def test_the_last_of_a_repeated_flag_wins(chosen, name, first, last):
+    chosen.pop(name, None)
+    rest = " ".join(written(chosen))
+    assert of(f"--{name}={first} {rest} --{name}={last}") == of(f"{rest} --{name}={last}")
+    assert (of(f"{rest} --{name}={first}") == of(f"{rest} --{name}={last}")) == (first == last)
+
+
+@given(flags, names, st.text("abc", min_size=1, max_size=3))
+def test_every_flag_that_may_change_code_counts(chosen, name, value):
+    chosen.pop(name, None)
+    rest = written(chosen)
+    assert of(" ".join([*rest, f"--{name}={value}"])) != of(" ".join(rest))
+
+
+@given(flags, st.sampled_from(sorted(LEFT_OUT.values())), st.text("abc/", min_size=1, max_size=8))
+def test_flags_that_dump_log_or_name_a_cache_do_not_count(chosen, name, value):
+    assert of(" ".join([*written(chosen), f"--{name}={value}"])) == of(" ".join(written(chosen)))
+
+
+def test_quotes_are_taken_off_as_xla_does():
+    assert of("--xla_a='x y' --xla_b=1") == of('--xla_b=1 --xla_a="x y"')
+    assert of(r'--xla_a="x\"y"') == of("--xla_a='x\"y'")
+    assert of("--xla_a='x y'") != of("--xla_a=x y")
+
+
+def test_a_flag_without_a_value_is_true():
+    assert of("--xla_a") == of("--xla_a=true")
+
+
+def test_arguments_and_libtpu_flags_count():
+    assert of(argv=("--xla_a=1", "--other=2")) == of("--xla_a=1")
+    assert of(libtpu="--xla_a=1") == of("--xla_a=1")
+    assert of(argv=("--other=2",)) == of()
+
+
+def test_what_a_program_adds_by_jaxs_own_means_counts():
+    assert collect({}, (), extra="mine") != collect({}, ())
+    assert collect({}, ("--my_flag=1",), prefixes=("--my_",)) != collect({}, ("--my_flag=1",))
+
+
+def test_flags_may_stand_in_a_file(tmp_path):
+    file = tmp_path / "flags"
+    file.write_text("--xla_a=1\n--xla_b=2\n")
+    assert of(str(file)) == of("--xla_b=2 --xla_a=1")
+    file.write_text("--xla_a=2")
+    assert of(str(file)) == of("--xla_a=2")
+    with pytest.raises(UncacheableError):
+        of(str(tmp_path / "missing"))
+
+
+def test_the_content_of_a_file_that_xla_reads_counts(tmp_path):
+    file = tmp_path / "autotune.txt"
+    file.write_text("one")
+    flag = f"--xla_gpu_load_autotune_results_from={file}"
+    before = of(flag)
+    assert of(flag) == before
+    file.write_text("two")
+    assert of(flag) != before
+    file.unlink()
+    with pytest.raises(UncacheableError):
+        of(flag)
