@@ -20,13 +20,15 @@ from typing import Any
 from xcache import executables, keys, payload, protocol
 from xcache.client import Client
 from xcache.config import Config
-from xcache.errors import DamagedError, XcacheError
+from xcache.errors import DamagedError, UncacheableError, XcacheError
 from xcache.keys import Key
 from xcache.launcher import Launcher
 from xcache.statistics import Counting, Statistics
 from xcache.storing import StoreQueue
 
 logger = logging.getLogger("xcache")
+
+_NOT_SERIALIZABLE = "not serializable"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,11 +100,14 @@ class Cache:
 
     def get_or_compile(self, request: Request) -> Outcome:
         """The executable, from the cache if it can be had there; only the compiler's own exceptions leave."""
-        self._counting.add(requests=1)
-        found = None if self.mode == "refresh" else self._look_up(request)
+        try:
+            found = None if self.mode == "refresh" else self._look_up(request)
+        except UncacheableError as reason:
+            self.count_uncacheable(str(reason))
+            return Outcome(request.compile(), hit=False, compile_seconds=0.0, retrieval_seconds=0.0)
         if found is not None:
             return found
-        self._counting.add(misses=1)
+        self._counting.add(requests=1, misses=1)
         start = time.monotonic()
         executable = request.compile()
         seconds = time.monotonic() - start
@@ -141,6 +146,8 @@ class Cache:
                 logger.debug("miss: %s %s", name, key[:12])
                 return None
             raw = payload.open_sealed(key, entry.digest, entry.sealed)
+        except UncacheableError:
+            raise
         except (XcacheError, OSError) as error:
             if isinstance(error, DamagedError):
                 self._bad.add(key)
@@ -157,7 +164,7 @@ class Cache:
         now = time.monotonic()
         saved = entry.compile_seconds - (now - start)
         self._counting.add(
-            hits=1, bytes_read=len(entry.sealed), load_seconds=now - load_start, saved_seconds=saved
+            requests=1, hits=1, bytes_read=len(entry.sealed), load_seconds=now - load_start, saved_seconds=saved
         )
         self._queue.tell_soon()
         executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.keep))
@@ -178,7 +185,9 @@ class Cache:
         """On the queue's thread: serialize, compress and send."""
         request, executable, seconds = job
         try:
-            raw = request.serialize(executable)
+            raw = self._serialize(request, executable)
+            if raw is None:
+                return
             sealed, program = payload.seal(request.key.digest, raw), payload.compress(request.program)
             message = protocol.Put(
                 key=request.key.digest,
@@ -207,6 +216,19 @@ class Cache:
         else:
             self._counting.add(stores=1, bytes_written=len(sealed))
             logger.debug("stored: %s %s (%d bytes)", request.module_name, request.key.digest[:12], len(sealed))
+
+    def _serialize(self, request: Request, executable: Any) -> bytes | None:
+        """The executable's bytes; None, remembered with the reason, for a kind that XLA cannot serialize."""
+        try:
+            return request.serialize(executable)
+        except Exception as error:
+            if "UNIMPLEMENTED" not in str(error):
+                raise
+            logger.debug("not cached: %s: %s", request.module_name, error)
+        # It was taken for a miss, which is something another run could find.
+        self._counting.reclassify_miss(_NOT_SERIALIZABLE)
+        self._client.mark_not_cacheable(request.key.digest, request.module_name[:500], _NOT_SERIALIZABLE)
+        return None
 
     def _tell(self) -> None:
         """On the queue's thread: add what was counted to the daemon's statistics."""
@@ -243,9 +265,17 @@ def current() -> Cache | None:
     return _current
 
 
-def use(cache: Cache | None) -> None:
-    """Make this the process's cache, in place of the one there was, which is closed."""
+def use(cache: Cache) -> None:
+    """Make this the process's cache, in place of the one there was."""
     global _current
-    before, _current = _current, cache
-    if before is not None and before is not cache:
-        before.close()
+    if _current is not None:
+        _current.close()
+    _current = cache
+
+
+def leave(cache: Cache) -> None:
+    """Close a cache, and have none if it was the process's."""
+    global _current
+    cache.close()
+    if _current is cache:
+        _current = None

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from xcache import protocol
 from xcache.config import Config
-from xcache.errors import ConnectionLostError, ProtocolError, RefusedError, UnavailableError
+from xcache.errors import ConnectionLostError, ProtocolError, RefusedError, UnavailableError, UncacheableError
 from xcache.private import check_directory, check_peer
 
 logger = logging.getLogger("xcache")
@@ -159,12 +159,14 @@ class Client:
         self._process = os.getpid()
 
     def get(self, key: str) -> Entry | None:
-        """The entry under ``key``, not yet checked, or None."""
+        """The entry under ``key``, not yet checked, or None; UncacheableError where there can be none."""
 
         def get(connection: Connection, timeout: float) -> Entry | None:
             found = connection.ask(protocol.Get(key), timeout)
             if isinstance(found, protocol.Missing):
                 return None
+            if isinstance(found, protocol.NotCacheable):
+                raise UncacheableError(found.reason)
             if not isinstance(found, protocol.Found):
                 raise ProtocolError(f"a {type(found).__name__} came where a Found was due")
             if found.payload is not None:
@@ -188,6 +190,11 @@ class Client:
 
         # The daemon has to write and sync it: that takes longer than an answer, in proportion to the size.
         return self._with_connection(put, patience=len(sealed) / 10e6)
+
+    def mark_not_cacheable(self, key: str, module_name: str, reason: str) -> None:
+        """Have it remembered that what ``key`` compiles to cannot be stored."""
+        message = protocol.MarkNotCacheable(key, module_name, reason)
+        self._with_connection(lambda c, timeout: c.demand(message, protocol.Done, timeout))
 
     def report(self, counts: dict[str, float]) -> None:
         """Add to the daemon's statistics."""
@@ -239,7 +246,7 @@ class Client:
     def _use(self, connection: Connection, work: Callable[[Connection, float], Result], timeout: float) -> Result:
         try:
             result = work(connection, timeout)
-        except RefusedError:
+        except (RefusedError, UncacheableError):
             self._put_back(connection)
             raise
         except BaseException:

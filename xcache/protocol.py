@@ -68,6 +68,20 @@ class Missing(NamedTuple):
     """There is not."""
 
 
+class NotCacheable(NamedTuple):
+    """It is known that there can be none, and why."""
+
+    reason: str
+
+
+class MarkNotCacheable(NamedTuple):
+    """Remember that what this key compiles to cannot be stored."""
+
+    key: str
+    module_name: str
+    reason: str
+
+
 class Put(NamedTuple):
     """Keep this executable; ``program`` is the canonical StableHLO it was compiled from."""
 
@@ -157,8 +171,8 @@ class Refused(NamedTuple):
 
 
 Message = (
-    Hello | Welcome | Get | Found | Missing | Put | Stored | Report | Remove | Clear | Removed
-    | Sync | ZeroStatistics | AskStatus | Status | Stop | Done | Refused
+    Hello | Welcome | Get | Found | Missing | NotCacheable | MarkNotCacheable | Put | Stored | Report
+    | Remove | Clear | Removed | Sync | ZeroStatistics | AskStatus | Status | Stop | Done | Refused
 )  # fmt: skip
 
 _MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typing.get_args(Message)}

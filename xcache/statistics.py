@@ -50,6 +50,10 @@ class Counting:
         """Count a program that could not be cached."""
         self._add({"requests": 1, f"uncacheable:{reason}": 1})
 
+    def reclassify_miss(self, reason: str) -> None:
+        """What was counted as a miss turned out to be uncacheable."""
+        self._add({"misses": -1, f"uncacheable:{reason}": 1})
+
     def error(self, kind: str) -> None:
         """Count something that went wrong."""
         self._add({f"errors:{kind}": 1})

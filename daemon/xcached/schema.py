@@ -64,6 +64,9 @@ def m001_first(db: Any) -> None:
     db["entries"].create_index(["program"])
     db["entries"].create_index(["blob"])
     db["programs"].create_index(["blob"])
+    db["not_cacheable"].create(
+        {"key": str, "module_name": str, "reason": str, "created_at": float}, pk="key", not_null={"reason"}
+    )
     db["statistics"].create({"name": str, "amount": float}, pk="name", not_null={"amount"})
     # Kept by triggers: asking for them must not cost a walk over everything.
     db["totals"].create({"name": str, "amount": int}, pk="name", not_null={"amount"})

@@ -56,6 +56,7 @@ class Service:
         self._handlers: dict[type[Any], Callable[[Client, Any, Sequence[int]], Answer]] = {
             protocol.Get: self._get,
             protocol.Put: self._put,
+            protocol.MarkNotCacheable: self._mark_not_cacheable,
             protocol.Report: self._report,
             protocol.Remove: self._remove,
             protocol.Clear: self._clear,
@@ -86,7 +87,8 @@ class Service:
     def _get(self, client: Client, message: protocol.Get, descriptors: Sequence[int]) -> Answer:
         hit = self._store.get(message.key)
         if hit is None:
-            return Reply(protocol.Missing())
+            reason = self._store.why_not(message.key)
+            return Reply(protocol.Missing() if reason is None else protocol.NotCacheable(reason))
         descriptor = None
         if hit.content is None:
             descriptor = self._store.open_file(hit.digest)
@@ -100,7 +102,7 @@ class Service:
     def _put(self, client: Client, message: protocol.Put, descriptors: Sequence[int]) -> Answer:
         named = (message.key, message.digest, message.program_digest, message.program_stored_digest)
         for digest in (*named, *message.components.values()):
-            if len(digest) != 64 or not _DIGITS.issuperset(digest):
+            if not _is_digest(digest):
                 return Reply(protocol.Refused("protocol error", f"{digest[:80]!r} is not a digest"))
         if missing := [name for name in protocol.DESCRIBED_COMPONENTS if name not in message.components]:
             return Reply(protocol.Refused("protocol error", f"the key has no {missing[0]}"))
@@ -126,6 +128,16 @@ class Service:
         )
         return done
 
+    def _mark_not_cacheable(self, client: Client, message: protocol.MarkNotCacheable, descriptors: Sequence[int]) -> Answer:
+        def mark(store: Store) -> protocol.Message:
+            with store.transaction():
+                store.mark_not_cacheable(message)
+            return protocol.Done()
+
+        if not _is_digest(message.key):
+            return Reply(protocol.Refused("protocol error", f"{message.key[:80]!r} is not a digest"))
+        return self._call(mark)
+
     def _report(self, client: Client, message: protocol.Report, descriptors: Sequence[int]) -> Answer:
         counts = {
             name: amount
@@ -139,7 +151,12 @@ class Service:
         return self._call(lambda store: _removed(store, message.keys))
 
     def _clear(self, client: Client, message: protocol.Clear, descriptors: Sequence[int]) -> Answer:
-        return self._call(lambda store: _removed(store, store.keys()))
+        def clear(store: Store) -> protocol.Message:
+            with store.transaction():
+                store.forget_marks()
+            return _removed(store, store.keys())
+
+        return self._call(clear)
 
     def _sync(self, client: Client, message: protocol.Sync, descriptors: Sequence[int]) -> Answer:
         # The writer writes what it holds back before it comes to this.
@@ -193,3 +210,7 @@ def _removed(store: Store, keys: Sequence[str]) -> protocol.Message:
         entries += before["entries"] - after["entries"]
         total += before["bytes"] - after["bytes"]
     return protocol.Removed(entries, total)
+
+
+def _is_digest(text: str) -> bool:
+    return len(text) == 64 and _DIGITS.issuperset(text)

@@ -22,6 +22,7 @@ logger = logging.getLogger("xcached")
 DATABASE = "store.db"
 _SCHEMA_VERSION = 1
 _EVICTED_AT_ONCE = 64
+_MOST_MARKS = 100_000
 
 
 class Hit(NamedTuple):
@@ -85,6 +86,11 @@ class Store:
             (key,),
         ).fetchone()
         return None if row is None else Hit(*row)
+
+    def why_not(self, key: str) -> str | None:
+        """Why there can be no entry under ``key``, if that is known."""
+        row = self._reading.execute("SELECT reason FROM not_cacheable WHERE key = ?", (key,)).fetchone()
+        return None if row is None else str(row[0])
 
     def open_file(self, digest: str) -> int | None:
         """A descriptor of a content that is kept as a file."""
@@ -167,6 +173,20 @@ class Store:
             **{f"{name}_component": put.components.get(name) for name in protocol.DESCRIBED_COMPONENTS},
         )
         return loose
+
+    def mark_not_cacheable(self, mark: protocol.MarkNotCacheable) -> None:
+        """Within a transaction: remember that there can be no entry; the oldest marks are forgotten first."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO not_cacheable (key, module_name, reason, created_at) VALUES (?, ?, ?, ?)",
+            (mark.key, mark.module_name, mark.reason, time.time()),
+        )
+        self._db.execute(
+            "DELETE FROM not_cacheable WHERE rowid <= (SELECT max(rowid) FROM not_cacheable) - ?", (_MOST_MARKS,)
+        )
+
+    def forget_marks(self) -> None:
+        """Within a transaction: forget what is known not to be cacheable."""
+        self._db.execute("DELETE FROM not_cacheable")
 
     def remove(self, keys: Iterable[str]) -> list[str]:
         """Within a transaction: delete entries and what only they used. Returns digests of files to delete after."""

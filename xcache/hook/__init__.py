@@ -32,7 +32,7 @@ class Handle:
         self._jax = jax_versions.probe()
         self._cache = cache.Cache(settings, mode, __version__)
         self._undo = contextlib.ExitStack()
-        self._undo.callback(self._cache.close)
+        self._undo.callback(cache.leave, self._cache)
         self._undo.enter_context(_logging(settings))
         compiler = self._jax.compiler
         self._original = compiler.compile_or_get_cached

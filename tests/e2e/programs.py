@@ -1,0 +1,140 @@
+"""Programs as people write them. Each sets ``out`` to something JSON can hold; ``run`` below reports it."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from typing import Any
+
+_HEAD = """
+import jax, jax.numpy as jnp, numpy as np
+x = np.arange(32.0, dtype=np.float32).reshape(8, 4)
+listed = lambda tree: jax.tree.map(lambda leaf: np.asarray(leaf).tolist(), tree)
+"""
+_TAIL = """
+import dataclasses, json, xcache
+print(json.dumps({"out": out, "stats": dataclasses.asdict(xcache.stats())}))
+"""
+
+PLAIN = """
+big = np.random.RandomState(0).randn(300, 300).astype(np.float32)
+donated = jnp.ones((8, 4))
+after = jax.jit(lambda v: v + 1, donate_argnums=0)(donated)
+out = listed({
+    "jit": jax.jit(lambda v: v * 2 + 1)(x),
+    "eager": jnp.tanh(x) @ x.T,
+    "grad": jax.grad(lambda v: jnp.tanh(v).sum())(x),
+    "vmap": jax.vmap(lambda v: v / v.max())(x + 1),
+    "scan": jax.lax.scan(lambda c, a: (c + a, c * a), x[0], x),
+    "while": jax.lax.while_loop(lambda v: v.sum() < 1e4, lambda v: v * 2, x),
+    "random": jax.random.normal(jax.random.key(0), (4,)),
+    "linalg": jnp.linalg.eigh(jnp.eye(3) + 1),
+    "constant": jax.jit(lambda v: v @ big)(np.ones((2, 300), np.float32)),
+    "aot": jax.jit(jnp.sin).lower(x).compile()(x),
+    "bfloat16": (jnp.bfloat16(x) * 3).astype(np.float32),
+    "donated": [donated.is_deleted(), after],
+})
+"""
+
+X64 = """
+jax.config.update("jax_enable_x64", True)
+out = listed({"wide": jax.jit(lambda v: v / 3)(np.float64(x)), "ints": jnp.arange(5) * 2**40})
+"""
+
+EXPORTED = """
+from jax import export
+exported = export.deserialize(export.export(jax.jit(lambda v: jnp.cos(v) - 1))(x).serialize())
+out = listed({"call": exported.call(x), "inside": jax.jit(lambda v: exported.call(v) * 2)(x)})
+"""
+
+SHARDED = """
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+shard_map = getattr(jax, "shard_map", None)
+if shard_map is None:
+    from jax.experimental.shard_map import shard_map
+mesh = Mesh(np.array(jax.devices()), ("d",))
+rows = NamedSharding(mesh, P("d"))
+xs = jax.device_put(x, rows)
+out = listed({
+    "pjit": jax.jit(lambda v: (v @ v.T).sum(0), in_shardings=rows, out_shardings=rows)(xs),
+    "shard_map": jax.jit(shard_map(lambda v: jax.lax.psum(v, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))(xs),
+    "elsewhere": jax.jit(lambda v: v * 3)(jax.device_put(x, jax.devices()[2])),
+})
+out["placed"] = [str(sorted(d.id for d in jax.jit(lambda v: v * 3)(jax.device_put(x, where)).devices()))
+                 for where in (jax.devices()[0], jax.devices()[3], rows)]
+"""
+
+CALLBACK = """
+seen = []
+def double(v):
+    seen.append(v.shape)
+    return np.asarray(v) * 2
+out = listed({"pure": jax.jit(lambda v: jax.pure_callback(double, jax.ShapeDtypeStruct((8, 4), np.float32), v))(x)})
+out["seen"] = [list(shape) for shape in seen]
+"""
+
+PARTITIONED = """
+from jax.experimental.custom_partitioning import custom_partitioning
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+rows = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), P("d"))
+@custom_partitioning
+def f(v):
+    return v * 2
+f.def_partition(
+    infer_sharding_from_operands=lambda mesh, args, result: args[0].sharding,
+    partition=lambda mesh, args, result: (mesh, lambda v: v * 2, args[0].sharding, (args[0].sharding,)),
+    sharding_rule="i j -> i j",
+)
+out = listed(jax.jit(f, in_shardings=rows, out_shardings=rows)(jax.device_put(x, rows)))
+"""
+
+# An executable that came from the cache has to serialize like one that was compiled: bytes that run.
+SERIALIZED = """
+from jax.experimental import serialize_executable
+compiled = jax.jit(lambda v: jnp.cos(v) @ jnp.sin(v.T)).lower(x).compile()
+again = serialize_executable.deserialize_and_load(*serialize_executable.serialize(compiled))
+out = listed({"compiled": compiled(x), "again": again(x)})
+out["text"] = "HloModule" in compiled.as_text()
+"""
+
+# XLA:CPU cannot serialize a sort's comparison.
+SORT = """
+out = listed(jax.jit(lambda v: jnp.sort(v, axis=0))(x))
+"""
+
+PROGRAMS = {
+    "plain": PLAIN,
+    "x64": X64,
+    "exported": EXPORTED,
+    "sharded": SHARDED,
+    "callback": CALLBACK,
+    "partitioned": PARTITIONED,
+    "serialized": SERIALIZED,
+}
+FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+NEEDS = {"sharded": FOUR_DEVICES, "partitioned": FOUR_DEVICES}
+
+
+@dataclasses.dataclass
+class Ran:
+    """What a program printed: its results, and what xcache counted."""
+
+    out: Any
+    stats: dict[str, Any]
+    stderr: str
+
+    @property
+    def result(self) -> str:
+        """The results as something short to compare."""
+        return hashlib.sha256(json.dumps(self.out, sort_keys=True).encode()).hexdigest()
+
+
+def run(place, source: str, mode: str | None = "1", **environment: str) -> Ran:
+    """Run a program in a process of its own, with XCACHE set to ``mode``."""
+    if mode is not None:
+        environment["XCACHE"] = mode
+    result = place.run(_HEAD + source + _TAIL, **environment)
+    assert result.returncode == 0, result.stderr[-4000:]
+    said = json.loads(result.stdout)
+    return Ran(said["out"], said["stats"], result.stderr)

@@ -1,0 +1,112 @@
+"""Programs give the same results without xcache, cold and warm; and what can be cached is compiled once."""
+
+from __future__ import annotations
+
+import os
+
+import jax
+import pytest
+from programs import FOUR_DEVICES, NEEDS, PLAIN, PROGRAMS, SHARDED, SORT, run
+
+OLD_CALLBACKS = tuple(int(part) for part in jax.__version__.split(".")[:2]) < (0, 11)
+UNCACHEABLE = {
+    "callback": {"python callback": 1} if OLD_CALLBACKS else {},
+    "partitioned": {"custom_partitioning": 1},
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_is_the_same_off_cold_and_warm(place, name):
+    off = run(place, PROGRAMS[name], mode=None, **NEEDS.get(name, {}))
+    cold = run(place, PROGRAMS[name], **NEEDS.get(name, {}))
+    warm = run(place, PROGRAMS[name], **NEEDS.get(name, {}))
+    assert off.result == cold.result == warm.result
+    assert off.stderr == cold.stderr == warm.stderr
+    assert off.stats["requests"] == 0
+    uncacheable = UNCACHEABLE.get(name, {})
+    for ran in (cold, warm):
+        assert ran.stats["uncacheable"] == uncacheable
+        assert ran.stats["errors"] == {}
+        assert ran.stats["hits"] + ran.stats["misses"] + sum(uncacheable.values()) == ran.stats["requests"] > 0
+    # A program may well compile the same thing twice.
+    assert cold.stats["misses"] > 0 or uncacheable
+    assert warm.stats["misses"] == 0
+
+
+def test_what_xla_cannot_serialize_is_remembered_as_uncacheable(place):
+    off = run(place, SORT, mode=None)
+    cold = run(place, SORT)
+    warm = run(place, SORT)
+    assert off.result == cold.result == warm.result
+    assert off.stderr == cold.stderr == warm.stderr
+    if warm.stats["uncacheable"]:
+        assert (warm.stats["uncacheable"], warm.stats["misses"]) == ({"not serializable": 1}, 0)
+    else:
+        assert warm.stats["hits"] == warm.stats["requests"] == 1
+
+
+def test_custom_partitioning_is_cached_when_the_user_says_its_pointer_does_not_count(place):
+    allowed = FOUR_DEVICES | {"JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY": "1"}
+    cold = run(place, PROGRAMS["partitioned"], **allowed)
+    warm = run(place, PROGRAMS["partitioned"], **allowed)
+    assert cold.result == warm.result
+    assert (warm.stats["misses"], warm.stats["uncacheable"]) == (0, {})
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"PYTHONHASHSEED": "7"},
+        {"XLA_FLAGS": "--xla_dump_hlo_pass_re=none --xla_force_host_platform_device_count=1"},
+        {"JAX_COMPILATION_CACHE_DIR": "/tmp/xcache-not-used"},
+        {"PYTHONOPTIMIZE": "1", "HOME": "/"},
+        # More virtual devices than the program uses change no code.
+        FOUR_DEVICES,
+    ],
+    ids=["hash seed", "dump flags", "cache directory", "another home", "virtual devices"],
+)
+def test_the_surroundings_that_do_not_count(place, elsewhere):
+    run(place, PLAIN)
+    warm = run(place, "# further down\n" * 30 + PLAIN, **elsewhere)
+    assert (warm.stats["misses"], warm.stats["errors"]) == (0, {})
+
+
+@pytest.mark.parametrize(
+    "elsewhere",
+    [
+        {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"},
+        {"XLA_FLAGS": "--xla_cpu_max_isa=AVX2"},
+        {"PJRT_NPROC": "1"},
+        {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        {"JAX_COMPILATION_CACHE_INCLUDE_METADATA_IN_KEY": "1"},
+    ],
+    ids=["fast math", "instruction set", "processors", "optimizations", "metadata"],
+)
+def test_the_surroundings_that_do(place, elsewhere):
+    run(place, "out = listed(jax.jit(lambda v: v * 2)(x))")
+    other = run(place, "out = listed(jax.jit(lambda v: v * 2)(x))", **elsewhere)
+    assert (other.stats["hits"], other.stats["errors"]) == (0, {})
+
+
+PINNED = """
+import os
+{pin}
+import jax, numpy as np, xcache
+jax.jit(lambda v: v * 2)(np.ones((8, 4), np.float32))
+print(xcache.stats().hits)
+"""
+
+
+def test_the_number_of_processors_a_program_may_use_counts(place):
+    first, again, pinned = (
+        place.run(PINNED.format(pin=pin), XCACHE="1").stdout.strip()
+        for pin in ("", "", "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})")
+    )
+    assert (first, again) == ("0", "1")
+    assert pinned == ("0" if len(os.sched_getaffinity(0)) > 1 else "1")
+
+
+def test_another_order_of_devices_is_another_program(place):
+    run(place, SHARDED, **FOUR_DEVICES)
+    turned = run(place, SHARDED.replace("np.array(jax.devices())", "np.array(jax.devices()[::-1])"), **FOUR_DEVICES)
+    assert turned.stats["misses"] >= 2

@@ -1,0 +1,190 @@
+"""Switching it on and off: the variable, the functions, and jax as it was afterwards."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+COMPILE = """
+import jax, jax.numpy as jnp, json, numpy as np
+x = np.arange(4.0, dtype=np.float32)
+jax.jit(lambda v: v * 2 + 1)(x).block_until_ready()
+"""
+STATS = """
+import dataclasses, xcache
+print(json.dumps(dataclasses.asdict(xcache.stats())))
+"""
+
+
+def stats(place, source=COMPILE, **environment):
+    result = place.run(source + STATS, **environment)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout), result.stderr
+
+
+@pytest.mark.parametrize("value", ["1", "on", "ON"])
+def test_on(place, value):
+    first, _ = stats(place, XCACHE=value)
+    second, _ = stats(place, XCACHE=value)
+    assert (first["misses"], second["hits"], second["misses"]) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("value", ["0", "off", "", None])
+def test_off(place, value):
+    found, stderr = stats(place, **({} if value is None else {"XCACHE": value}))
+    assert (found["requests"], stderr) == (0, "")
+    assert not place.dir.exists()
+
+
+def test_an_unknown_mode_is_one_line_and_off(place):
+    found, stderr = stats(place, XCACHE="sometimes")
+    assert found["requests"] == 0
+    assert stderr.count("\n") == 1
+    assert "sometimes" in stderr
+    assert "readonly" in stderr
+
+
+def test_a_wrong_setting_is_one_line_and_off(place):
+    found, stderr = stats(place, XCACHE="1", XCACHE_MAX_SIZE="much")
+    assert found["requests"] == 0
+    assert stderr.count("\n") == 1
+    assert "XCACHE_MAX_SIZE='much' (environment)" in stderr
+
+
+def test_readonly_looks_up_and_never_stores(place):
+    nothing, _ = stats(place, XCACHE="readonly")
+    assert (nothing["misses"], nothing["stores"]) == (1, 0)
+    stats(place, XCACHE="1")
+    found, _ = stats(place, XCACHE="readonly")
+    assert (found["hits"], found["misses"]) == (1, 0)
+    other, _ = stats(place, COMPILE.replace("* 2", "* 3"), XCACHE="readonly")
+    assert (other["hits"], other["misses"]) == (0, 1)
+    again, _ = stats(place, COMPILE.replace("* 2", "* 3"), XCACHE="readonly")
+    assert (again["hits"], again["misses"]) == (0, 1)
+
+
+def test_refresh_compiles_anew_and_overwrites(place):
+    stats(place, XCACHE="1")
+    before = place.query("SELECT key, blob, created_at FROM entries")
+    refreshed, _ = stats(place, XCACHE="refresh")
+    after = place.query("SELECT key, blob, created_at FROM entries")
+    assert (refreshed["hits"], refreshed["misses"]) == (0, 1)
+    assert [row[0] for row in before] == [row[0] for row in after]
+    assert before[0][2] < after[0][2]
+    found, _ = stats(place, XCACHE="1")
+    assert found["hits"] == 1
+
+
+def test_enable_and_disable_from_code(place):
+    source = COMPILE + """
+import xcache
+from jax._src import compiler, traceback_util
+from jaxlib import xla_client
+def touched():
+    return (compiler.compile_or_get_cached, list(traceback_util._exclude_paths),
+            getattr(xla_client.LoadedExecutable, "serialize", None),
+            getattr(xla_client.Client, "serialize_executable", None))
+before = touched()
+with xcache.enable() as handle:
+    assert compiler.compile_or_get_cached is not before[0]
+    jax.jit(lambda v: v * 5)(x)
+    assert handle.statistics().misses == xcache.stats().misses == 1
+assert touched() == before
+jax.jit(lambda v: v * 6)(x)
+assert handle.statistics().requests == 1
+handle.uninstall()
+xcache.enable(); xcache.enable()
+jax.clear_caches()
+jax.jit(lambda v: v * 5)(x)
+assert xcache.stats().hits == 1
+xcache.disable(); xcache.disable()
+assert touched() == before
+print("null")
+"""
+    result = place.run(source)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_enable_before_jax_is_used(place):
+    source = "import xcache; xcache.enable()\n" + COMPILE + STATS
+    for hits in (0, 1):
+        result = place.run(source)
+        assert json.loads(result.stdout)["hits"] == hits, result.stderr
+
+
+def test_settings_from_code_win_and_wrong_ones_are_errors(place):
+    source = """
+import os, xcache
+from pathlib import Path
+try:
+    xcache.enable(max_size="much")
+except Exception as error:
+    print(type(error).__name__, error)
+try:
+    xcache.enable(size="1G")
+except Exception as error:
+    print(type(error).__name__, error)
+with xcache.enable(dir=os.environ["XCACHE_DIR"] + "-other"):
+    print(Path(os.environ["XCACHE_DIR"] + "-other").exists())
+"""
+    said = place.run(source, XCACHE_AUTOSTART="0").stdout.splitlines()
+    assert said[0].startswith("ConfigError max_size='much' (code)")
+    assert said[1].startswith("ConfigError 'size' is not a setting")
+
+
+def test_jaxs_switch_for_persistent_caches_is_obeyed(place):
+    found, _ = stats(place, XCACHE="1", JAX_ENABLE_COMPILATION_CACHE="0")
+    assert found["uncacheable"] == {"jax_enable_compilation_cache is off": 1}
+
+
+def test_jaxs_own_cache_is_bypassed_with_one_debug_line(place):
+    own = place.root / "jax-cache"
+    environment = {"JAX_COMPILATION_CACHE_DIR": str(own), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    _, stderr = stats(place, COMPILE + "jax.jit(lambda v: v * 9)(x)\n", XCACHE="1", XCACHE_LOG="debug", **environment)
+    assert stderr.count("is bypassed") == 1
+    assert not own.exists() or not list(own.iterdir())
+
+
+def test_profile_guided_optimization_goes_jaxs_own_way(place):
+    found, _ = stats(place, XCACHE="1", JAX_COMPILATION_CACHE_EXPECT_PGLE="1")
+    assert found["uncacheable"] == {"profile-guided optimization": 1}
+
+
+def test_jaxs_events_keep_their_meaning(place):
+    source = """
+import collections, jax
+events = collections.Counter(); seconds = {}
+jax.monitoring.register_event_listener(lambda name, **_: events.update([name.rpartition("/")[2]]))
+jax.monitoring.register_event_duration_secs_listener(lambda name, s, **_: seconds.update({name.rpartition("/")[2]: s}))
+""" + COMPILE + """
+wanted = ("compile_requests_use_cache", "cache_hits", "cache_misses", "tasks_using_cache")
+print(json.dumps([{name: events[name] for name in wanted}, sorted(s for s in seconds if "time" in s and "cache" in s or "saved" in s)]))
+"""
+    cold, _ = json.loads(place.run(source, XCACHE="1").stdout)
+    warm, durations = json.loads(place.run(source, XCACHE="1").stdout)
+    same = {"compile_requests_use_cache": 1, "tasks_using_cache": 1}
+    assert cold == same | {"cache_hits": 0, "cache_misses": 1}
+    assert warm == same | {"cache_hits": 1, "cache_misses": 0}
+    assert durations == ["cache_retrieval_time_sec", "compile_time_saved_sec"]
+
+
+def test_with_log_info_a_program_ends_with_one_line(place):
+    stats(place, XCACHE="1")
+    result = place.run(COMPILE, XCACHE="1", XCACHE_LOG="info")
+    assert result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if "hits" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("xcache: 1 hits, 0 misses, ")
+
+
+def test_an_error_of_the_compiler_is_the_same_with_and_without(place):
+    source = """
+import jax, traceback
+try:
+    jax.jit(lambda v: v, compiler_options={"xla_no_such_flag": True})(1.0)
+except Exception as error:
+    print(type(error).__name__, str(error).splitlines()[0])
+    print([frame.name for frame in traceback.extract_tb(error.__traceback__)])
+"""
+    assert place.run(source, XCACHE="1").stdout == place.run(source).stdout != ""

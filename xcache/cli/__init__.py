@@ -1,0 +1,77 @@
+"""The ``xcache`` command. Each command lives in a module that is imported when it is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from xcache._version import __version__
+from xcache.errors import ConfigError, XcacheError
+
+# Every command and the module it is in, in the order in which --help shows them.
+_COMMANDS = {
+    "status": "control",
+    "stats": "counting",
+    "ls": "listing",
+    "show": "showing",
+    "rm": "changing",
+    "clear": "changing",
+    "config": "settings",
+    "start": "control",
+    "stop": "control",
+    "restart": "control",
+}
+
+
+class Failure(click.ClickException):
+    """What went wrong, as one line on stderr."""
+
+    def __init__(self, message: str, exit_code: int = 1) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+    def show(self, file: Any = None) -> None:
+        """Print the line."""
+        click.echo(f"xcache: {self.format_message()}", file=file, err=file is None)
+
+
+class Commands(click.Group):
+    """The commands; what they raise becomes one line and an exit status."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Their names."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of this name, imported now."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"{__name__}.{_COMMANDS[cmd_name]}")
+        command: click.Command = getattr(module, cmd_name)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command."""
+        try:
+            return super().invoke(ctx)
+        except XcacheError as error:
+            raise Failure(str(error), 2 if isinstance(error, ConfigError) else 1) from None
+        except BrokenPipeError:
+            # Whoever reads the output has seen enough; click leaves quietly.
+            raise
+        except OSError as error:
+            raise Failure(str(error)) from None
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="xcache", message="%(prog)s %(version)s")
+def main() -> None:
+    """Look into the compilation cache, and look after its daemon.
+
+    The commands that only read work while no daemon runs, and never start one. With --json each prints one JSON
+    document, whose shape its --help shows: sizes in bytes, durations in seconds, moments in seconds since 1970.
+
+    Exit status: 0 done, 1 failed, 2 asked for in a way that cannot be understood.
+    """

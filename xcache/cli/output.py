@@ -1,0 +1,122 @@
+"""How things look: JSON, tables, and numbers for people."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import click
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON of the shape shown above.")
+
+# What reads a pipe wants whole lines; no line of a table is longer than this.
+_UNBOUNDED = 10_000
+
+
+class Column(NamedTuple):
+    """A column of a table; the one that ``gives`` is cut short first where there is little room."""
+
+    title: str
+    right: bool = False
+    gives: bool = False
+
+
+def emit(document: dict[str, Any]) -> None:
+    """Print one JSON document."""
+    click.echo(json.dumps(document, indent=2))
+
+
+def note(message: str) -> None:
+    """Say something beside the output, on stderr."""
+    click.echo(f"xcache: {message}", err=True)
+
+
+def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows under titles; on a terminal no wider than that is."""
+    # rich takes as long to import as everything else together, and JSON needs none of it.
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            no_wrap=not column.gives,
+            overflow="ellipsis",
+        )
+    for row in rows:
+        # As Text, so that brackets in a name are no markup.
+        table.add_row(*(Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in row))
+    width = None if sys.stdout.isatty() else _UNBOUNDED
+    console = Console(file=sys.stdout, width=width, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    for line in capture.get().splitlines():
+        click.echo(line.rstrip())
+
+
+def print_facts(facts: Iterable[tuple[str, str]]) -> None:
+    """Print names and values below each other; values are never cut."""
+    facts = list(facts)
+    width = max(len(name) for name, _ in facts) + 2
+    for name, value in facts:
+        click.echo(click.style(name.ljust(width), bold=True) + printable(value))
+
+
+def printable(text: str) -> str:
+    """The text without characters that would steer the terminal."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def size(count: float) -> str:
+    """Bytes: ``999 B``, ``1.2 KiB``, ``325 KiB``."""
+    if count < 1024:
+        return f"{count:.0f} B"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        # 1023.6 KiB must not become 1024 KiB.
+        if count < 1023.5:
+            break
+    else:
+        count, unit = count / 1024, "TiB"
+    digits = 1 if count < 99.95 and round(count, 1) % 1 else 0
+    return f"{count:.{digits}f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """How long something took: ``3 ms``, ``1.2 s``, ``2m 05s``, ``3h 20m``."""
+    sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
+    if seconds < 0.9995:
+        return f"{sign}{seconds * 1000:.0f} ms" if seconds else "0 s"
+    if seconds < 59.95:
+        return f"{sign}{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{sign}{minutes}m {rest:02}s"
+    return f"{sign}{minutes // 60}h {minutes % 60:02}m"
+
+
+def ago(moment: float) -> str:
+    """How long ago something was, in one unit: ``12s``, ``5m``, ``7h``, ``12d``."""
+    seconds = max(0.0, time.time() - moment)
+    for limit, length, unit in ((60, 1, "s"), (3600, 60, "m"), (48 * 3600, 3600, "h")):
+        if seconds < limit:
+            return f"{seconds // length:.0f}{unit}"
+    return f"{seconds // 86400:.0f}d"
+
+
+def moment(when: float) -> str:
+    """A moment in local time, and how long ago that is."""
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(when))} ({ago(when)} ago)"
+
+
+def counted(count: int, what: str) -> str:
+    """``1 entry``, ``2 entries``."""
+    if count == 1:
+        return f"1 {what}"
+    return f"{count} {what.removesuffix('y')}ies" if what.endswith("y") else f"{count} {what}s"

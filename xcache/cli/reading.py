@@ -1,0 +1,187 @@
+"""The store, read by plain SQL from a database that is opened read-only: no daemon is needed."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from xcache.errors import DamagedError, NewerStoreError, StoreError
+from xcache.launcher import DATABASE
+
+# The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
+SCHEMA = 1
+EMPTY = "the store is empty"
+_BUSY_SECONDS = 5.0
+
+Row = dict[str, Any]
+
+SORTS = {
+    "used": "last_used_at DESC",
+    "created": "created_at DESC",
+    "size": "stored_size DESC",
+    "hits": "hits DESC",
+    "compile": "compile_seconds DESC",
+    "name": "module_name COLLATE NOCASE ASC",
+}
+_REVERSED = {"DESC": "ASC", "ASC": "DESC"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """Which entries, in which order; None and 0 do not restrict."""
+
+    name: str | None = None
+    platform: str | None = None
+    jaxlib: str | None = None
+    created_before: float | None = None
+    created_after: float | None = None
+    sort: str = "used"
+    reverse: bool = False
+    limit: int = 0
+
+    def conditions(self) -> tuple[str, list[Any]]:
+        """The WHERE clause, and what its question marks stand for."""
+        # A name is taken both ways: module names may hold the brackets that a pattern has.
+        tests = {
+            "(instr(lower(module_name), lower(?)) OR module_name GLOB ?)": (self.name, self.name),
+            "lower(platform) = lower(?)": (self.platform,),
+            # 0.10 stands for 0.10.2, and not for 0.1.
+            "(jaxlib_version = ? OR instr(jaxlib_version, ? || '.') = 1)": (self.jaxlib, self.jaxlib),
+            "created_at < ?": (self.created_before,),
+            "created_at > ?": (self.created_after,),
+        }
+        used = {test: values for test, values in tests.items() if values[0] is not None}
+        return " AND ".join(used) or "1", [value for values in used.values() for value in values]
+
+    def order(self) -> str:
+        """The ORDER BY clause."""
+        column, _, direction = SORTS[self.sort].rpartition(" ")
+        return f"{column} {_REVERSED[direction] if self.reverse else direction}, key"
+
+
+@contextlib.contextmanager
+def reading(directory: Path) -> Iterator[StoreReader | None]:
+    """The store as it is at this moment, or None where there is none yet."""
+    path = directory / DATABASE
+    try:
+        if not path.exists():
+            yield None
+            return
+        with contextlib.closing(_connect(path)) as connection:
+            (schema,) = connection.execute("PRAGMA user_version").fetchone()
+            if schema > SCHEMA:
+                raise NewerStoreError(
+                    f"{path} was written by a newer xcache (schema {schema}; this one knows {SCHEMA})"
+                )
+            # 0: a daemon has made the file, and not yet the tables.
+            yield StoreReader(connection, directory) if schema else None
+    except sqlite3.Error as error:
+        raise StoreError(f"{path} cannot be read: {error}") from None
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """One transaction for everything that is read, so that the parts fit together."""
+    try:
+        return _begin(f"{path.as_uri()}?mode=ro")
+    except sqlite3.OperationalError:
+        # In a folder where SQLite cannot keep its index, a database that has no journal can be read all the same.
+        journal = path.with_name(f"{path.name}-wal")
+        if journal.exists() and journal.stat().st_size:
+            raise
+        return _begin(f"{path.as_uri()}?immutable=1")
+
+
+def _begin(uri: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+    try:
+        connection.execute("BEGIN")
+        connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+    except sqlite3.Error:
+        connection.close()
+        raise
+    return connection
+
+
+class StoreReader:
+    """What can be asked of a store; rows are dictionaries by the names of the columns."""
+
+    def __init__(self, connection: sqlite3.Connection, directory: Path) -> None:
+        self._connection = connection
+        self._directory = directory
+
+    def totals(self) -> dict[str, int]:
+        """How many entries there are, and how many bytes they take."""
+        return dict(self._connection.execute("SELECT name, amount FROM totals").fetchall())
+
+    def statistics(self) -> dict[str, float]:
+        """Everything that was counted, by name."""
+        return dict(self._connection.execute("SELECT name, amount FROM statistics").fetchall())
+
+    def entries(self, wanted: Wanted) -> tuple[list[Row], int]:
+        """Those that are wanted, up to the limit, and how many there are without it."""
+        where, values = wanted.conditions()
+        # The clauses are put together from constants; whatever the user gave is bound.
+        ((matched,),) = self._connection.execute(f"SELECT count(*) FROM entries WHERE {where}", values)  # noqa: S608
+        rows = self._rows(
+            "SELECT key, module_name, platform, device_kind, jaxlib_version, raw_size, stored_size, compile_seconds,"  # noqa: S608
+            f" created_at, last_used_at, hits FROM entries WHERE {where} ORDER BY {wanted.order()} LIMIT ?",
+            *values,
+            wanted.limit or -1,
+        )
+        return rows, matched
+
+    def beginning_with(self, prefix: str, limit: int) -> list[Row]:
+        """Key and module name of entries whose key begins like this."""
+        # "g" comes after every hexadecimal digit, and a range uses the index.
+        return self._rows(
+            "SELECT key, module_name FROM entries WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
+            prefix,
+            f"{prefix}g",
+            limit,
+        )
+
+    def entry(self, key: str) -> Row:
+        """All columns of one entry."""
+        return self._rows("SELECT * FROM entries WHERE key = ?", key)[0]
+
+    def program(self, digest: str) -> Row:
+        """All columns of one program, with its stored size."""
+        return self._rows(
+            "SELECT programs.*, blobs.stored_size FROM programs JOIN blobs ON blobs.digest = programs.blob"
+            " WHERE programs.digest = ?",
+            digest,
+        )[0]
+
+    def description(self, component: str) -> str | None:
+        """The text of a component, if one was kept."""
+        rows = self._rows("SELECT description FROM components WHERE digest = ?", component)
+        return rows[0]["description"] if rows else None
+
+    def file_of(self, blob: str) -> Path | None:
+        """The file a content is kept in, or None for one inside the database."""
+        (row,) = self._rows("SELECT content IS NULL AS outside FROM blobs WHERE digest = ?", blob)
+        return self._directory / "blobs" / blob[:2] / blob if row["outside"] else None
+
+    def content(self, blob: str) -> bytes:
+        """The bytes of a content, checked against its digest."""
+        path = self.file_of(blob)
+        if path is None:
+            content: bytes = self._rows("SELECT content FROM blobs WHERE digest = ?", blob)[0]["content"]
+        else:
+            try:
+                content = path.read_bytes()
+            except OSError as error:
+                raise StoreError(f"{path}: {error.strerror}") from None
+        if hashlib.sha256(content).hexdigest() != blob:
+            raise DamagedError(f"the content {blob[:12]} is damaged: its digest differs")
+        return content
+
+    def _rows(self, sql: str, *values: Any) -> list[Row]:
+        cursor = self._connection.execute(sql, values)
+        names = [column[0] for column in cursor.description]
+        return [dict(zip(names, row, strict=True)) for row in cursor]

@@ -1,0 +1,154 @@
+"""Talking to the daemon: find it, start it, wait until it has left."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+from xcache import protocol
+from xcache._version import __version__
+from xcache.cli.output import note
+from xcache.client import Connection
+from xcache.config import Config
+from xcache.errors import (
+    ConfigError,
+    ConnectionLostError,
+    ProtocolError,
+    RefusedError,
+    UnavailableError,
+    UntrustedError,
+)
+from xcache.launcher import Launcher
+
+# A daemon gives what is in flight half a minute when it is told to leave.
+_LEAVING_SECONDS = 40.0
+# A new one may have a large store to open and to migrate.
+_STARTING_SECONDS = 30.0
+_RETRY_EVERY = 0.02
+
+
+def find(settings: Config) -> Connection | None:
+    """A connection to the daemon, or None when none runs."""
+    connection = _find_any(settings)
+    return None if connection is None else _same_protocol(connection)
+
+
+def reach(settings: Config) -> tuple[Connection, bool]:
+    """A connection to the daemon, which is started when none runs; and whether it was."""
+    launcher = Launcher(settings)
+    started = False
+    deadline = time.monotonic() + settings.timeout
+    while True:
+        try:
+            return _same_protocol(_connect(settings)), started
+        except ConnectionLostError as error:
+            if started or time.monotonic() >= deadline:
+                raise _silent(settings, error) from None
+        started = launcher.start()
+        if started:
+            launcher.wait(_STARTING_SECONDS)
+        else:
+            # Somebody else's is on its way, or the last one is still leaving.
+            time.sleep(_RETRY_EVERY)
+
+
+def reach_for_change(settings: Config) -> Connection:
+    """A connection to the daemon, which is started unless the user wants none to start by itself."""
+    if settings.autostart:
+        return reach(settings)[0]
+    connection = find(settings)
+    if connection is None:
+        raise UnavailableError(
+            "only a daemon changes the store, none runs, and the setting autostart is off; start one: xcache start"
+        )
+    return connection
+
+
+def leave(settings: Config) -> protocol.Welcome | None:
+    """Tell the daemon to leave and wait until it has; None when none ran."""
+    connection = _find_any(settings)
+    if connection is None:
+        return None
+    welcome = connection.welcome
+    deadline = time.monotonic() + _LEAVING_SECONDS
+    with contextlib.closing(connection):
+        connection.demand(protocol.Stop("xcache stop"), protocol.Done, settings.timeout)
+        connection.wait_for_end(_LEAVING_SECONDS)
+    launcher = Launcher(settings)
+    # The connection ends just before the process does. Its place may also be taken by another at once.
+    while launcher.held() and _alive(welcome.pid):
+        if time.monotonic() >= deadline:
+            raise UnavailableError(
+                f"the daemon (process {welcome.pid}) was told to leave, and has not within {_LEAVING_SECONDS:g} s"
+            )
+        time.sleep(_RETRY_EVERY)
+    return welcome
+
+
+def bring_up_to_date(settings: Config) -> None:
+    """Have a daemon, if one runs, write what it holds back; say so where that fails."""
+    try:
+        connection = find(settings)
+        if connection is not None:
+            with contextlib.closing(connection):
+                connection.demand(protocol.Sync(), protocol.Done, settings.timeout)
+    except (UnavailableError, RefusedError) as error:
+        note(f"the latest uses may be missing: {error}")
+
+
+def _find_any(settings: Config) -> Connection | None:
+    """A connection to whatever version runs."""
+    try:
+        return _connect(settings)
+    except ConnectionLostError as error:
+        if not Launcher(settings).held():
+            return None
+        raise _silent(settings, error) from None
+
+
+def _connect(settings: Config) -> Connection:
+    connection = Connection(settings.socket, settings.timeout, __version__)
+    theirs = Path(connection.welcome.directory)
+    if theirs != settings.dir and not _same_directory(theirs, settings.dir):
+        connection.close()
+        raise ConfigError(
+            f"the daemon on {settings.socket} serves {theirs}, not {settings.dir}: XCACHE_SOCKET and XCACHE_DIR disagree"
+        )
+    return connection
+
+
+def _same_protocol(connection: Connection) -> Connection:
+    welcome = connection.welcome
+    if welcome.protocol == protocol.VERSION:
+        return connection
+    connection.close()
+    raise ProtocolError(
+        f"the daemon (xcache {welcome.version}, process {welcome.pid}) speaks version {welcome.protocol} of the"
+        f" protocol, and this xcache {protocol.VERSION}; replace it: xcache restart"
+    )
+
+
+def _silent(settings: Config, error: ConnectionLostError) -> UnavailableError:
+    return UnavailableError(f"a daemon holds {settings.dir} and does not answer ({error})")
+
+
+def _same_directory(one: Path, other: Path) -> bool:
+    try:
+        return one.samefile(other)
+    except OSError:
+        return False
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+__all__ = ["UntrustedError", "bring_up_to_date", "find", "leave", "reach", "reach_for_change"]
