@@ -20,7 +20,7 @@ from typing import Any
 from xcache import executables, keys, payload, protocol
 from xcache.client import Client
 from xcache.config import Config
-from xcache.errors import DamagedError, UncacheableError, XcacheError
+from xcache.errors import DamagedError, NotAskedError, StartingError, UncacheableError, XcacheError
 from xcache.keys import Key
 from xcache.launcher import Launcher
 from xcache.statistics import Counting, Statistics
@@ -81,7 +81,7 @@ class Cache:
 
     def _begin(self) -> None:
         """Start with connections, threads and locks of this process's own."""
-        self._client = Client(self.config, self._version, self._start_daemon)
+        self._client = Client(self.config, self._version, self._launcher if self.config.autostart else None)
         self._queue = StoreQueue(self._store, self._tell, patience=self.config.timeout)
         self._lock = threading.Lock()
         self._finalized = False
@@ -96,7 +96,7 @@ class Cache:
             if self.config.autostart:
                 self._launcher.start()
         except (XcacheError, OSError) as error:
-            self._complain("daemon unavailable", error)
+            self._went_wrong(error)
 
     def get_or_compile(self, request: Request) -> Outcome:
         """The executable, from the cache if it can be had there; only the compiler's own exceptions leave."""
@@ -239,12 +239,9 @@ class Cache:
             except (XcacheError, OSError) as error:
                 logger.debug("statistics not delivered: %s", error)
 
-    def _start_daemon(self) -> bool:
-        if not self.config.autostart:
-            return False
-        return self._launcher.worth_waiting()
-
     def _went_wrong(self, error: Exception) -> None:
+        if isinstance(error, StartingError | NotAskedError):
+            return
         kind = getattr(error, "kind", type(error).__name__)
         self._counting.error(kind)
         self._complain(kind, error)

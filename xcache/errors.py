@@ -4,6 +4,9 @@
     ├── ConfigError             a setting has a value that cannot be used
     ├── UnavailableError        no answer from a daemon: the caller compiles
     │   ├── ConnectionLostError     refused, dropped or silent past the timeout
+    │   │   └── NobodyThereError        nothing listens on the socket
+    │   ├── StartingError           a daemon is on its way, and nothing it could say is worth waiting for
+    │   ├── NotAskedError           there was a failure a moment ago
     │   ├── ProtocolError           the peer said something that is not in the protocol
     │   └── UntrustedError          the socket or directory could belong to someone else
     ├── RefusedError            the daemon answered, and said no (with a kind and a reason)
@@ -39,6 +42,18 @@ class ConnectionLostError(UnavailableError):
     kind = "connection lost"
 
 
+class NobodyThereError(ConnectionLostError):
+    """Nothing listens on the socket."""
+
+
+class StartingError(UnavailableError):
+    """A daemon is on its way, and nothing it could say is worth waiting for."""
+
+
+class NotAskedError(UnavailableError):
+    """There was a failure a moment ago."""
+
+
 class ProtocolError(UnavailableError):
     """The peer said something that is not in the protocol."""
 
@@ -67,6 +82,8 @@ class DamagedError(XcacheError):
 
 class StoreError(XcacheError):
     """The store cannot be opened or written."""
+
+    kind = "store error"
 
 
 class NewerStoreError(StoreError):

@@ -46,27 +46,38 @@ class Launcher:
             os.close(lock)
         return True
 
-    def worth_waiting(self) -> bool:
-        """Start a daemon if need be; whether an answer is worth waiting for: not while the store is still empty."""
-        self.start()
+    def has_entries(self) -> bool:
+        """Whether there is a store in which something could be found."""
         return (self._config.dir / DATABASE).exists()
+
+    def held(self) -> bool:
+        """Whether a daemon has the store: one that is starting, serving or leaving."""
+        try:
+            lock = os.open(self._config.dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)
+        return False
 
     def wait(self, seconds: float) -> None:
         """Wait until the daemon that was started here is ready; UnavailableError says why it is not."""
-        if self._ready is None:
-            return
-        said = b""
-        deadline = time.monotonic() + seconds
-        while not said.endswith(b"\n"):
-            readable, _, _ = select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))
-            chunk = os.read(self._ready, 4096) if readable else b""
-            if not chunk:
-                break
-            said += chunk
+        if self._ready is not None:
+            select.select([self._ready], [], [], seconds)
+            if self._ready is not None and (reason := self.failure() or self._silence(seconds)):
+                raise UnavailableError(f"the daemon did not start: {reason}")
+
+    def failure(self) -> str | None:
+        """Why the daemon that was started here did not start, as far as is known; it is said once."""
+        if self._ready is None or not select.select([self._ready], [], [], 0)[0]:
+            return None
+        said = os.read(self._ready, 65536).decode("utf-8", "replace").strip()
         self._forget_ready()
-        last = said.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        if last != "ready":
-            raise UnavailableError(f"the daemon did not start: {last or f'it said nothing within {seconds:g} s'}")
+        return None if said == "ready" else said.rpartition("\n")[2] or "it ended without a word"
 
     def _spawn(self, lock: int) -> None:
         self._forget_ready()
@@ -92,6 +103,9 @@ class Launcher:
             raise UnavailableError(f"the daemon could not be started: {error}") from None
         finally:
             os.close(ready)
+
+    def _silence(self, seconds: float) -> str | None:
+        return None if self._ready is None else f"it said nothing within {seconds:g} s"
 
     def _forget_ready(self) -> None:
         if self._ready is not None:

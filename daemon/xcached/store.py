@@ -298,13 +298,12 @@ class Store:
         self._db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", tuple(row.values()))
 
     def _open(self) -> sqlite3.Connection:
-        connection = self._connect()
-        (found,) = connection.execute("PRAGMA user_version").fetchone()
+        found = self._version_found()
         if found > _SCHEMA_VERSION:
-            connection.close()
             raise NewerStoreError(
                 f"{self._path} was written by a newer xcache (schema {found}; this one knows {_SCHEMA_VERSION})"
             )
+        connection = self._connect()
         if found < _SCHEMA_VERSION:
             # sqlite-utils takes 200 ms to import, which only a store that has to change is worth.
             from sqlite_utils import Database
@@ -317,6 +316,13 @@ class Store:
             with contextlib.suppress(OSError):
                 os.chmod(self._path, 0o600)
         return connection
+
+    def _version_found(self) -> int:
+        """The version of the store that is there, found without writing to it; 0 if there is none."""
+        if not self._path.exists():
+            return 0
+        with contextlib.closing(sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True, timeout=10)) as connection:
+            return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=10, isolation_level=None, check_same_thread=False)

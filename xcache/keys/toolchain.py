@@ -120,6 +120,8 @@ class _Digests:
             return
         try:
             self._memo.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if self._memo.parent.stat().st_uid != os.getuid():
+                return
             handle, name = tempfile.mkstemp(prefix=MEMO, dir=self._memo.parent)
             with os.fdopen(handle, "w") as file:
                 json.dump(self._known, file)

@@ -1,0 +1,131 @@
+"""One connection to the daemon: send a message, get its answer, and no wait without a bound."""
+
+from __future__ import annotations
+
+import array
+import os
+import socket
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from xcache import protocol
+from xcache.errors import ConnectionLostError, NobodyThereError, ProtocolError, RefusedError
+from xcache.private import check_directory, check_peer
+
+Reply = TypeVar("Reply")
+
+_ANCILLARY = socket.CMSG_SPACE(protocol.MAX_DESCRIPTORS * array.array("i").itemsize)
+_CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+
+
+class Connection:
+    """One connection to the daemon; not for two threads at once."""
+
+    def __init__(self, path: Path, timeout: float, version: str) -> None:
+        """Connect, make sure the daemon is this user's own (or root's), and say hello."""
+        self._reader = protocol.FrameReader()
+        self._messages: list[tuple[int, protocol.Message]] = []
+        self._descriptors: list[int] = []
+        self._request = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            check_directory(path.parent)
+            self._socket.settimeout(timeout)
+            self._socket.connect(os.fspath(path))
+            check_peer(self._socket)
+            program = Path(sys.argv[0] if sys.argv else "").name[:200]
+            hello = protocol.Hello(protocol.VERSION, version, os.getpid(), program)
+            self.welcome = self.demand(hello, protocol.Welcome, timeout)
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            self.close()
+            raise NobodyThereError(f"{path}: {error.strerror}") from None
+        except OSError as error:
+            self.close()
+            raise ConnectionLostError(f"{path}: {error.strerror or error}") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def ask(self, message: protocol.Message, timeout: float, descriptors: Sequence[int] = ()) -> protocol.Message:
+        """Send a message and return its answer; RefusedError when the daemon says no."""
+        deadline = time.monotonic() + timeout
+        self._request += 1
+        try:
+            self._send(protocol.encode(self._request, message), descriptors, deadline)
+            while True:
+                request, reply = self._receive(deadline)
+                if request == self._request:
+                    break
+        except TimeoutError:
+            raise ConnectionLostError(f"no answer within {timeout:g} s") from None
+        except OSError as error:
+            raise ConnectionLostError(str(error.strerror or error)) from None
+        if isinstance(reply, protocol.Refused):
+            raise RefusedError(reply.kind, reply.reason)
+        return reply
+
+    def demand(
+        self, message: protocol.Message, expected: type[Reply], timeout: float, descriptors: Sequence[int] = ()
+    ) -> Reply:
+        """Send a message to which there is only one right kind of answer."""
+        reply = self.ask(message, timeout, descriptors)
+        if not isinstance(reply, expected):
+            raise ProtocolError(f"a {type(reply).__name__} came where a {expected.__name__} was due")
+        return reply
+
+    def take_descriptor(self) -> int:
+        """The descriptor that came beside the last answer."""
+        if not self._descriptors:
+            raise ProtocolError("no descriptor came with the answer")
+        return self._descriptors.pop(0)
+
+    def close(self) -> None:
+        """Drop the connection and whatever came with it."""
+        self._socket.close()
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def wait_for_end(self, timeout: float) -> bool:
+        """Whether the daemon closed the connection within ``timeout``: after Stop, that it has left."""
+        self._socket.settimeout(timeout)
+        try:
+            while self._socket.recv(4096):
+                pass
+        except OSError:
+            return False
+        return True
+
+    def _send(self, frame: bytes, descriptors: Sequence[int], deadline: float) -> None:
+        view = memoryview(frame)
+        self._socket.settimeout(left(deadline))
+        if descriptors:
+            view = view[socket.send_fds(self._socket, [view], list(descriptors)) :]
+        while view:
+            self._socket.settimeout(left(deadline))
+            view = view[self._socket.send(view) :]
+
+    def _receive(self, deadline: float) -> tuple[int, protocol.Message]:
+        while not self._messages:
+            self._socket.settimeout(left(deadline))
+            data, ancillary, _, _ = self._socket.recvmsg(64 * 1024, _ANCILLARY, _CLOSE_ON_EXEC)
+            for level, kind, content in ancillary:
+                if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                    numbers = array.array("i")
+                    numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
+                    self._descriptors += numbers
+            if not data:
+                raise ConnectionLostError("the daemon closed the connection")
+            self._messages += self._reader.feed(data)
+        return self._messages.pop(0)
+
+
+def left(deadline: float) -> float:
+    """Seconds until ``deadline``, never so few that a socket would mean forever or not at all."""
+    seconds = deadline - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
