@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from xcache import executables, keys, payload, protocol
 from xcache.client import Client
@@ -49,12 +49,12 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """A loaded executable, and how it was come by."""
+    """A loaded executable, and how it was come by: as a hit, a miss, or uncacheable."""
 
     executable: Any
-    hit: bool
+    kind: Literal["hit", "miss", "uncacheable"]
     compile_seconds: float
-    retrieval_seconds: float
+    retrieval_seconds: float = 0.0
 
 
 class Cache:
@@ -64,7 +64,6 @@ class Cache:
         self.config = config
         self.mode = mode
         self._version = version
-        self._launcher = Launcher(config)
         self._counting = Counting()
         self._said: set[str] = set()
         # Keys whose entry is there and cannot be used: what is compiled instead takes its place.
@@ -77,10 +76,16 @@ class Cache:
         # Registered weakly: a cache that was closed must not live on in every child.
         this = weakref.ref(self)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: (cache := this()) is not None and cache._begin())
+            os.register_at_fork(after_in_child=lambda: (cache := this()) is not None and cache._begin_in_child())
+
+    def _begin_in_child(self) -> None:
+        """After a fork: leave the parent what is the parent's."""
+        self._counting = self._counting.for_child()
+        self._begin()
 
     def _begin(self) -> None:
         """Start with connections, threads and locks of this process's own."""
+        self._launcher = Launcher(self.config)
         self._client = Client(self.config, self._version, self._launcher if self.config.autostart else None)
         self._queue = StoreQueue(self._store, self._tell, patience=self.config.timeout)
         self._lock = threading.Lock()
@@ -104,7 +109,7 @@ class Cache:
             found = None if self.mode == "refresh" else self._look_up(request)
         except UncacheableError as reason:
             self.count_uncacheable(str(reason))
-            return Outcome(request.compile(), hit=False, compile_seconds=0.0, retrieval_seconds=0.0)
+            return Outcome(request.compile(), "uncacheable", 0.0)
         if found is not None:
             return found
         self._counting.add(requests=1, misses=1)
@@ -116,7 +121,7 @@ class Cache:
             self._finish_before_exit()
             if not self._queue.add((request, executable, seconds), weight=seconds):
                 self._counting.error("store queue full")
-        return Outcome(executable, hit=False, compile_seconds=seconds, retrieval_seconds=0.0)
+        return Outcome(executable, "miss", seconds)
 
     def count_uncacheable(self, reason: str) -> None:
         """Count a program that went past the cache, and why."""
@@ -148,7 +153,7 @@ class Cache:
             raw = payload.open_sealed(key, entry.digest, entry.sealed)
         except UncacheableError:
             raise
-        except (XcacheError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - nothing that is wrong with the cache is the program's trouble
             if isinstance(error, DamagedError):
                 self._bad.add(key)
             self._went_wrong(error)
@@ -169,7 +174,7 @@ class Cache:
         self._queue.tell_soon()
         executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.keep))
         logger.debug("hit: %s %s (%.3f s instead of %.3f s)", name, key[:12], now - start, entry.compile_seconds)
-        return Outcome(executable, hit=True, compile_seconds=entry.compile_seconds, retrieval_seconds=now - start)
+        return Outcome(executable, "hit", entry.compile_seconds, now - start)
 
     def _finish_before_exit(self) -> None:
         """Children that multiprocessing forked leave without atexit; its own finalizers they do run."""

@@ -16,6 +16,7 @@ from xcache.config import Config
 from xcache.connection import Connection, left
 from xcache.errors import (
     ConnectionLostError,
+    HungUpError,
     NobodyThereError,
     NotAskedError,
     ProtocolError,
@@ -169,10 +170,17 @@ class Client:
 
     def _connect(self, deadline: float, wait_for_start: bool) -> Connection:
         """Connect, starting a daemon when there is none, or asking an older one to make room."""
-        replaced = started = False
+        replaced = started = hung_up = False
         while True:
             try:
                 connection = Connection(self._config.socket, left(deadline), self._version)
+            except HungUpError:
+                # One that was leaving, or being killed, at that moment: the next one will be there soon.
+                if hung_up:
+                    raise
+                hung_up = True
+                time.sleep(min(_RETRY_EVERY, left(deadline)))
+                continue
             except NobodyThereError as error:
                 if self._launcher is None:
                     raise

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from xcache import protocol
-from xcache.errors import ConnectionLostError, NobodyThereError, ProtocolError, RefusedError
+from xcache.errors import ConnectionLostError, HungUpError, NobodyThereError, ProtocolError, RefusedError
 from xcache.private import check_directory, check_peer
 
 Reply = TypeVar("Reply")
@@ -36,8 +36,7 @@ class Connection:
             self._socket.settimeout(timeout)
             self._socket.connect(os.fspath(path))
             check_peer(self._socket)
-            program = Path(sys.argv[0] if sys.argv else "").name[:200]
-            hello = protocol.Hello(protocol.VERSION, version, os.getpid(), program)
+            hello = protocol.Hello(protocol.VERSION, version, os.getpid(), _program())
             self.welcome = self.demand(hello, protocol.Welcome, timeout)
         except (FileNotFoundError, ConnectionRefusedError) as error:
             self.close()
@@ -61,6 +60,8 @@ class Connection:
                     break
         except TimeoutError:
             raise ConnectionLostError(f"no answer within {timeout:g} s") from None
+        except (ConnectionError, EOFError) as error:
+            raise HungUpError(f"the daemon hung up ({error})") from None
         except OSError as error:
             raise ConnectionLostError(str(error.strerror or error)) from None
         if isinstance(reply, protocol.Refused):
@@ -118,7 +119,7 @@ class Connection:
                     numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
                     self._descriptors += numbers
             if not data:
-                raise ConnectionLostError("the daemon closed the connection")
+                raise EOFError("without an answer")
             self._messages += self._reader.feed(data)
         return self._messages.pop(0)
 
@@ -129,3 +130,9 @@ def left(deadline: float) -> float:
     if seconds <= 0:
         raise TimeoutError
     return seconds
+
+
+def _program() -> str:
+    """What this program is called, as far as text can say it."""
+    name = Path(sys.argv[0]).name if sys.argv else ""
+    return name.encode("utf-8", "replace").decode()[:200]

@@ -4,7 +4,8 @@
     ├── ConfigError             a setting has a value that cannot be used
     ├── UnavailableError        no answer from a daemon: the caller compiles
     │   ├── ConnectionLostError     refused, dropped or silent past the timeout
-    │   │   └── NobodyThereError        nothing listens on the socket
+    │   │   ├── NobodyThereError        nothing listens on the socket
+    │   │   └── HungUpError             the daemon ended the connection
     │   ├── StartingError           a daemon is on its way, and nothing it could say is worth waiting for
     │   ├── NotAskedError           there was a failure a moment ago
     │   ├── ProtocolError           the peer said something that is not in the protocol
@@ -44,6 +45,10 @@ class ConnectionLostError(UnavailableError):
 
 class NobodyThereError(ConnectionLostError):
     """Nothing listens on the socket."""
+
+
+class HungUpError(ConnectionLostError):
+    """The daemon ended the connection: it left, was killed, or did not like what it heard."""
 
 
 class StartingError(UnavailableError):

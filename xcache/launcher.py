@@ -12,7 +12,7 @@ import os
 import select
 import subprocess
 import sys
-import time
+import threading
 
 from xcache.config import Config
 from xcache.errors import UnavailableError
@@ -29,6 +29,8 @@ class Launcher:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._ready: int | None = None
+        # Two threads must not read, close and read again what one of them was to read.
+        self._reading = threading.Lock()
 
     def start(self) -> bool:
         """Start a daemon unless one runs or is being started; whether this call did. Does not wait for it."""
@@ -54,7 +56,7 @@ class Launcher:
         """Whether a daemon has the store: one that is starting, serving or leaving."""
         try:
             lock = os.open(self._config.dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
+        except OSError:
             return False
         try:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -66,22 +68,32 @@ class Launcher:
 
     def wait(self, seconds: float) -> None:
         """Wait until the daemon that was started here is ready; UnavailableError says why it is not."""
-        if self._ready is not None:
-            select.select([self._ready], [], [], seconds)
-            if self._ready is not None and (reason := self.failure() or self._silence(seconds)):
-                raise UnavailableError(f"the daemon did not start: {reason}")
+        if reason := self._outcome(seconds):
+            raise UnavailableError(f"the daemon did not start: {reason}")
 
     def failure(self) -> str | None:
-        """Why the daemon that was started here did not start, as far as is known; it is said once."""
-        if self._ready is None or not select.select([self._ready], [], [], 0)[0]:
-            return None
-        said = os.read(self._ready, 65536).decode("utf-8", "replace").strip()
-        self._forget_ready()
+        """Why the daemon that was started here did not start, if it has said so by now; it is said once."""
+        return self._outcome(None)
+
+    def _outcome(self, seconds: float | None) -> str | None:
+        """The reason why it did not start; without ``seconds``, no news is good news."""
+        with self._reading:
+            if self._ready is None:
+                return None
+            readable, _, _ = select.select([self._ready], [], [], seconds or 0.0)
+            if not readable:
+                return None if seconds is None else f"it said nothing within {seconds:g} s"
+            said = os.read(self._ready, 65536).decode("utf-8", "replace").strip()
+            os.close(self._ready)
+            self._ready = None
         return None if said == "ready" else said.rpartition("\n")[2] or "it ended without a word"
 
     def _spawn(self, lock: int) -> None:
-        self._forget_ready()
-        self._ready, ready = os.pipe2(os.O_CLOEXEC) if hasattr(os, "pipe2") else os.pipe()
+        reading, ready = os.pipe()
+        with self._reading:
+            before, self._ready = self._ready, reading
+        if before is not None:
+            os.close(before)
         # -P: a file in the working directory must not pass for a module of the daemon.
         command = [sys.executable, "-P", "-m", "xcached", "--lock-fd", str(lock), "--ready-fd", str(ready)]
         try:
@@ -103,11 +115,3 @@ class Launcher:
             raise UnavailableError(f"the daemon could not be started: {error}") from None
         finally:
             os.close(ready)
-
-    def _silence(self, seconds: float) -> str | None:
-        return None if self._ready is None else f"it said nothing within {seconds:g} s"
-
-    def _forget_ready(self) -> None:
-        if self._ready is not None:
-            os.close(self._ready)
-            self._ready = None

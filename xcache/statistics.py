@@ -72,6 +72,12 @@ class Counting:
             self._untold.clear()
         return untold
 
+    def for_child(self) -> Counting:
+        """The same totals with a lock of its own, and nothing to tell that the parent will tell."""
+        child = Counting()
+        child._total.update(self._total)
+        return child
+
     def snapshot(self) -> Statistics:
         """The totals so far."""
         with self._lock:

@@ -75,19 +75,28 @@ class StoreQueue(Generic[Job]):
         return True
 
     def _run(self) -> None:
-        while True:
+        try:
+            while not self._rest():
+                pass
+        finally:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._finishing, _LINGER)
-                job, self._working = self._jobs.popleft() if self._jobs else (None, 0.0)
-                self._busy = job is not None
-            if job is not None:
-                self._work(job)
-                # The executable must not be kept alive by a thread that waits.
-                job = None
-                continue
-            self._tell()
-            with self._changed:
-                if not self._jobs:
+                if self._thread is threading.current_thread():
                     self._thread = None
-                    self._changed.notify_all()
-                    return
+                self._changed.notify_all()
+
+    def _rest(self) -> bool:
+        """Do one job; whether there was none for a while and the thread may go."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._finishing, _LINGER)
+            job, self._working = self._jobs.popleft() if self._jobs else (None, 0.0)
+            self._busy = job is not None
+        if job is not None:
+            self._work(job)
+            return False
+        self._tell()
+        with self._changed:
+            if self._jobs:
+                return False
+            # Under the lock, so that whoever adds a job from here on starts another thread.
+            self._thread = None
+            return True

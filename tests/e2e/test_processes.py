@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import textwrap
@@ -107,7 +108,13 @@ def run_job(place, port: int) -> list[list[object]]:
     return [json.loads(out.splitlines()[-1]) for out, _ in said]
 
 
-def test_both_processes_of_a_job_store_and_find_what_they_compile(place, free_port):
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_both_processes_of_a_job_store_and_find_what_they_compile(place):
     cold = run_job(place, free_port())
     assert [total for total, *_ in cold] == [12.0, 12.0]
     warm = run_job(place, free_port())

@@ -92,13 +92,13 @@ def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., 
                 serialize=lambda executable: serialize(backend, executable),
             )
         )
-        if outcome.hit:
+        if outcome.kind == "hit":
             jax.record_event("/jax/compilation_cache/cache_hits")
             jax.record_duration(
                 "/jax/compilation_cache/compile_time_saved_sec", outcome.compile_seconds - outcome.retrieval_seconds
             )
             jax.record_duration("/jax/compilation_cache/cache_retrieval_time_sec", outcome.retrieval_seconds)
-        else:
+        elif outcome.kind == "miss":
             jax.record_event("/jax/compilation_cache/cache_misses")
             jax.note_compile_after_miss()
         return outcome.executable
