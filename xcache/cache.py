@@ -76,7 +76,7 @@ class Cache:
         # Registered weakly: a cache that was closed must not live on in every child.
         this = weakref.ref(self)
         if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=lambda: (cache := this()) is not None and cache._begin_in_child())
+            os.register_at_fork(after_in_child=lambda: _begin_in_child(this()))
 
     def _begin_in_child(self) -> None:
         """After a fork: leave the parent what is the parent's."""
@@ -257,6 +257,11 @@ class Cache:
             first = kind not in self._said
             self._said.add(kind)
         logger.log(logging.WARNING if first else logging.DEBUG, "%s (%s); compiling without the cache", error, kind)
+
+
+def _begin_in_child(cache: Cache | None) -> None:
+    if cache is not None:
+        cache._begin_in_child()
 
 
 _current: Cache | None = None

@@ -198,7 +198,9 @@ class Client:
                 return connection
             if theirs > protocol.VERSION or replaced or self._launcher is None:
                 connection.close()
-                raise ProtocolError(f"the daemon speaks version {theirs} of the protocol, this program {protocol.VERSION}")
+                raise ProtocolError(
+                    f"the daemon speaks version {theirs} of the protocol, this program {protocol.VERSION}"
+                )
             with contextlib.closing(connection):
                 connection.demand(protocol.Stop("a newer xcache takes over"), protocol.Done, left(deadline))
                 connection.wait_for_end(left(deadline))
@@ -208,9 +210,8 @@ class Client:
 def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:
     """Read an entry handed over as a file; mapping it alone would make a truncated file a fatal signal."""
     with open(descriptor, "rb", buffering=0) as file:
-        size = os.fstat(descriptor).st_size
-        sealed = file.read(size) or b""
-        keep = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if size else b""
+        sealed = file.readall()
+        keep = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if sealed else b""
     return Entry(found.digest, found.compile_seconds, sealed, keep)
 
 
@@ -220,7 +221,7 @@ def _in_memory_file(content: bytes) -> Iterator[int]:
     if hasattr(os, "memfd_create"):
         file = open(os.memfd_create("xcache", os.MFD_CLOEXEC), "wb", buffering=0)  # noqa: SIM115
     else:
-        file = tempfile.TemporaryFile(buffering=0)  # type: ignore[assignment]  # noqa: SIM115
+        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
     with file:
         view = memoryview(content)
         while view:

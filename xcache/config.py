@@ -203,10 +203,8 @@ def _files(environ: Mapping[str, str]) -> list[Path]:
     if named and not Path(named).is_file():
         raise ConfigError(f"XCACHE_CONFIG={named!r} (environment) is not a file")
     files = [Path(named)] if named else []
-    for path in (_xdg(environ, "XDG_CONFIG_HOME", ".config") / "xcache" / "config.toml", SYSTEM_FILE):
-        if path.is_file():
-            files.append(path)
-    return files
+    usual = (_xdg(environ, "XDG_CONFIG_HOME", ".config") / "xcache" / "config.toml", SYSTEM_FILE)
+    return files + [path for path in usual if path.is_file()]
 
 
 def _read_file(path: Path, known: Mapping[str, Setting]) -> dict[str, Any]:

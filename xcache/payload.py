@@ -9,7 +9,6 @@ XLA sees one of them.
 from __future__ import annotations
 
 import struct
-import typing
 
 import zstandard
 
@@ -49,6 +48,6 @@ def open_sealed(key: str, expected_digest: str, sealed: bytes | memoryview) -> b
     try:
         if size > MAX_RAW_SIZE or zstandard.get_frame_parameters(frame).content_size != size:
             raise DamagedError("its size differs")
-        return typing.cast("bytes", zstandard.ZstdDecompressor().decompress(frame))
+        return zstandard.ZstdDecompressor().decompress(frame)
     except (zstandard.ZstdError, MemoryError) as error:
         raise DamagedError(f"it cannot be decompressed ({error})") from None

@@ -68,7 +68,7 @@ class Counting:
     def take_untold(self) -> dict[str, float]:
         """What was counted since the last call."""
         with self._lock:
-            untold = dict(self._untold)
+            untold: dict[str, float] = dict(self._untold)
             self._untold.clear()
         return untold
 

@@ -12,7 +12,7 @@ VERSION = 1
 migrations = Migrations("xcache")
 
 
-@migrations()
+@migrations()  # type: ignore[untyped-decorator]  # sqlite-utils is skipped: its annotations need plugins to check
 def m001_first(db: Any) -> None:
     """Entries, what they consist of, and what was counted."""
     db["blobs"].create(

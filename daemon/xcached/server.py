@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from xcache import protocol
-from xcache.errors import ProtocolError, UntrustedError, XcacheError
+from xcache.errors import ProtocolError, StoreError, UntrustedError, XcacheError
 from xcache.private import check_peer
 from xcached.service import Client, Reply, Service
 from xcached.writer import refusal
@@ -85,7 +85,12 @@ class Connection:
     """One client. asyncio's own transports drop descriptors, so this reads and writes the socket itself."""
 
     def __init__(
-        self, connected: socket.socket, client: Client, server: Server, service: Service, loop: asyncio.AbstractEventLoop
+        self,
+        connected: socket.socket,
+        client: Client,
+        server: Server,
+        service: Service,
+        loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.in_flight = 0
         self._socket = connected
@@ -227,10 +232,8 @@ class Connection:
 
 def listen(path: Path) -> socket.socket:
     """A listening socket at ``path`` that only this user can connect to."""
-    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
-        with contextlib.suppress(OSError):
-            probe.connect(os.fspath(path))
-            raise FileExistsError(f"another daemon listens on {path}")
+    if _answers(path):
+        raise StoreError(f"another daemon listens on {path}")
     if path.is_socket():
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -244,3 +247,16 @@ def listen(path: Path) -> socket.socket:
         os.umask(before)
     listener.listen(socket.SOMAXCONN)
     return listener
+
+
+def _answers(path: Path) -> bool:
+    """Whether somebody takes connections there, and it is not only what a killed daemon left behind."""
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(os.fspath(path))
+        except TimeoutError:
+            return True
+        except OSError:
+            return False
+        return True

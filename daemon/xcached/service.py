@@ -18,9 +18,7 @@ from xcached.writer import CallJob, PutJob, WriterThread
 logger = logging.getLogger("xcached")
 
 _DIGITS = frozenset("0123456789abcdef")
-_COUNTERS = frozenset(
-    {"requests", "hits", "misses", "bytes_read", "compile_seconds", "load_seconds", "saved_seconds"}
-)
+_COUNTERS = frozenset({"requests", "hits", "misses", "bytes_read", "compile_seconds", "load_seconds", "saved_seconds"})
 _GROUPS = ("uncacheable:", "errors:")
 
 
@@ -123,12 +121,12 @@ class Service:
             os.dup(waiting.pop(0)) if message.program is None else None,
         )
         done: Future[protocol.Message] = Future()
-        self._writer.submit(
-            PutJob(message, executable, program, Writer(client.uid, client.pid, client.program), done)
-        )
+        self._writer.submit(PutJob(message, executable, program, Writer(client.uid, client.pid, client.program), done))
         return done
 
-    def _mark_not_cacheable(self, client: Client, message: protocol.MarkNotCacheable, descriptors: Sequence[int]) -> Answer:
+    def _mark_not_cacheable(
+        self, client: Client, message: protocol.MarkNotCacheable, descriptors: Sequence[int]
+    ) -> Answer:
         def mark(store: Store) -> protocol.Message:
             with store.transaction():
                 store.mark_not_cacheable(message)
@@ -160,7 +158,7 @@ class Service:
 
     def _sync(self, client: Client, message: protocol.Sync, descriptors: Sequence[int]) -> Answer:
         # The writer writes what it holds back before it comes to this.
-        return self._call(lambda store: protocol.Done())
+        return self._call(lambda _: protocol.Done())
 
     def _zero_statistics(self, client: Client, message: protocol.ZeroStatistics, descriptors: Sequence[int]) -> Answer:
         def zero(store: Store) -> protocol.Message:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -199,9 +198,7 @@ class Store:
             self._db.execute("DELETE FROM entries WHERE key = ?", (key,))
             loose += self._drop_blob(blob)
             if not self._refers("entries", "program", program):
-                (program_blob,) = self._db.execute(
-                    "SELECT blob FROM programs WHERE digest = ?", (program,)
-                ).fetchone()
+                (program_blob,) = self._db.execute("SELECT blob FROM programs WHERE digest = ?", (program,)).fetchone()
                 self._db.execute("DELETE FROM programs WHERE digest = ?", (program,))
                 loose += self._drop_blob(program_blob)
         return loose
@@ -279,7 +276,8 @@ class Store:
         return self._refers("blobs", "digest", digest)
 
     def _refers(self, table: str, column: str, value: str) -> bool:
-        return self._db.execute(f"SELECT 1 FROM {table} WHERE {column} = ? LIMIT 1", (value,)).fetchone() is not None
+        sql = f"SELECT 1 FROM {table} WHERE {column} = ? LIMIT 1"  # noqa: S608 - names of our own
+        return self._db.execute(sql, (value,)).fetchone() is not None
 
     def _insert_blob(self, source: Source) -> None:
         if self._has_blob(source.digest):
@@ -295,7 +293,8 @@ class Store:
 
     def _insert(self, table: str, **row: object) -> None:
         places = ", ".join("?" * len(row))
-        self._db.execute(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})", tuple(row.values()))
+        sql = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})"  # noqa: S608 - names of our own
+        self._db.execute(sql, tuple(row.values()))
 
     def _open(self) -> sqlite3.Connection:
         found = self._version_found()
@@ -314,7 +313,7 @@ class Store:
             connection.execute("PRAGMA journal_mode = WAL")
             migrations.apply(Database(connection, execute_plugins=False))
             with contextlib.suppress(OSError):
-                os.chmod(self._path, 0o600)
+                self._path.chmod(0o600)
         return connection
 
     def _version_found(self) -> int:

@@ -185,7 +185,11 @@ def in_a_process_with(xla_flags: dict[str, str]) -> tuple[list[str], dict[str, s
 def test_the_field_numbers_are_those_of_this_jaxlib():
     """Every flag that is left out is set, in a process of its own, to a value that is not its default."""
     true = dict.fromkeys(LEFT_OUT.values(), "true")
-    numbers = {"xla_force_host_platform_device_count", "xla_dump_max_hlo_modules", "xla_debug_buffer_assignment_show_max"}
+    numbers = {
+        "xla_force_host_platform_device_count",
+        "xla_dump_max_hlo_modules",
+        "xla_debug_buffer_assignment_show_max",
+    }
     flags = true | dict.fromkeys(numbers, "7")
     flags.pop("xla_gpu_experimental_autotune_cache_mode")
     plain, _ = in_a_process_with({})

@@ -55,7 +55,7 @@ def test_the_version_counts_and_the_place_does_not(jaxlib_folder, tmp_path):
 
 
 def test_digests_are_remembered_for_files_that_have_settled(jaxlib_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: os.stat(jaxlib_folder / "_jax.so").st_ctime + 60)
+    monkeypatch.setattr(time, "time", lambda: (jaxlib_folder / "_jax.so").stat().st_ctime + 60)
     first = describe(jaxlib_folder, tmp_path / "memo")
     known = json.loads((tmp_path / "memo" / toolchain.MEMO).read_text())
     assert set(known) == {str(path) for path in jaxlib_folder.iterdir()}
@@ -81,7 +81,7 @@ def test_a_damaged_memo_is_as_good_as_none(jaxlib_folder, tmp_path, content):
 
 
 def test_a_memo_that_others_can_write_is_not_believed(jaxlib_folder, tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: os.stat(jaxlib_folder / "_jax.so").st_ctime + 60)
+    monkeypatch.setattr(time, "time", lambda: (jaxlib_folder / "_jax.so").stat().st_ctime + 60)
     true = describe(jaxlib_folder, tmp_path)
     memo = tmp_path / toolchain.MEMO
     memo.write_text(json.dumps({path: [*mark[:-1], "0" * 64] for path, mark in json.loads(memo.read_text()).items()}))
@@ -92,7 +92,7 @@ def test_a_memo_that_others_can_write_is_not_believed(jaxlib_folder, tmp_path, m
 
 
 def test_a_memo_that_cannot_be_written_is_no_trouble(jaxlib_folder, monkeypatch):
-    monkeypatch.setattr(time, "time", lambda: os.stat(jaxlib_folder / "_jax.so").st_ctime + 60)
+    monkeypatch.setattr(time, "time", lambda: (jaxlib_folder / "_jax.so").stat().st_ctime + 60)
     assert describe(jaxlib_folder, Path("/proc/nowhere")) == describe(jaxlib_folder)
 
 

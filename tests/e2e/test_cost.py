@@ -22,8 +22,12 @@ print(json.dumps(sorted(set(sys.modules) - before)))
 
 def imported(place, **environment):
     # The plugin is kept from running by itself, so that what it brings can be told from what jax brings.
-    source = MODULES.format(before="import os; wanted = os.environ.pop('XCACHE', '')", after="os.environ['XCACHE'] = wanted")
-    source = source.replace("before = set", "jax.jit(lambda v: v * 3)(jax.numpy.ones(3)).block_until_ready()\nbefore = set")
+    source = MODULES.format(
+        before="import os; wanted = os.environ.pop('XCACHE', '')", after="os.environ['XCACHE'] = wanted"
+    )
+    source = source.replace(
+        "before = set", "jax.jit(lambda v: v * 3)(jax.numpy.ones(3)).block_until_ready()\nbefore = set"
+    )
     result = place.run(source, **environment)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)

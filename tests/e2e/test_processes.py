@@ -19,7 +19,10 @@ def test_many_programs_at_once_start_one_daemon_and_agree(place):
     source = COMPILE + "import xcache; print(xcache.stats().requests, xcache.stats().errors)"
     programs = [
         subprocess.Popen(
-            [sys.executable, "-c", source], env=place.env | {"XCACHE": "1"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, "-c", source],
+            env=place.env | {"XCACHE": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         )
         for _ in range(6)
     ]
@@ -30,7 +33,9 @@ def test_many_programs_at_once_start_one_daemon_and_agree(place):
     assert place.query("SELECT count(*) FROM entries") == [(1,)]
 
 
-FORKED = COMPILE + """
+FORKED = (
+    COMPILE
+    + """
 import os, warnings, xcache
 warnings.simplefilter("ignore")
 print(xcache.stats().requests, flush=True)
@@ -45,6 +50,7 @@ print(os.waitpid(pid, 0)[1])
 jax.jit(lambda v: v - 3)(x).block_until_ready()
 print(xcache.stats().requests, xcache.stats().errors)
 """
+)
 
 
 def test_a_forked_child_leaves_its_parents_connection_alone(place):

@@ -58,7 +58,7 @@ def test_custom_partitioning_is_cached_when_the_user_says_its_pointer_does_not_c
     [
         {"PYTHONHASHSEED": "7"},
         {"XLA_FLAGS": "--xla_dump_hlo_pass_re=none --xla_force_host_platform_device_count=1"},
-        {"JAX_COMPILATION_CACHE_DIR": "/tmp/xcache-not-used"},
+        {"JAX_COMPILATION_CACHE_DIR": "/nonexistent/xcache-not-used"},
         {"PYTHONOPTIMIZE": "1", "HOME": "/"},
         # More virtual devices than the program uses change no code.
         FOUR_DEVICES,

@@ -47,7 +47,7 @@ def compiled_in_spite_of(found, expected, *words: str) -> dict[str, int]:
 
 
 def test_a_socket_path_that_is_too_long(place, expected):
-    found = run(place, XCACHE_SOCKET="/tmp/" + "x" * 120)
+    found = run(place, XCACHE_SOCKET=f"{place.root}/{'x' * 120}")
     assert compiled_in_spite_of(found, expected, "too long for a Unix socket", "XCACHE_SOCKET") == {}
 
 
@@ -182,7 +182,7 @@ def test_a_file_that_is_gone(place, expected):
         path.unlink()
     results, stats, stderr = run(place)
     assert (results, stats["hits"], stats["misses"], stats["errors"], stderr) == (expected, PROGRAMS - 1, 1, {}, "")
-    results, stats, _ = run(place)
+    _, stats, _ = run(place)
     assert (stats["hits"], stats["misses"]) == (PROGRAMS, 0)
 
 
@@ -202,15 +202,13 @@ def test_a_daemon_that_is_stopped_costs_one_timeout(place, expected):
 
 def test_a_daemon_that_dies_while_a_program_runs(place, expected):
     pid_file = place.root / "pid"
-    source = COMPILE.replace(
-        "results.append",
-        f"import os, signal; os.kill(int(open({str(pid_file)!r}).read()), signal.SIGKILL); time.sleep(0.2)\nresults.append",
-    )
+    kill = f"import os, signal; os.kill(int(open({str(pid_file)!r}).read()), signal.SIGKILL); time.sleep(0.2)"
+    source = COMPILE.replace("results.append", f"{kill}\nresults.append")
     place.start_daemon()
     pid_file.write_text(str(place.daemon_pid()))
     result = place.run(source, XCACHE="1")
     assert result.returncode == 0, result.stderr
-    results, stats = json.loads(result.stdout)
+    results, _ = json.loads(result.stdout)
     assert results == expected
     assert result.stderr == ""
     # Another was started, and what was acknowledged by either is there.

@@ -60,7 +60,9 @@ class Handle:
     def __enter__(self) -> Handle:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.uninstall()
 
     def _restore(self) -> None:

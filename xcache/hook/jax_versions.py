@@ -7,7 +7,8 @@
 | executables with Python callbacks hold no pointer | 0.11.0 |
 | locations can be stripped from Mosaic kernels | 0.12.0 |
 
-What moved in jaxlib stands in ``xcache.executables`` and ``xcache.keys.platform``. A version that is not listed works if the shapes checked here are those it has.
+What moved in jaxlib stands in ``xcache.executables`` and ``xcache.keys.platform``. A version that is not listed works
+if the shapes checked here are those it has.
 """
 
 from __future__ import annotations
@@ -119,6 +120,4 @@ def probe() -> Jax:
 def _check(function: Callable[..., Any], expected: Sequence[str]) -> None:
     found = tuple(inspect.signature(function).parameters)
     if found != tuple(expected):
-        raise UnsupportedError(
-            f"this version of jax has another shape: {function.__name__} takes {', '.join(found)}"
-        )
+        raise UnsupportedError(f"this version of jax has another shape: {function.__name__} takes {', '.join(found)}")

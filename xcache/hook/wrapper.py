@@ -72,7 +72,7 @@ def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., 
         except UncacheableError as reason_:
             cache.count_uncacheable(str(reason_))
             return compile_now()
-        except Exception:  # noqa: BLE001 - a key that cannot be made must not cost anybody their program
+        except Exception:
             logger.warning("a key could not be made; compiling without the cache", exc_info=True)
             cache.count_uncacheable("key failed")
             return compile_now()

@@ -13,7 +13,9 @@ from xcache.errors import UncacheableError
 from xcache.keys import digest, lines
 from xcache.keys.options import LEFT_OUT
 
-_ONLY_DUMP_OR_LOG = re.compile(r"xla_(\w+_)?dump_\w+|xla_tpu_sdc_checker_(streamz_metric|\w+_callbacks|\w+_are_present)")
+_ONLY_DUMP_OR_LOG = re.compile(
+    r"xla_(\w+_)?dump_\w+|xla_tpu_sdc_checker_(streamz_metric|\w+_callbacks|\w+_are_present)"
+)
 _LEFT_OUT_NAMES = frozenset(LEFT_OUT.values())
 # Files that XLA reads while compiling: their content counts, so it stands beside their name.
 _READ_FROM = frozenset(
@@ -57,12 +59,12 @@ def collect(
 
 @functools.lru_cache(maxsize=64)
 def _parse_all(xla_flags: str, libtpu: str, arguments: tuple[str, ...]) -> dict[str, str]:
-    flags: dict[str, str] = {}
-    for source in (_split(xla_flags), ((a, v) for a, v in _split(libtpu)), (_split_one(a) for a in arguments)):
-        for name, value in source:
-            if name not in _LEFT_OUT_NAMES and not _ONLY_DUMP_OR_LOG.fullmatch(name):
-                flags[name] = value
-    return flags
+    flags = dict([*_split(xla_flags), *_split(libtpu), *map(_split_one, arguments)])
+    return {name: value for name, value in flags.items() if _counts(name)}
+
+
+def _counts(name: str) -> bool:
+    return name not in _LEFT_OUT_NAMES and not _ONLY_DUMP_OR_LOG.fullmatch(name)
 
 
 @functools.lru_cache(maxsize=64)

@@ -22,7 +22,9 @@ _SETTLED = 2.0
 _LARGE = 1 << 20
 _PLUGIN = re.compile(r"(libtpu|.*pjrt.*|xla_(cuda|rocm)_plugin)[^/]*\.(so|dylib)[0-9.]*")
 # Libraries that XLA:GPU hands parts of the compile to, or whose version it bakes into what it emits.
-_GPU_LIBRARY = re.compile(r"lib(nvJitLink|nvptxcompiler|nvrtc|nvvm|cudnn\w*|cublas\w*|cuda|amd_comgr\w*|MIOpen)\.so[0-9.]*")
+_GPU_LIBRARY = re.compile(
+    r"lib(nvJitLink|nvptxcompiler|nvrtc|nvvm|cudnn\w*|cublas\w*|cuda|amd_comgr\w*|MIOpen)\.so[0-9.]*"
+)
 
 
 def describe(platform: str, jaxlib: Path, version: str, memo: Path | None, cuda: Path | None = None) -> bytes:
@@ -145,4 +147,4 @@ def _read_memo(path: Path) -> dict[str, Any]:
 
 def _living(known: dict[str, Any]) -> dict[str, Any]:
     """Forget files that are gone, so that the memo does not grow with every environment there ever was."""
-    return {path: mark for path, mark in known.items() if os.path.exists(path)} if len(known) > 256 else known
+    return {path: mark for path, mark in known.items() if Path(path).exists()} if len(known) > 256 else known

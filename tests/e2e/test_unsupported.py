@@ -1,0 +1,71 @@
+"""Where xcache cannot work it stays off, says so in one line, and the program is none the worse."""
+
+from __future__ import annotations
+
+import pytest
+
+PROGRAM = """
+import jax, numpy as np
+{change}
+print(jax.jit(lambda v: v * 2)(np.float32(4)))
+import xcache
+print(xcache.stats().requests)
+"""
+NEW_PARAMETER = """
+from jax._src import compiler
+original = compiler.compile_or_get_cached
+def compile_or_get_cached(backend, computation, devices, compile_options, host_callbacks, executable_devices,
+                          pgle_profiler=None, something_new=None):
+    return original(backend, computation, devices, compile_options, host_callbacks, executable_devices, pgle_profiler)
+compiler.compile_or_get_cached = compile_or_get_cached
+"""
+MOVED = """
+from jax._src import compiler
+compiler.moved = compiler.backend_compile_and_load
+import types
+class Hiding(types.ModuleType):
+    def __getattribute__(self, name):
+        if name == "backend_compile_and_load" and __import__("sys")._getframe(1).f_code.co_name == "probe":
+            raise AttributeError(f"module 'compiler' has no attribute {name!r}")
+        return super().__getattribute__(name)
+compiler.__class__ = Hiding
+"""
+WINDOWS = 'import sys; sys.platform = "win32"'
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (NEW_PARAMETER, "compile_or_get_cached takes"),
+        (MOVED, "no attribute 'backend_compile_and_load'"),
+        (WINDOWS, "does not run on Windows"),
+    ],
+    ids=["a parameter more", "a function moved", "Windows"],
+)
+def test_what_is_not_supported_stays_off_with_one_line(place, change, words):
+    result = place.run(PROGRAM.format(change=change), XCACHE="1")
+    assert result.stdout.splitlines() == ["8.0", "0"], result.stderr
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+    assert "xcache is off" in result.stderr or "stays off" in result.stderr
+    assert not place.dir.exists()
+
+
+def test_enabling_it_from_code_is_an_error_then(place):
+    source = "import sys, xcache\nsys.platform = 'win32'\nxcache.enable()"
+    result = place.run(source)
+    assert "UnsupportedError" in result.stderr
+
+
+UNCACHEABLE_KEY = """
+from xcache.keys import describe
+def broken(*_, **__):
+    raise RuntimeError("a defect in making keys")
+describe.Surroundings.components = broken
+"""
+
+
+def test_a_defect_in_xcache_itself_costs_the_program_nothing(place):
+    result = place.run(PROGRAM.format(change=UNCACHEABLE_KEY), XCACHE="1")
+    assert result.stdout.splitlines() == ["8.0", "1"], result.stderr
+    assert "compiling without the cache" in result.stderr
