@@ -89,6 +89,19 @@ f.def_partition(
 out = listed(jax.jit(f, in_shardings=rows, out_shardings=rows)(jax.device_put(x, rows)))
 """
 
+# The compiler itself calls the function.
+INSPECTED = """
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+rows = NamedSharding(Mesh(np.array(jax.devices()), ("d",)), P("d"))
+out = []
+@jax.jit
+def f(v):
+    v = jnp.sin(v)
+    jax.debug.inspect_array_sharding(v, callback=lambda sharding: out.append(type(sharding).__name__))
+    return v * 2
+out += listed([f(jax.device_put(x, rows))])
+"""
+
 # An executable that came from the cache has to serialize like one that was compiled: bytes that run.
 SERIALIZED = """
 from jax.experimental import serialize_executable
@@ -110,10 +123,11 @@ PROGRAMS = {
     "sharded": SHARDED,
     "callback": CALLBACK,
     "partitioned": PARTITIONED,
+    "inspected": INSPECTED,
     "serialized": SERIALIZED,
 }
 FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
-NEEDS = {"sharded": FOUR_DEVICES, "partitioned": FOUR_DEVICES}
+NEEDS = {"sharded": FOUR_DEVICES, "partitioned": FOUR_DEVICES, "inspected": FOUR_DEVICES}
 
 
 @dataclasses.dataclass

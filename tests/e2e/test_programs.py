@@ -12,6 +12,7 @@ OLD_CALLBACKS = tuple(int(part) for part in jax.__version__.split(".")[:2]) < (0
 UNCACHEABLE = {
     "callback": {"python callback": 1} if OLD_CALLBACKS else {},
     "partitioned": {"custom_partitioning": 1},
+    "inspected": {"inspect_array_sharding": 1},
 }
 
 

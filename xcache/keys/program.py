@@ -11,6 +11,8 @@ from xcache.errors import UncacheableError
 # Names of custom calls as they stand, uncompressed, in the strings of MLIR bytecode. Looking for them there costs
 # microseconds; walking the operations costs milliseconds.
 _PARTITIONING = b"CustomSPMDPartitioning"
+# Holds a pointer to a function that the compiler calls: without compiling, nobody would call it.
+_INSPECTING = b"InspectSharding"
 _CALLBACKS = (b"python_cpu_callback", b"python_gpu_callback")
 _MOSAIC = b"tpu_custom_call"
 
@@ -31,6 +33,8 @@ def canonical(
     content = _bytecode(module) if keep_locations else _stripped(module, None)
     if callbacks_hold_pointers and any(name in content for name in _CALLBACKS):
         raise UncacheableError("python callback")
+    if _INSPECTING in content:
+        raise UncacheableError("inspect_array_sharding")
     changes: list[Callable[[Any], None]] = []
     if _PARTITIONING in content:
         if not ignore_partitioning_pointer:
