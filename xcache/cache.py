@@ -33,7 +33,7 @@ _NOT_SERIALIZABLE = "not serializable"
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """One program to be had: how to name it, load it, compile it and turn it into bytes."""
+    """One program to be had: how to name it, load it and turn it into bytes."""
 
     key: Key
     module_name: str
@@ -42,7 +42,6 @@ class Request:
     jaxlib_version: str
     program: bytes
     details: Callable[[], Mapping[str, str]]
-    compile: Callable[[], Any]
     load: Callable[[bytes], Any]
     serialize: Callable[[Any], bytes]
 
@@ -103,25 +102,42 @@ class Cache:
         except (XcacheError, OSError) as error:
             self._went_wrong(error)
 
-    def get_or_compile(self, request: Request) -> Outcome:
-        """The executable, from the cache if it can be had there; only the compiler's own exceptions leave."""
-        try:
-            found = None if self.mode == "refresh" else self._look_up(request)
-        except UncacheableError as reason:
-            self.count_uncacheable(str(reason))
-            return Outcome(request.compile(), "uncacheable", 0.0)
+    def get_or_compile(self, compile_now: Callable[[], Any], request: Callable[[], Request]) -> Outcome:
+        """The executable, from the cache if it can be had there; only the compiler's own exceptions leave.
+
+        ``request`` says what to ask for; UncacheableError from it, or from the daemon, is the reason not to.
+        """
+        asked, found = self._ask(request)
         if found is not None:
             return found
-        self._counting.add(requests=1, misses=1)
+        # Outside of all handlers: an exception of the compiler must not carry one of ours as its context.
         start = time.monotonic()
-        executable = request.compile()
+        executable = compile_now()
         seconds = time.monotonic() - start
         self._counting.add(compile_seconds=seconds)
+        if asked is None:
+            return Outcome(executable, "uncacheable", seconds)
         if self.mode != "readonly":
             self._finish_before_exit()
-            if not self._queue.add((request, executable, seconds), weight=seconds):
+            if not self._queue.add((asked, executable, seconds), weight=seconds):
                 self._counting.error("store queue full")
         return Outcome(executable, "miss", seconds)
+
+    def _ask(self, request: Callable[[], Request]) -> tuple[Request | None, Outcome | None]:
+        """What was asked for, unless it is uncacheable, and what was found."""
+        try:
+            asked = request()
+            found = None if self.mode == "refresh" else self._look_up(asked)
+        except UncacheableError as reason:
+            self.count_uncacheable(str(reason))
+            return None, None
+        except Exception as error:  # noqa: BLE001 - a defect in here must not cost anybody their program
+            self.count_uncacheable("key failed")
+            self._complain("key failed", f"{type(error).__name__}: {error}")
+            return None, None
+        if found is None:
+            self._counting.add(requests=1, misses=1)
+        return asked, found
 
     def count_uncacheable(self, reason: str) -> None:
         """Count a program that went past the cache, and why."""

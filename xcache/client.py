@@ -184,9 +184,8 @@ class Client:
             except NobodyThereError as error:
                 if self._launcher is None:
                     raise
-                if not started:
-                    self._launcher.start()
-                    started = True
+                # Again and again: one that is leaving holds the store a moment longer than its socket.
+                started = started or self._launcher.start()
                 if reason := self._launcher.failure():
                     raise UnavailableError(f"the daemon did not start: {reason}") from None
                 if not wait_for_start:

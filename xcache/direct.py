@@ -22,19 +22,19 @@ settings, it is on.
 from __future__ import annotations
 
 import functools
-import io
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xcache import cache, config, keys
+from xcache import cache, config, keys, stablehlo
 from xcache._version import __version__
-from xcache.errors import UncacheableError
+from xcache.errors import XcacheError
 from xcache.executables import deserialize, serialize
 from xcache.keys import describe
 
-_PORTABLE = b"ML\xefR\rStableHLO_v"
+logger = logging.getLogger("xcache")
 
 
 def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
@@ -50,8 +50,8 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
 
     options = _default_options(devices) if options is None else options
     placed = xla_client.DeviceList(tuple(devices))
-    module = _module(program)
-    bytecode = _bytecode(module)
+    module = stablehlo.parse(program)
+    bytecode = stablehlo.bytecode(module)
 
     def compile_now() -> Any:
         return client.compile_and_load(bytecode, placed, options)
@@ -59,82 +59,50 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
     used = _cache()
     if used is None:
         return compile_now()
-    try:
+
+    def request() -> cache.Request:
         parts = _surroundings(used.config.dir).components(
             client, module, tuple(devices), options.SerializeAsString(), callbacks_hold_pointers=True
         )
-    except UncacheableError as reason:
-        used.count_uncacheable(str(reason))
-        return compile_now()
-    request = cache.Request(
-        key=keys.combine({name: part.digest for name, part in parts.items()}),
-        module_name=_name(module),
-        platform=client.platform,
-        device_kind=devices[0].device_kind,
-        jaxlib_version=_jaxlib()[1],
-        program=parts["program"].content,
-        details=lambda: describe.texts(parts),
-        compile=compile_now,
-        load=lambda raw: deserialize(client, raw, placed, options),
-        serialize=lambda executable: serialize(client, executable),
-    )
-    return used.get_or_compile(request).executable
+        return cache.Request(
+            key=keys.combine(parts),
+            module_name=stablehlo.name(module),
+            platform=client.platform,
+            device_kind=devices[0].device_kind,
+            jaxlib_version=_jaxlib()[1],
+            program=parts["program"].content,
+            details=lambda: describe.texts(parts),
+            load=lambda raw: deserialize(client, raw, placed, options),
+            serialize=lambda executable: serialize(client, executable),
+        )
+
+    return used.get_or_compile(compile_now, request).executable
 
 
 def _cache() -> cache.Cache | None:
     """The process's cache: the one that is in use, else one of its own, unless ``XCACHE`` is off."""
     used = cache.current()
-    if used is None:
+    return _own_cache() if used is None else used
+
+
+def _own_cache() -> cache.Cache | None:
+    try:
         mode = config.mode() if "XCACHE" in os.environ else "on"
         if mode == "off":
             return None
         used = cache.Cache(config.load(), mode, __version__)
-        cache.use(used)
-        used.warm_up()
+    except XcacheError as error:
+        _complain(str(error))
+        return None
+    cache.use(used)
+    used.warm_up()
     return used
 
 
-def _module(program: Any) -> Any:
-    from jaxlib.mlir import ir
-    from jaxlib.mlir.dialects import chlo, sdy, stablehlo
-
-    if isinstance(program, ir.Module):
-        return program
-    context = ir.Context()
-    registry = ir.DialectRegistry()
-    _extension().register_dialects(registry)
-    context.append_dialect_registry(registry)
-    context.load_all_available_dialects()
-    for dialect in (stablehlo, chlo, sdy):
-        dialect.register_dialect(context)
-    if isinstance(program, bytes) and program.startswith(_PORTABLE):
-        return stablehlo.deserialize_portable_artifact(context, program)
-    return ir.Module.parse(program, context)
-
-
-def _extension() -> Any:
-    """The module that registers func, arith and what else jax lowers to; it was renamed in jaxlib 0.7."""
-    try:
-        from jaxlib.mlir._mlir_libs import _jax_mlir_ext
-
-        return _jax_mlir_ext
-    except ImportError:
-        from jaxlib.mlir._mlir_libs import register_jax_dialects
-
-        return register_jax_dialects
-
-
-def _bytecode(module: Any) -> bytes:
-    output = io.BytesIO()
-    module.operation.write_bytecode(file=output)
-    return output.getvalue()
-
-
-def _name(module: Any) -> str:
-    from jaxlib.mlir import ir
-
-    attributes = module.operation.attributes
-    return str(ir.StringAttr(attributes["sym_name"]).value) if "sym_name" in attributes else "module"
+@functools.cache
+def _complain(error: str) -> None:
+    """Say it once."""
+    logger.warning("%s; xcache is off", error)
 
 
 def _default_options(devices: Sequence[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from sqlite_utils import Migrations
@@ -68,6 +69,7 @@ def m001_first(db: Any) -> None:
         {"key": str, "module_name": str, "reason": str, "created_at": float}, pk="key", not_null={"reason"}
     )
     db["statistics"].create({"name": str, "amount": float}, pk="name", not_null={"amount"})
+    db["statistics"].insert({"name": "since", "amount": time.time()})
     # Kept by triggers: asking for them must not cost a walk over everything.
     db["totals"].create({"name": str, "amount": int}, pk="name", not_null={"amount"})
     db["totals"].insert_all([{"name": "entries", "amount": 0}, {"name": "bytes", "amount": 0}])

@@ -188,9 +188,9 @@ def test_kinds_versions_and_how_many_devices_count(host, monkeypatch):
 
 
 def test_a_key_needs_all_its_components_and_differs_with_each():
-    parts = {name: keys.digest(name.encode()) for name in keys.COMPONENTS}
+    parts = {name: keys.Component(name, name.encode()) for name in keys.COMPONENTS}
     whole = keys.combine(parts)
-    others = [keys.combine(parts | {name: keys.digest(b"other")}).digest for name in keys.COMPONENTS]
+    others = [keys.combine(parts | {name: keys.Component(name, b"other")}).digest for name in keys.COMPONENTS]
     assert len({whole.digest, *others}) == 1 + len(parts)
     swapped = parts | {"program": parts["options"], "options": parts["program"]}
     assert keys.combine(swapped).digest != whole.digest

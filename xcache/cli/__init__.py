@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from xcache._version import __version__
-from xcache.errors import ConfigError, XcacheError
+from xcache.errors import ConfigError, ConnectionLostError, RefusedError, XcacheError
 
 # Every command and the module it is in, in the order in which --help shows them.
 _COMMANDS = {
@@ -23,28 +23,32 @@ _COMMANDS = {
     "stop": "control",
     "restart": "control",
 }
+# What these say by themselves leaves open who said it.
+_BEFORE = {ConnectionLostError: "the daemon was lost: ", RefusedError: "the daemon refuses: "}
 
 
 class Failure(click.ClickException):
     """What went wrong, as one line on stderr."""
-
-    def __init__(self, message: str, exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
 
     def show(self, file: Any = None) -> None:
         """Print the line."""
         click.echo(f"xcache: {self.format_message()}", file=file, err=file is None)
 
 
+class Misunderstood(Failure):
+    """What was asked for makes no sense."""
+
+    exit_code = 2
+
+
 class Commands(click.Group):
     """The commands; what they raise becomes one line and an exit status."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Their names."""
         return list(_COMMANDS)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         """The command of this name, imported now."""
         if cmd_name not in _COMMANDS:
             return None
@@ -57,7 +61,10 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except XcacheError as error:
-            raise Failure(str(error), 2 if isinstance(error, ConfigError) else 1) from None
+            kind = Misunderstood if isinstance(error, ConfigError) else Failure
+            raise kind(_BEFORE.get(type(error), "") + str(error)) from None
+        except click.FileError as error:
+            raise Failure(error.format_message()) from None
         except BrokenPipeError:
             # Whoever reads the output has seen enough; click leaves quietly.
             raise

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import click
 
@@ -14,14 +15,20 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON o
 
 # What reads a pipe wants whole lines; no line of a table is longer than this.
 _UNBOUNDED = 10_000
+# Between two columns.
+_GAP = 2
+# A column that is cut keeps this much.
+_LEAST = 10
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class Column(NamedTuple):
-    """A column of a table; the one that ``gives`` is cut short first where there is little room."""
+    """A column of a table: its title, its cell in a row, and whether it may be cut where there is little room."""
 
     title: str
-    right: bool = False
-    gives: bool = False
+    cell: Callable[[Any], str]
+    justify: Literal["left", "right"] = "left"
+    cut: bool = False
 
 
 def emit(document: dict[str, Any]) -> None:
@@ -34,38 +41,47 @@ def note(message: str) -> None:
     click.echo(f"xcache: {message}", err=True)
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows under titles; on a terminal no wider than that is."""
+def print_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
+    """Print rows under titles; on a terminal no wider than that is, if there is a way."""
     # rich takes as long to import as everything else together, and JSON needs none of it.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for column in columns:
-        table.add_column(
-            column.title,
-            justify="right" if column.right else "left",
-            no_wrap=not column.gives,
-            overflow="ellipsis",
-        )
-    for row in rows:
-        # As Text, so that brackets in a name are no markup.
-        table.add_row(*(Text(printable(cell), no_wrap=True, overflow="ellipsis") for cell in row))
-    width = None if sys.stdout.isatty() else _UNBOUNDED
-    console = Console(file=sys.stdout, width=width, highlight=False)
+    # As Text, so that brackets in a name are no markup.
+    cells = [
+        [Text(printable(column.cell(row)), no_wrap=True, overflow="ellipsis") for row in rows] for column in columns
+    ]
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    needed = -_GAP
+    for column, texts in zip(columns, cells, strict=True):
+        widest = max([len(column.title), *(text.cell_len for text in texts)])
+        least = min(widest, _LEAST) if column.cut else widest
+        needed += least + _GAP
+        table.add_column(column.title, justify=column.justify, min_width=least, no_wrap=not column.cut)
+    for row in zip(*cells, strict=True):
+        table.add_row(*row)
+    terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNBOUNDED
+    # What is wider than a terminal goes on in its next line, which is better than a key cut short.
+    console = Console(width=max(terminal, needed), highlight=False)
     with console.capture() as capture:
         console.print(table)
     for line in capture.get().splitlines():
-        click.echo(line.rstrip())
+        print_line(line.rstrip())
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
     """Print names and values below each other; values are never cut."""
     facts = list(facts)
-    width = max(len(name) for name, _ in facts) + 2
+    width = max(len(name) for name, _ in facts) + _GAP
     for name, value in facts:
-        click.echo(click.style(name.ljust(width), bold=True) + printable(value))
+        print_line(click.style(name.ljust(width), bold=True) + printable(value))
+
+
+def print_line(line: str) -> None:
+    """Print a line with what the output's encoding has for it."""
+    encoding = sys.stdout.encoding or "utf-8"
+    click.echo(line.encode(encoding, "replace").decode(encoding))
 
 
 def printable(text: str) -> str:
@@ -77,15 +93,13 @@ def size(count: float) -> str:
     """Bytes: ``999 B``, ``1.2 KiB``, ``325 KiB``."""
     if count < 1024:
         return f"{count:.0f} B"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        # 1023.6 KiB must not become 1024 KiB.
-        if count < 1023.5:
-            break
-    else:
-        count, unit = count / 1024, "TiB"
+    power = 1
+    # 1023.6 KiB are to become 1 MiB, and not 1024 KiB.
+    while count / 1024**power >= 1023.5 and power < len(_UNITS) - 1:
+        power += 1
+    count /= 1024**power
     digits = 1 if count < 99.95 and round(count, 1) % 1 else 0
-    return f"{count:.{digits}f} {unit}"
+    return f"{count:.{digits}f} {_UNITS[power]}"
 
 
 def duration(seconds: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import os
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +49,7 @@ class Wanted:
         """The WHERE clause, and what its question marks stand for."""
         # A name is taken both ways: module names may hold the brackets that a pattern has.
         tests = {
-            "(instr(lower(module_name), lower(?)) OR module_name GLOB ?)": (self.name, self.name),
+            "(instr(lower(module_name), lower(?)) OR lower(module_name) GLOB lower(?))": (self.name, self.name),
             "lower(platform) = lower(?)": (self.platform,),
             # 0.10 stands for 0.10.2, and not for 0.1.
             "(jaxlib_version = ? OR instr(jaxlib_version, ? || '.') = 1)": (self.jaxlib, self.jaxlib),
@@ -68,10 +69,10 @@ class Wanted:
 def reading(directory: Path) -> Iterator[StoreReader | None]:
     """The store as it is at this moment, or None where there is none yet."""
     path = directory / DATABASE
+    if not _exists(path):
+        yield None
+        return
     try:
-        if not path.exists():
-            yield None
-            return
         with contextlib.closing(_connect(path)) as connection:
             (schema,) = connection.execute("PRAGMA user_version").fetchone()
             if schema > SCHEMA:
@@ -84,14 +85,20 @@ def reading(directory: Path) -> Iterator[StoreReader | None]:
         raise StoreError(f"{path} cannot be read: {error}") from None
 
 
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError as error:
+        raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     """One transaction for everything that is read, so that the parts fit together."""
     try:
         return _begin(f"{path.as_uri()}?mode=ro")
     except sqlite3.OperationalError:
-        # In a folder where SQLite cannot keep its index, a database that has no journal can be read all the same.
-        journal = path.with_name(f"{path.name}-wal")
-        if journal.exists() and journal.stat().st_size:
+        # In a folder where SQLite may not make its index, a database that has no journal can be read all the same.
+        if os.access(path.parent, os.W_OK) or path.with_name(f"{path.name}-wal").exists():
             raise
         return _begin(f"{path.as_uri()}?immutable=1")
 
@@ -100,7 +107,7 @@ def _begin(uri: str) -> sqlite3.Connection:
     connection = sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
     try:
         connection.execute("BEGIN")
-        connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchall()
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchall()
     except sqlite3.Error:
         connection.close()
         raise
@@ -147,15 +154,15 @@ class StoreReader:
 
     def entry(self, key: str) -> Row:
         """All columns of one entry."""
-        return self._rows("SELECT * FROM entries WHERE key = ?", key)[0]
+        return self._row("SELECT * FROM entries WHERE key = ?", key)
 
     def program(self, digest: str) -> Row:
         """All columns of one program, with its stored size."""
-        return self._rows(
+        return self._row(
             "SELECT programs.*, blobs.stored_size FROM programs JOIN blobs ON blobs.digest = programs.blob"
             " WHERE programs.digest = ?",
             digest,
-        )[0]
+        )
 
     def description(self, component: str) -> str | None:
         """The text of a component, if one was kept."""
@@ -164,14 +171,14 @@ class StoreReader:
 
     def file_of(self, blob: str) -> Path | None:
         """The file a content is kept in, or None for one inside the database."""
-        (row,) = self._rows("SELECT content IS NULL AS outside FROM blobs WHERE digest = ?", blob)
+        row = self._row("SELECT content IS NULL AS outside FROM blobs WHERE digest = ?", blob)
         return self._directory / "blobs" / blob[:2] / blob if row["outside"] else None
 
     def content(self, blob: str) -> bytes:
         """The bytes of a content, checked against its digest."""
         path = self.file_of(blob)
         if path is None:
-            content: bytes = self._rows("SELECT content FROM blobs WHERE digest = ?", blob)[0]["content"]
+            content: bytes = self._row("SELECT content FROM blobs WHERE digest = ?", blob)["content"]
         else:
             try:
                 content = path.read_bytes()
@@ -180,6 +187,12 @@ class StoreReader:
         if hashlib.sha256(content).hexdigest() != blob:
             raise DamagedError(f"the content {blob[:12]} is damaged: its digest differs")
         return content
+
+    def _row(self, sql: str, digest: str) -> Row:
+        rows = self._rows(sql, digest)
+        if not rows:
+            raise DamagedError(f"the store speaks of {digest[:12]} and does not have it")
+        return rows[0]
 
     def _rows(self, sql: str, *values: Any) -> list[Row]:
         cursor = self._connection.execute(sql, values)

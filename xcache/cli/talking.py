@@ -10,15 +10,16 @@ from pathlib import Path
 from xcache import protocol
 from xcache._version import __version__
 from xcache.cli.output import note
-from xcache.client import Connection
 from xcache.config import Config
+from xcache.connection import Connection
 from xcache.errors import (
     ConfigError,
     ConnectionLostError,
+    HungUpError,
+    NobodyThereError,
     ProtocolError,
     RefusedError,
     UnavailableError,
-    UntrustedError,
 )
 from xcache.launcher import Launcher
 
@@ -26,6 +27,9 @@ from xcache.launcher import Launcher
 _LEAVING_SECONDS = 40.0
 # A new one may have a large store to open and to migrate.
 _STARTING_SECONDS = 30.0
+# What is met while one is just starting or leaving, and how long that is worth waiting for.
+_BETWEEN = (NobodyThereError, HungUpError)
+_BETWEEN_SECONDS = 2.0
 _RETRY_EVERY = 0.02
 
 
@@ -43,9 +47,11 @@ def reach(settings: Config) -> tuple[Connection, bool]:
     while True:
         try:
             return _same_protocol(_connect(settings)), started
-        except ConnectionLostError as error:
+        except _BETWEEN as error:
             if started or time.monotonic() >= deadline:
                 raise _silent(settings, error) from None
+        except ConnectionLostError as error:
+            raise _silent(settings, error) from None
         started = launcher.start()
         if started:
             launcher.wait(_STARTING_SECONDS)
@@ -100,12 +106,19 @@ def bring_up_to_date(settings: Config) -> None:
 
 def _find_any(settings: Config) -> Connection | None:
     """A connection to whatever version runs."""
-    try:
-        return _connect(settings)
-    except ConnectionLostError as error:
-        if not Launcher(settings).held():
-            return None
-        raise _silent(settings, error) from None
+    launcher = Launcher(settings)
+    deadline = time.monotonic() + min(settings.timeout, _BETWEEN_SECONDS)
+    while True:
+        try:
+            return _connect(settings)
+        except _BETWEEN as error:
+            if not launcher.held():
+                return None
+            if time.monotonic() >= deadline:
+                raise _silent(settings, error) from None
+        except ConnectionLostError as error:
+            raise _silent(settings, error) from None
+        time.sleep(_RETRY_EVERY)
 
 
 def _connect(settings: Config) -> Connection:
@@ -114,7 +127,7 @@ def _connect(settings: Config) -> Connection:
     if theirs != settings.dir and not _same_directory(theirs, settings.dir):
         connection.close()
         raise ConfigError(
-            f"the daemon on {settings.socket} serves {theirs}, not {settings.dir}: XCACHE_SOCKET and XCACHE_DIR disagree"
+            f"the daemon on {settings.socket} serves {theirs}, not {settings.dir}; change XCACHE_SOCKET or XCACHE_DIR"
         )
     return connection
 
@@ -131,7 +144,8 @@ def _same_protocol(connection: Connection) -> Connection:
 
 
 def _silent(settings: Config, error: ConnectionLostError) -> UnavailableError:
-    return UnavailableError(f"a daemon holds {settings.dir} and does not answer ({error})")
+    perhaps = "; perhaps it was given another XCACHE_SOCKET" if isinstance(error, NobodyThereError) else ""
+    return UnavailableError(f"a daemon has {settings.dir} and does not answer ({error}){perhaps}")
 
 
 def _same_directory(one: Path, other: Path) -> bool:
@@ -149,6 +163,3 @@ def _alive(pid: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-__all__ = ["UntrustedError", "bring_up_to_date", "find", "leave", "reach", "reach_for_change"]

@@ -64,12 +64,6 @@ class Jax:
     jaxlib_version: str
     cuda_folder: Path | None
 
-    def module_name(self, module: Any) -> str:
-        """The name jax gave to a module: ``jit_`` and the function's."""
-        from jaxlib.mlir import ir
-
-        return str(ir.StringAttr(module.operation.attributes["sym_name"]).value)
-
 
 def probe() -> Jax:
     """Find everything in the jax that is installed; UnsupportedError when something has another shape."""

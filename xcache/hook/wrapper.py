@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xcache import keys
+from xcache import keys, stablehlo
 from xcache.cache import Cache, Request
 from xcache.errors import UncacheableError
 from xcache.executables import deserialize, serialize
@@ -50,7 +50,7 @@ def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., 
                 backend, computation, executable_devices, compile_options, host_callbacks
             )
 
-        try:
+        def request() -> Request:
             if isinstance(backend, jax.compile_only_client):
                 raise UncacheableError("compile-only client")
             if not jax.config.enable_compilation_cache.value:
@@ -69,29 +69,21 @@ def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., 
                 extra_flags=jax.custom_key(),
                 flag_prefixes=tuple(jax.flag_prefixes()),
             )
-        except UncacheableError as reason_:
-            cache.count_uncacheable(str(reason_))
-            return compile_now()
-        except Exception:
-            logger.warning("a key could not be made; compiling without the cache", exc_info=True)
-            cache.count_uncacheable("key failed")
-            return compile_now()
-
-        jax.record_event("/jax/compilation_cache/compile_requests_use_cache")
-        outcome = cache.get_or_compile(
-            Request(
-                key=keys.combine({name: part.digest for name, part in parts.items()}),
-                module_name=jax.module_name(computation),
+            return Request(
+                key=keys.combine(parts),
+                module_name=stablehlo.name(computation),
                 platform=backend.platform,
                 device_kind=devices.flat[0].device_kind,
                 jaxlib_version=jax.jaxlib_version,
                 program=parts["program"].content,
                 details=lambda: describe.texts(parts),
-                compile=compile_now,
                 load=lambda raw: deserialize(backend, raw, executable_devices, compile_options, host_callbacks),
                 serialize=lambda executable: serialize(backend, executable),
             )
-        )
+
+        outcome = cache.get_or_compile(compile_now, request)
+        if outcome.kind != "uncacheable":
+            jax.record_event("/jax/compilation_cache/compile_requests_use_cache")
         if outcome.kind == "hit":
             jax.record_event("/jax/compilation_cache/cache_hits")
             jax.record_duration(

@@ -43,16 +43,17 @@ def digest(content: bytes | memoryview) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def combine(components: Mapping[str, str]) -> Key:
+def combine(components: Mapping[str, Component]) -> Key:
     """The key over the digests of all components, each preceded by its length and name."""
     if tuple(components) != COMPONENTS:
         raise ValueError(f"a key needs exactly {', '.join(COMPONENTS)}, in this order")
+    digests = {name: component.digest for name, component in components.items()}
     total = hashlib.sha256(b"xcache key" + struct.pack(">I", FORMAT))
-    for name, value in components.items():
+    for name, value in digests.items():
         for part in (name.encode(), bytes.fromhex(value)):
             total.update(struct.pack(">Q", len(part)))
             total.update(part)
-    return Key(total.hexdigest(), dict(components))
+    return Key(total.hexdigest(), digests)
 
 
 def lines(facts: Mapping[str, object]) -> bytes:

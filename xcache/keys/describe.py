@@ -63,7 +63,7 @@ class Surroundings:
                 known = error
             self._toolchains[platform_name] = known
         if isinstance(known, UncacheableError):
-            raise known
+            raise UncacheableError(str(known))
         return known
 
 

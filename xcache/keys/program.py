@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from typing import Any
 
 from xcache.errors import UncacheableError
+from xcache.stablehlo import bytecode
 
 # Names of custom calls as they stand, uncompressed, in the strings of MLIR bytecode. Looking for them there costs
 # microseconds; walking the operations costs milliseconds.
@@ -30,7 +30,7 @@ def canonical(
     ``strip_kernels`` takes locations out of kernels that are embedded in custom calls. Raises UncacheableError for a
     program that holds a pointer into this process.
     """
-    content = _bytecode(module) if keep_locations else _stripped(module, None)
+    content = bytecode(module) if keep_locations else _stripped(module, None)
     if callbacks_hold_pointers and any(name in content for name in _CALLBACKS):
         raise UncacheableError("python callback")
     if _INSPECTING in content:
@@ -58,7 +58,7 @@ def _stripped(module: Any, changes: list[Callable[[Any], None]] | None) -> bytes
         manager.run(clone.operation)
         for change in changes or ():
             change(clone)
-        return _bytecode(clone)
+        return bytecode(clone)
 
 
 def _changed(module: Any, changes: list[Callable[[Any], None]]) -> bytes:
@@ -66,13 +66,7 @@ def _changed(module: Any, changes: list[Callable[[Any], None]]) -> bytes:
         clone = module.operation.clone()
         for change in changes:
             change(clone)
-        return _bytecode(clone)
-
-
-def _bytecode(module: Any) -> bytes:
-    output = io.BytesIO()
-    module.operation.write_bytecode(file=output)
-    return output.getvalue()
+        return bytecode(clone)
 
 
 def _forget_partitioning(module: Any) -> None:

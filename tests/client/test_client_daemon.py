@@ -1,0 +1,251 @@
+"""The client and a real daemon: what was put is got, by whatever way, through restarts, threads and forks."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import digest, put_message, until
+
+from xcache import protocol
+from xcache.client import Client
+from xcache.connection import Connection
+from xcache.errors import ConnectionLostError, DamagedError, RefusedError, XcacheError
+from xcache.payload import open_sealed, seal
+
+
+def key_of(name: str) -> str:
+    return digest(name.encode())
+
+
+def noise(size: int) -> bytes:
+    """Bytes that do not compress, the same each time."""
+    return b"".join(hashlib.sha256(b"%d" % n).digest() for n in range(size // 32 + 1))[:size]
+
+
+def put(client: Client, name: str, size: int, program: bytes = b"program") -> bytes:
+    sealed = noise(size)
+    assert client.put(put_message(key_of(name), sealed, program, payload=None, program=None), sealed, program)
+    return sealed
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture
+def client(place):
+    place.start_daemon()
+    made = Client(place.config(timeout=20), "test")
+    yield made
+    made.close()
+
+
+LIMIT = protocol.INLINE_LIMIT
+
+
+@pytest.mark.parametrize("program", [1, LIMIT, LIMIT + 1], ids=lambda size: f"program {size}")
+@pytest.mark.parametrize("size", [0, 1, LIMIT, LIMIT + 1, 2_000_000], ids=lambda size: f"executable {size}")
+def test_what_was_put_is_got(client, place, size, program):
+    before = descriptors()
+    sealed = put(client, "a", size, noise(program)[::-1])
+    assert client.put(put_message(key_of("a"), sealed, b"", payload=None, program=None), sealed, b"") is False
+    entry = client.get(key_of("a"))
+    assert (entry.digest, entry.sealed, bytes(entry.keep)) == (digest(sealed), sealed, sealed)
+    assert entry.compile_seconds == 1.0
+    del entry
+    # The connection that is kept, and nothing else.
+    assert descriptors() == before + 1
+    files = [path for path in (place.dir / "blobs").rglob("*") if path.is_file()]
+    assert len(files) == (size > LIMIT) + (program > LIMIT)
+
+
+def test_a_kept_entry_outlives_its_file_and_its_daemon(client, place):
+    sealed = put(client, "a", LIMIT + 1)
+    entry = client.get(key_of("a"))
+    for path in (place.dir / "blobs").glob("??/*"):
+        path.unlink()
+    place.stop()
+    assert bytes(entry.keep) == sealed
+
+
+def test_a_refused_put_says_why(client):
+    message = put_message(key_of("a"), b"", b"", payload=None, program=None)
+    with pytest.raises(RefusedError, match="not those of the digest") as caught:
+        client.put(message._replace(stored_size=100_000, digest=digest(b"else")), noise(100_000), b"")
+    assert caught.value.kind == "wrong digest"
+    assert client.get(key_of("a")) is None
+
+
+def test_a_restarted_daemon_is_found_by_connections_from_before(client, place):
+    """Eight of them are in the pool, all dead: not one request fails, and none of the dead ones stays."""
+    before = descriptors()
+    gate = threading.Barrier(8)
+
+    def get(connection: Connection, timeout: float) -> None:
+        gate.wait(20)
+        connection.ask(protocol.Get(key_of("a")), timeout)
+
+    threads = [threading.Thread(target=client._with_connection, args=(get,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert descriptors() == before + 8
+    sealed = put(client, "a", 100)
+    place.stop()
+    place.start_daemon()
+    for _ in range(10):
+        assert client.get(key_of("a")).sealed == sealed
+    assert descriptors() <= before + 8
+    client.close()
+    assert descriptors() == before
+
+
+def test_a_killed_daemon_is_a_lost_connection_and_the_next_is_found(client, place):
+    put(client, "a", 100)
+    pid = place.daemon_pid()
+    os.kill(pid, signal.SIGKILL)
+    assert until(lambda: not place.answers())
+    with pytest.raises(ConnectionLostError):
+        client.get(key_of("a"))
+
+
+def test_threads_share_a_client(client):
+    sealed = [put(client, f"k{n}", 1000 * n * n) for n in range(8)]
+    right = []
+
+    def get_all() -> None:
+        for n in [*range(8)] * 5:
+            right.append(client.get(key_of(f"k{n}")).sealed == sealed[n])
+            right.append(client.get(key_of("none")) is None)
+
+    threads = [threading.Thread(target=get_all) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert right == [True] * 8 * 80
+    assert len(client._idle) <= 8
+
+
+def test_a_client_that_was_closed_can_be_used_again(client):
+    client.close()
+    assert client.get(key_of("a")) is None
+    client.close()
+    client.close()
+
+
+def test_a_forked_child_with_a_client_of_its_own_leaves_its_parents_alone(place):
+    """What xcache does in a child: a new client, and the old one is dropped. The parent's connection goes on."""
+    place.start_daemon()
+    said = place.run(f"""
+import os
+from xcache import config
+from xcache.client import Client
+client = Client(config.load(), "test")
+assert client.get("{key_of("a")}") is None
+number = client._idle[0]._socket.fileno()
+if (child := os.fork()) == 0:
+    client = Client(config.load(), "test")
+    for _ in range(100):
+        assert client.get("{key_of("a")}") is None
+    assert len(client._idle) == 1
+    os._exit(7)
+for _ in range(100):
+    assert client.get("{key_of("a")}") is None
+assert client._idle[0]._socket.fileno() == number
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+client.close()
+""")
+    assert (said.stdout, said.stderr) == ("7\n", "")
+
+
+def test_a_forked_child_warns_of_nothing(place):
+    """The same warnings as without xcache: none of sockets and pipes that nobody closed."""
+    place.start_daemon()
+    said = place.run(
+        f"""
+import os
+from xcache import config
+from xcache.cache import Cache
+cache = Cache(config.load(), "on", "test")
+assert cache._client.get("{key_of("a")}") is None
+if (child := os.fork()) == 0:
+    assert cache._client.get("{key_of("a")}") is None
+    os._exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+assert cache._client.get("{key_of("a")}") is None
+cache.close()
+""",
+        PYTHONWARNINGS="always",
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+
+
+def test_a_program_whose_name_is_no_text_is_served(place):
+    place.start_daemon()
+    said = place.run(f"""
+import sys
+from xcache import config
+from xcache.client import Client
+sys.argv = ["/tmp/caf\\udce9.py"]
+client = Client(config.load(), "test")
+print(client.get("{key_of("a")}"))
+client.close()
+""")
+    assert said.stdout == "None\n", said.stderr
+
+
+def test_a_store_in_a_folder_whose_name_is_no_text_is_served(place):
+    place.dir = Path(os.fsdecode(os.fsencode(place.root) + b"/caf\xe9"))
+    place.env["XCACHE_DIR"] = str(place.dir)
+    place.start_daemon()
+    client = Client(place.config(timeout=1), "test")
+    try:
+        assert client.get(key_of("a")) is None
+    finally:
+        client.close()
+        place.stop()
+
+
+def test_without_a_free_descriptor_the_client_says_so_in_its_own_words(place):
+    place.start_daemon()
+    said = place.run(f"""
+import os, resource
+from xcache import config
+from xcache.client import Client
+from xcache.errors import UnavailableError
+client = Client(config.load(), "test")
+used = sorted(int(name) for name in os.listdir("/proc/self/fd"))[-1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (used, used + 100))
+held = []
+try:
+    while True:
+        held.append(os.dup(0))
+except OSError:
+    pass
+try:
+    client.get("{key_of("a")}")
+except UnavailableError:
+    print("unavailable")
+""")
+    assert said.stdout == "unavailable\n", said.stderr
+
+
+@pytest.mark.parametrize("length", [0, 5, LIMIT + 2, 2**43], ids=["empty", "short", "longer", "huge"])
+def test_a_file_of_another_length_is_damaged_and_nothing_worse(client, place, length):
+    """A torn file may be of any length; reading it must not ask for terabytes of memory."""
+    sealed = seal(key_of("a"), noise(LIMIT))
+    message = put_message(key_of("a"), sealed, b"p", payload=None, program=None)
+    assert client.put(message, sealed, b"p")
+    (path,) = [path for path in (place.dir / "blobs").glob("??/*") if path.is_file()]
+    os.truncate(path, length)
+    with pytest.raises(XcacheError) as caught:
+        entry = client.get(key_of("a"))
+        open_sealed(key_of("a"), entry.digest, entry.sealed)
+    assert isinstance(caught.value, DamagedError)

@@ -1,0 +1,79 @@
+"""``xcache rm`` and ``xcache clear``: only the daemon changes the store, so these start one."""
+
+from __future__ import annotations
+
+import contextlib
+
+import click
+
+from xcache import config, protocol
+from xcache.cli import reading, talking
+from xcache.cli.choosing import chosen
+from xcache.cli.output import counted, emit, json_option, size
+from xcache.config import Config
+
+# Well within what one message may hold.
+_KEYS_AT_ONCE = 1000
+# Deleting entries and their files takes a daemon at most this long each.
+_SECONDS_PER_ENTRY = 0.02
+
+
+@click.command()
+@click.argument("prefixes", metavar="KEY...", nargs=-1, required=True)
+@json_option
+def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
+    """Remove entries.
+
+    Each KEY may be the beginning of one, as ls prints it. Where one of them fits no entry or several, nothing is
+    removed. Starts a daemon when none runs.
+
+    \b
+    JSON: {"removed": int, "bytes": int, "keys": [str]}
+    """
+    settings = config.load()
+    with reading.reading(settings.dir) as store:
+        # Two beginnings may be those of one key.
+        keys = list(dict.fromkeys(chosen(store, prefix) for prefix in prefixes))
+    removed = freed = 0
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        some = keys[start : start + _KEYS_AT_ONCE]
+        done = _demand(settings, protocol.Remove(some), len(some))
+        removed, freed = removed + done.entries, freed + done.bytes
+    if as_json:
+        emit({"removed": removed, "bytes": freed, "keys": keys})
+    else:
+        click.echo(f"removed {counted(removed, 'entry')}, {size(freed)}")
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Do not ask first.")
+@json_option
+def clear(yes: bool, as_json: bool) -> None:
+    """Remove every entry, after asking. Statistics stay: see stats --zero.
+
+    Starts a daemon when none runs and there is something to remove.
+
+    \b
+    JSON: {"removed": int, "bytes": int}
+    """
+    settings = config.load()
+    with reading.reading(settings.dir) as store:
+        totals = store.totals() if store else {"entries": 0, "bytes": 0}
+    if totals["entries"]:
+        if not yes:
+            what = f"{counted(totals['entries'], 'entry')} ({size(totals['bytes'])}) in {settings.dir}"
+            click.confirm(f"Remove {what}?", abort=True, err=True)
+        removed = _demand(settings, protocol.Clear(), totals["entries"])
+    else:
+        removed = protocol.Removed(0, 0)
+    if as_json:
+        emit({"removed": removed.entries, "bytes": removed.bytes})
+    elif totals["entries"]:
+        click.echo(f"removed {counted(removed.entries, 'entry')}, {size(removed.bytes)}")
+    else:
+        click.echo(reading.EMPTY)
+
+
+def _demand(settings: Config, message: protocol.Remove | protocol.Clear, entries: int) -> protocol.Removed:
+    with contextlib.closing(talking.reach_for_change(settings)) as connection:
+        return connection.demand(message, protocol.Removed, settings.timeout + entries * _SECONDS_PER_ENTRY)

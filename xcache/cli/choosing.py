@@ -1,0 +1,29 @@
+"""From the beginning of a key to the one entry that is meant."""
+
+from __future__ import annotations
+
+import re
+
+from xcache.cli import Failure, Misunderstood, reading
+from xcache.cli.output import printable
+
+_KEY_LENGTH = 64
+_SHOWN = 10
+
+
+def chosen(store: reading.StoreReader | None, prefix: str) -> str:
+    """The key that begins with ``prefix``; Failure where there is not exactly one."""
+    prefix = prefix.lower()
+    if not re.fullmatch(rf"[0-9a-f]{{1,{_KEY_LENGTH}}}", prefix):
+        raise Misunderstood(f"{prefix!r} is not the beginning of a key (1 to {_KEY_LENGTH} hexadecimal digits)")
+    if store is None:
+        raise Failure(f"no entry begins with {prefix}: {reading.EMPTY}")
+    found = store.beginning_with(prefix, limit=_SHOWN + 1)
+    if not found:
+        raise Failure(f"no entry begins with {prefix}")
+    if len(found) > 1:
+        lines = [f"  {row['key']}  {printable(row['module_name'])}" for row in found[:_SHOWN]]
+        more = ["  ..."] if len(found) > _SHOWN else []
+        raise Misunderstood("\n".join([f"more than one entry begins with {prefix}:", *lines, *more]))
+    key: str = found[0]["key"]
+    return key

@@ -1,0 +1,89 @@
+"""The statistics: what the cache did."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from xcache import config, protocol
+from xcache.cli import reading, talking
+from xcache.cli.output import duration, emit, json_option, moment, print_facts, size
+
+_COUNTS = ("requests", "hits", "misses", "stores", "evictions", "bytes_read", "bytes_written")
+_SECONDS = ("compile_seconds", "load_seconds", "saved_seconds")
+_GROUPS = ("uncacheable", "errors")
+
+
+@click.command()
+@click.option("--zero", is_flag=True, help="Start counting anew.")
+@json_option
+def stats(zero: bool, as_json: bool) -> None:
+    """What the cache did: hits, misses, and the time they saved.
+
+    Counted over all programs that use this store. The hit rate is that of the requests which can be cached.
+
+    \b
+    JSON: {"since": float or null (the beginning), "requests": int, "hits": int, "misses": int,
+           "hit_rate": float or null, "stores": int, "evictions": int, "bytes_read": int, "bytes_written": int,
+           "compile_seconds": float, "load_seconds": float, "saved_seconds": float,
+           "uncacheable": {REASON: int}, "errors": {KIND: int}, "other": {NAME: float}}
+
+    With --zero, what it prints is what is counted from now on.
+    """
+    settings = config.load()
+    if zero:
+        with contextlib.closing(talking.reach_for_change(settings)) as connection:
+            connection.demand(protocol.ZeroStatistics(), protocol.Done, settings.timeout)
+    else:
+        talking.bring_up_to_date(settings)
+    with reading.reading(settings.dir) as store:
+        counted = _arranged(store.statistics() if store else {})
+    if as_json:
+        emit(counted)
+    elif zero:
+        click.echo("counting starts anew")
+    elif store is None:
+        click.echo(reading.EMPTY)
+    else:
+        print_facts(_lines(counted))
+
+
+def _arranged(amounts: Mapping[str, float]) -> dict[str, Any]:
+    """The plain names of the table in the shape that --json documents."""
+    left = dict(amounts)
+    since = left.pop("since", None)
+    counts: dict[str, Any] = {name: int(left.pop(name, 0)) for name in _COUNTS}
+    seconds = {name: float(left.pop(name, 0.0)) for name in _SECONDS}
+    groups: dict[str, dict[str, int]] = {}
+    for group in _GROUPS:
+        named = {name: int(left.pop(name)) for name in sorted(left) if name.startswith(f"{group}:")}
+        groups[group] = {name.partition(":")[2]: amount for name, amount in named.items()}
+    looked_up = counts["hits"] + counts["misses"]
+    rate = counts["hits"] / looked_up if looked_up else None
+    first = {name: counts.pop(name) for name in ("requests", "hits", "misses")}
+    # A newer daemon may count what this command has no name for.
+    return {"since": since, **first, "hit_rate": rate, **counts, **seconds, **groups, "other": left}
+
+
+def _lines(counted: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rate = counted["hit_rate"]
+    lines = [
+        ("since", moment(counted["since"]) if counted["since"] else "the beginning"),
+        ("requests", str(counted["requests"])),
+        ("  hits", str(counted["hits"]) + (f" ({rate:.1%} of what can be cached)" if rate is not None else "")),
+        ("  misses", str(counted["misses"])),
+        ("  uncacheable", str(sum(counted["uncacheable"].values()))),
+        *((f"    {reason}", str(amount)) for reason, amount in counted["uncacheable"].items()),
+        ("errors", str(sum(counted["errors"].values()))),
+        *((f"  {kind}", str(amount)) for kind, amount in counted["errors"].items()),
+        ("stored", f"{counted['stores']} ({size(counted['bytes_written'])})"),
+        ("evicted", str(counted["evictions"])),
+        ("read", size(counted["bytes_read"])),
+        ("compiling took", duration(counted["compile_seconds"])),
+        ("loading took", duration(counted["load_seconds"])),
+        ("saved", duration(counted["saved_seconds"])),
+    ]
+    return lines + [(name, f"{amount:g}") for name, amount in counted["other"].items()]

@@ -1,0 +1,124 @@
+"""``xcache show``: one entry, with everything its key is made of."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from typing import Any, BinaryIO
+
+import click
+
+from xcache import config
+from xcache.cli import reading, talking
+from xcache.cli.choosing import chosen
+from xcache.cli.output import duration, emit, json_option, moment, note, print_facts, print_line, printable, size
+from xcache.cli.programs import as_text, bytecode
+
+_SUFFIX = "_component"
+# What has more lines than this fills the width of a terminal instead.
+_MANY_LINES = 30
+
+
+@click.command()
+@click.argument("prefix", metavar="KEY")
+@click.option("--program", is_flag=True, help="Print the program it was compiled from, as MLIR text. Needs jaxlib.")
+@click.option(
+    "--program-bytes",
+    type=click.File("wb", lazy=True),
+    metavar="FILE",
+    help="Write the program to a file, as MLIR bytecode; - for stdout.",
+)
+@json_option
+def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bool) -> None:
+    """Show everything about one entry.
+
+    KEY may be its beginning, as ls prints it.
+
+    \b
+    JSON: {"key": str, "module_name": str, "platform": str, "device_kind": str, "jaxlib_version": str,
+           "blob": str, "file": str or null (inside the database), "codec": str, "raw_size": int,
+           "stored_size": int, "compile_seconds": float, "created_at": float, "last_used_at": float, "hits": int,
+           "writer_uid": int, "writer_pid": int, "writer_program": str,
+           "program": {"digest": str, "raw_size": int, "stored_size": int, "codec": str, "blob": str},
+           "components": {NAME: {"digest": str, "description": str or null}}}
+    """
+    if program + (program_bytes is not None) + as_json > 1:
+        raise click.UsageError("--program, --program-bytes and --json exclude each other")
+    settings = config.load()
+    talking.bring_up_to_date(settings)
+    with reading.reading(settings.dir) as store:
+        key = chosen(store, prefix)
+        assert store is not None  # noqa: S101 - chosen() fails without one
+        entry = _gathered(store, key)
+        content = bytecode(store, entry["program"]["digest"]) if program or program_bytes is not None else b""
+    # Printed after the store was closed: a reader who takes their time must not keep the daemon from tidying up.
+    if program:
+        click.echo(as_text(content), nl=False)
+    elif program_bytes is not None:
+        program_bytes.write(content)
+        if program_bytes.name not in ("-", "<stdout>"):
+            note(f"{len(content)} bytes written to {program_bytes.name}")
+    elif as_json:
+        emit(entry)
+    else:
+        _print(entry)
+
+
+def _gathered(store: reading.StoreReader, key: str) -> dict[str, Any]:
+    """The row of an entry with what it refers to in the place of digests."""
+    entry = store.entry(key)
+    components = {
+        name.removesuffix(_SUFFIX): {"digest": digest, "description": store.description(digest)}
+        for name, digest in entry.items()
+        if name.endswith(_SUFFIX)
+    }
+    plain = {name: value for name, value in entry.items() if not name.endswith(_SUFFIX)}
+    file = store.file_of(entry["blob"])
+    program = store.program(entry["program"])
+    return plain | {"file": file and str(file), "program": program, "components": components}
+
+
+def _print(entry: dict[str, Any]) -> None:
+    program = entry["program"]
+    print_facts(
+        [
+            ("key", entry["key"]),
+            ("module", entry["module_name"]),
+            ("platform", f"{entry['platform']}, {entry['device_kind']}"),
+            ("jaxlib", entry["jaxlib_version"]),
+            ("executable", _sizes(entry)),
+            ("digest", entry["blob"]),
+            ("kept in", entry["file"] or "the database"),
+            ("compile time", duration(entry["compile_seconds"])),
+            ("hits", str(entry["hits"])),
+            ("created", moment(entry["created_at"])),
+            ("last used", moment(entry["last_used_at"])),
+            ("written by", f"{entry['writer_program']} (process {entry['writer_pid']}, uid {entry['writer_uid']})"),
+            ("program", program["digest"]),
+            ("", f"{_sizes(program)}; --program prints it"),
+            *((name, part["digest"]) for name, part in entry["components"].items()),
+        ]
+    )
+    descriptions = {name: part["description"] for name, part in entry["components"].items()}
+    # The shortest first: compile options have hundreds of lines.
+    for name in sorted(descriptions, key=lambda name: len(descriptions[name] or "")):
+        click.echo()
+        click.secho(name, bold=True)
+        _print_description(descriptions[name])
+
+
+def _sizes(row: dict[str, Any]) -> str:
+    return f"{size(row['raw_size'])}, stored as {size(row['stored_size'])} ({row['codec']})"
+
+
+def _print_description(description: str | None) -> None:
+    if not description:
+        click.echo("  none" if description == "" else "  no description was kept")
+        return
+    lines = [printable(line) for line in description.split("\n")]
+    if len(lines) > _MANY_LINES and sys.stdout.isatty():
+        width = shutil.get_terminal_size().columns - 2
+        lines = textwrap.wrap("  ".join(lines), width, break_long_words=False, break_on_hyphens=False)
+    for line in lines:
+        print_line(f"  {line}")
