@@ -80,6 +80,7 @@ class Cache:
     def _begin_in_child(self) -> None:
         """After a fork: leave the parent what is the parent's."""
         self._counting = self._counting.for_child()
+        self._client.abandon()
         self._begin()
 
     def _begin(self) -> None:

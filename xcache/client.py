@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import os
+import stat
 import tempfile
 import threading
 import time
@@ -16,6 +17,7 @@ from xcache.config import Config
 from xcache.connection import Connection, left
 from xcache.errors import (
     ConnectionLostError,
+    DamagedError,
     HungUpError,
     NobodyThereError,
     NotAskedError,
@@ -27,6 +29,7 @@ from xcache.errors import (
     UncacheableError,
 )
 from xcache.launcher import Launcher
+from xcache.payload import MAX_RAW_SIZE
 
 Result = TypeVar("Result")
 
@@ -111,6 +114,12 @@ class Client:
         for connection in connections:
             connection.close()
 
+    def abandon(self) -> None:
+        """In a forked child: let go of the parent's connections, whatever its other threads were doing with them."""
+        for connection in self._idle:
+            connection.close()
+        self._idle.clear()
+
     def _with_connection(
         self,
         work: Callable[[Connection, float], Result],
@@ -171,9 +180,10 @@ class Client:
     def _connect(self, deadline: float, wait_for_start: bool) -> Connection:
         """Connect, starting a daemon when there is none, or asking an older one to make room."""
         replaced = started = hung_up = False
+        path = self._config.socket
         while True:
             try:
-                connection = Connection(self._config.socket, left(deadline), self._version)
+                connection = Connection(path, left(deadline), self._version)
             except HungUpError:
                 # One that was leaving, or being killed, at that moment: the next one will be there soon.
                 if hung_up:
@@ -186,6 +196,9 @@ class Client:
                     raise
                 # Again and again: one that is leaving holds the store a moment longer than its socket.
                 started = started or self._launcher.start()
+                # The daemon of this store may have been started where the socket is elsewhere: without XDG_RUNTIME_DIR
+                # (cron, sudo), or with another temporary directory (batch jobs).
+                path = (not started and self._launcher.address()) or self._config.socket
                 if reason := self._launcher.failure():
                     raise UnavailableError(f"the daemon did not start: {reason}") from None
                 if not wait_for_start:
@@ -208,10 +221,23 @@ class Client:
 
 def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:
     """Read an entry handed over as a file; mapping it alone would make a truncated file a fatal signal."""
-    with open(descriptor, "rb", buffering=0) as file:
-        sealed = file.readall()
-        keep = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) if sealed else b""
-    return Entry(found.digest, found.compile_seconds, sealed, keep)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ProtocolError("what was handed over is not a file")
+        if status.st_size != found.stored_size or not 0 < found.stored_size <= MAX_RAW_SIZE:
+            raise DamagedError(f"its file has {status.st_size} bytes and not {found.stored_size}")
+        sealed = b"".join(_chunks(descriptor, found.stored_size))
+        return Entry(found.digest, found.compile_seconds, sealed, mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    finally:
+        os.close(descriptor)
+
+
+def _chunks(descriptor: int, size: int) -> Iterator[bytes]:
+    at = 0
+    while at < size and (chunk := os.pread(descriptor, size - at, at)):
+        at += len(chunk)
+        yield chunk
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ taken from the environment only, so that a process without it need not look at a
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import hashlib
 import os
 import re
@@ -25,6 +26,7 @@ _UNITS = {"": 1, "B": 1} | {
 }
 _DURATIONS = {"": 1.0, "MS": 0.001, "S": 1.0, "M": 60.0, "H": 3600.0, "D": 86400.0}
 _MODES = {"1": "on", "on": "on", "0": "off", "off": "off", "": "off", "readonly": "readonly", "refresh": "refresh"}
+_LONGEST_TIMEOUT = 1e9
 # A Unix socket's path has 108 bytes, the last of them zero.
 MAX_SOCKET_PATH = 107
 
@@ -65,9 +67,13 @@ def _parse_level(text: str) -> str:
 
 def _parse_timeout(text: str) -> float:
     seconds = parse_duration(text)
-    if seconds <= 0:
+    # Sockets count in nanoseconds of 64 bits.
+    if not 0 < seconds <= _LONGEST_TIMEOUT:
         raise ValueError(text)
     return seconds
+
+
+_PATH = (str, type(Path()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,6 +85,8 @@ class Setting:
     allowed: str
     parse: Callable[[str], Any]
     default: Callable[[Mapping[str, str]], Any]
+    # What a value may be in a file or from code.
+    types: tuple[type, ...]
 
     @property
     def variable(self) -> str:
@@ -93,6 +101,7 @@ SETTINGS = (
         "a directory",
         _parse_path,
         lambda env: _xdg(env, "XDG_CACHE_HOME", ".cache") / "xcache",
+        _PATH,
     ),
     Setting(
         "socket",
@@ -100,6 +109,7 @@ SETTINGS = (
         f"a path of at most {MAX_SOCKET_PATH} bytes",
         _parse_path,
         lambda _: None,  # follows from dir: see _default_socket
+        _PATH,
     ),
     Setting(
         "max_size",
@@ -107,15 +117,17 @@ SETTINGS = (
         "a size such as 10G or 512MiB; 0 for no limit",
         parse_size,
         lambda _: 20 * 1024**3,
+        (str, int),
     ),
-    Setting("log", "level of messages", "debug, info, warning or error", _parse_level, lambda _: "warning"),
-    Setting("autostart", "start a daemon when there is none", "1 or 0", _parse_flag, lambda _: True),
+    Setting("log", "level of messages", "debug, info, warning or error", _parse_level, lambda _: "warning", (str,)),
+    Setting("autostart", "start a daemon when there is none", "1 or 0", _parse_flag, lambda _: True, (str, int, bool)),
     Setting(
         "timeout",
         "longest wait for the daemon (not for another's compile)",
         "a time above 0 such as 2s or 500ms",
         _parse_timeout,
         lambda _: 5.0,
+        (str, int, float),
     ),
     Setting(
         "idle_exit",
@@ -123,6 +135,7 @@ SETTINGS = (
         "a time such as 30m; 0 for never",
         parse_duration,
         lambda _: 1800.0,
+        (str, int, float),
     ),
 )
 
@@ -142,8 +155,8 @@ class Config:
 
     def as_environment(self) -> dict[str, str]:
         """The variables that give another process these settings, whatever files it would read."""
-        values = {setting: getattr(self, setting.name) for setting in SETTINGS}
-        return {s.variable: str(int(v)) if isinstance(v, bool) else str(v) for s, v in values.items()}
+        # No file to be named from another working directory: all of them have been read.
+        return {"XCACHE_CONFIG": ""} | {s.variable: _as_text(getattr(self, s.name)) for s in SETTINGS}
 
 
 def mode(environ: Mapping[str, str] | None = None) -> str:
@@ -190,12 +203,21 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
 
 
 def _check(setting: Setting, value: Any, source: str) -> Any:
-    text = str(int(value)) if isinstance(value, bool) else str(value)
+    text = _as_text(value)
     try:
+        if type(value) not in setting.types:
+            raise ValueError(text)
         return setting.parse(text)
     except (ValueError, KeyError, OverflowError, RuntimeError):
         name = setting.variable if source == "environment" else setting.name
         raise ConfigError(f"{name}={text!r} ({source}) cannot be used; it must be {setting.allowed}") from None
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(int(value))
+    # A float as digits, to the last one and without an exponent.
+    return f"{decimal.Decimal(repr(value)):f}" if isinstance(value, float) else str(value)
 
 
 def _files(environ: Mapping[str, str]) -> list[Path]:
@@ -204,7 +226,8 @@ def _files(environ: Mapping[str, str]) -> list[Path]:
         raise ConfigError(f"XCACHE_CONFIG={named!r} (environment) is not a file")
     files = [Path(named)] if named else []
     usual = (_xdg(environ, "XDG_CONFIG_HOME", ".config") / "xcache" / "config.toml", SYSTEM_FILE)
-    return files + [path for path in usual if path.is_file()]
+    # os.path says no where Path raises: a program that gave up its rights may not even look.
+    return files + [path for path in usual if os.path.isfile(path)]  # noqa: PTH113
 
 
 def _read_file(path: Path, known: Mapping[str, Setting]) -> dict[str, Any]:
@@ -218,7 +241,7 @@ def _read_file(path: Path, known: Mapping[str, Setting]) -> dict[str, Any]:
     for name, value in content.items():
         if name not in known:
             raise ConfigError(f"{path}: {name!r} is not a setting; there are {', '.join(known)}")
-        if not isinstance(value, str | int | float):
+        if type(value) not in known[name].types:
             raise ConfigError(f"{name}={value!r} ({path}) cannot be used; it must be {known[name].allowed}")
     return content
 
@@ -226,24 +249,35 @@ def _read_file(path: Path, known: Mapping[str, Setting]) -> dict[str, Any]:
 def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
     # The XDG specification: a relative path is to be ignored.
     named = environ.get(variable, "")
-    return Path(named) if named.startswith("/") else Path(environ.get("HOME") or Path.home()) / fallback
+    return Path(named) if named.startswith("/") else _home(environ) / fallback
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    """The user's home; containers run as numbers that have none."""
+    named = environ.get("HOME", "")
+    return Path(named) if named.startswith("/") else _account_home() or _temporary()
+
+
+def _temporary() -> Path:
+    return Path(tempfile.gettempdir()) / f"xcache-{os.getuid() if hasattr(os, 'getuid') else 0}"
 
 
 def _default_socket(environ: Mapping[str, str], directory: Path) -> Path:
     runtime = environ.get("XDG_RUNTIME_DIR", "")
-    uid = os.getuid() if hasattr(os, "getuid") else 0
-    base = Path(runtime) / "xcache" if runtime.startswith("/") else Path(tempfile.gettempdir()) / f"xcache-{uid}"
+    base = Path(runtime) / "xcache" if runtime.startswith("/") else _temporary()
     # A store of its own has a daemon of its own. The user's one default is found in the password database: a changed
     # HOME or XDG_CACHE_HOME names another store.
-    if directory == _account_home() / ".cache" / "xcache":
+    home = _account_home()
+    if home is not None and directory == home / ".cache" / "xcache":
         return base / "xcached.sock"
     return base / f"xcached-{hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]}.sock"
 
 
-def _account_home() -> Path:
+def _account_home() -> Path | None:
+    """The home that the password database knows."""
     try:
         import pwd
 
         return Path(pwd.getpwuid(os.getuid()).pw_dir)
     except (ImportError, KeyError):
-        return Path("/nonexistent")
+        return None

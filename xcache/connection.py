@@ -30,9 +30,14 @@ class Connection:
         self._messages: list[tuple[int, protocol.Message]] = []
         self._descriptors: list[int] = []
         self._request = 0
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             check_directory(path.parent)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except FileNotFoundError as error:
+            raise NobodyThereError(f"{path}: {error.strerror}") from None
+        except OSError as error:
+            raise ConnectionLostError(f"{path}: {error.strerror}") from None
+        try:
             self._socket.settimeout(timeout)
             self._socket.connect(os.fspath(path))
             check_peer(self._socket)
@@ -52,12 +57,14 @@ class Connection:
         """Send a message and return its answer; RefusedError when the daemon says no."""
         deadline = time.monotonic() + timeout
         self._request += 1
+        self._drop_descriptors()
         try:
             self._send(protocol.encode(self._request, message), descriptors, deadline)
             while True:
                 request, reply = self._receive(deadline)
                 if request == self._request:
                     break
+                self._drop_descriptors()
         except TimeoutError:
             raise ConnectionLostError(f"no answer within {timeout:g} s") from None
         except (ConnectionError, EOFError) as error:
@@ -86,9 +93,7 @@ class Connection:
     def close(self) -> None:
         """Drop the connection and whatever came with it."""
         self._socket.close()
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
+        self._drop_descriptors()
 
     def wait_for_end(self, timeout: float) -> bool:
         """Whether the daemon closed the connection within ``timeout``: after Stop, that it has left."""
@@ -99,6 +104,11 @@ class Connection:
         except OSError:
             return False
         return True
+
+    def _drop_descriptors(self) -> None:
+        for descriptor in self._descriptors:
+            os.close(descriptor)
+        self._descriptors.clear()
 
     def _send(self, frame: bytes, descriptors: Sequence[int], deadline: float) -> None:
         view = memoryview(frame)

@@ -13,14 +13,17 @@ import select
 import subprocess
 import sys
 import threading
+import time
+from pathlib import Path
 
 from xcache.config import Config
 from xcache.errors import UnavailableError
-from xcache.private import prepare_directory
+from xcache.private import prepare_directory, prepare_meeting_place
 
 LOCK = "daemon.lock"
 DATABASE = "store.db"
-LOG = "daemon.log"
+# What a daemon says to whoever started it.
+READY, FAILED = "ready", "failed: "
 
 
 class Launcher:
@@ -29,13 +32,14 @@ class Launcher:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._ready: int | None = None
+        self._said = b""
         # Two threads must not read, close and read again what one of them was to read.
         self._reading = threading.Lock()
 
     def start(self) -> bool:
         """Start a daemon unless one runs or is being started; whether this call did. Does not wait for it."""
         prepare_directory(self._config.dir)
-        prepare_directory(self._config.socket.parent)
+        prepare_meeting_place(self._config.socket.parent)
         lock = os.open(self._config.dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             try:
@@ -52,19 +56,23 @@ class Launcher:
         """Whether there is a store in which something could be found."""
         return (self._config.dir / DATABASE).exists()
 
+    def address(self) -> Path | None:
+        """Where the daemon that has the store listens, if it has said so."""
+        try:
+            written = (self._config.dir / LOCK).read_bytes()
+        except OSError:
+            return None
+        return Path(os.fsdecode(written)) if written else None
+
     def held(self) -> bool:
         """Whether a daemon has the store: one that is starting, serving or leaving."""
         try:
-            lock = os.open(self._config.dir / LOCK, os.O_RDONLY | os.O_CLOEXEC)
+            inode = (self._config.dir / LOCK).stat().st_ino
+            # Trying to lock it would show as well, and keep a daemon that starts at that moment from it.
+            locks = Path("/proc/locks").read_text()
         except OSError:
-            return False
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(lock)
-        return False
+            return self.address() is not None
+        return any(line.split()[1] == "FLOCK" and f":{inode} " in line for line in locks.splitlines())
 
     def wait(self, seconds: float) -> None:
         """Wait until the daemon that was started here is ready; UnavailableError says why it is not."""
@@ -77,23 +85,35 @@ class Launcher:
 
     def _outcome(self, seconds: float | None) -> str | None:
         """The reason why it did not start; without ``seconds``, no news is good news."""
+        deadline = time.monotonic() + (seconds or 0.0)
         with self._reading:
-            if self._ready is None:
-                return None
-            readable, _, _ = select.select([self._ready], [], [], seconds or 0.0)
-            if not readable:
-                return None if seconds is None else f"it said nothing within {seconds:g} s"
-            said = os.read(self._ready, 65536).decode("utf-8", "replace").strip()
+            while self._ready is not None:
+                readable, _, _ = select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))
+                if not readable:
+                    return None if seconds is None else f"it said nothing within {seconds:g} s"
+                chunk = os.read(self._ready, 65536)
+                self._said += chunk
+                # Its stderr leads here too, until it is ready: the last line is what counts.
+                last = self._said.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
+                if last == READY or last.startswith(FAILED) or not chunk:
+                    self.close()
+                    return None if last == READY else last.removeprefix(FAILED) or "it ended without a word"
+        return None
+
+    def close(self) -> None:
+        """Stop listening to the daemon that was started here; it goes on."""
+        if self._ready is not None:
             os.close(self._ready)
             self._ready = None
-        return None if said == "ready" else said.rpartition("\n")[2] or "it ended without a word"
+
+    def __del__(self) -> None:
+        self.close()
 
     def _spawn(self, lock: int) -> None:
         reading, ready = os.pipe()
         with self._reading:
-            before, self._ready = self._ready, reading
-        if before is not None:
-            os.close(before)
+            self.close()
+            self._ready, self._said = reading, b""
         # -P: a file in the working directory must not pass for a module of the daemon.
         command = [sys.executable, "-P", "-m", "xcached", "--lock-fd", str(lock), "--ready-fd", str(ready)]
         try:

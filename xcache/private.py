@@ -36,14 +36,22 @@ def check_directory(directory: Path) -> None:
 
 
 def prepare_directory(directory: Path) -> None:
-    """Make a directory that only this user can enter, or say why it cannot be used."""
+    """Make a directory in which only this user can leave anything, or say why it cannot be used."""
+    prepare_meeting_place(directory)
+    if directory.stat().st_mode & 0o022:
+        # The sticky bit keeps others from taking files away, and not from planting some.
+        raise StoreError(f"{directory} can be written by other users")
+
+
+def prepare_meeting_place(directory: Path) -> None:
+    """Make a directory for a socket; whoever is met there is checked besides."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         check_directory(directory)
     except UntrustedError as error:
         raise StoreError(str(error)) from None
-    except OSError as error:
-        raise StoreError(f"{directory} cannot be made: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise StoreError(f"{directory} cannot be made: {getattr(error, 'strerror', None) or error}") from None
     if not os.access(directory, os.W_OK | os.X_OK):
         raise StoreError(f"{directory} cannot be written")
 

@@ -8,10 +8,12 @@ payload as a file descriptor beside the frame. A peer that breaks a limit is dis
 """
 
 import functools
+import os
 import struct
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
@@ -24,6 +26,8 @@ INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
 MAX_DESCRIPTORS = 2
 MAX_TEXT = 16 * 1024
+MAX_LIST = 4096
+MAX_DICTIONARY = 1024
 # The components of a key that come with a text; the program is kept whole.
 DESCRIBED_COMPONENTS = ("options", "flags", "platform", "toolchain")
 _LENGTH = struct.Struct(">I")
@@ -197,19 +201,23 @@ def _fields(name: str) -> tuple[_Field, ...]:
 
 
 def encode(request: int, message: Message) -> bytes:
-    """One frame, length first."""
+    """One frame, length first; ProtocolError for what the other end would not accept."""
     name = type(message).__name__
-    body = msgpack.packb([request, name, *message], use_bin_type=True)
+    _check(name, message)
+    try:
+        body = typing.cast("bytes", msgpack.packb([request, name, *message], use_bin_type=True))
+    except (ValueError, OverflowError) as error:
+        raise ProtocolError(f"a {name} that cannot be written: {error}") from None
     if len(body) > MAX_FRAME:
         raise ProtocolError(f"a {name} of {len(body)} bytes is above the limit of {MAX_FRAME}")
-    return _LENGTH.pack(len(body)) + typing.cast("bytes", body)
+    return _LENGTH.pack(len(body)) + body
 
 
 def decode(body: bytes | memoryview) -> tuple[int, Message]:
     """The request id and message in a frame's body, or ProtocolError: never anything half understood."""
     try:
         parts = msgpack.unpackb(
-            body, raw=False, strict_map_key=True, max_array_len=4096, max_map_len=1024, max_ext_len=0
+            body, raw=False, strict_map_key=True, max_array_len=MAX_LIST, max_map_len=MAX_DICTIONARY, max_ext_len=0
         )
     except (ValueError, TypeError, RecursionError, UnicodeDecodeError, msgpack.UnpackException) as error:
         raise ProtocolError(f"not a message: {error!r}") from None
@@ -222,10 +230,14 @@ def decode(body: bytes | memoryview) -> tuple[int, Message]:
     # Hello and Welcome may grow at their end in a later version.
     if len(values) != len(fields) and not (name in ("Hello", "Welcome") and len(values) > len(fields)):
         raise ProtocolError(f"{name} has {len(fields)} fields, not {len(values)}")
-    for field, value in zip(fields, values, strict=False):
-        if not _is(value, field.allowed) or (field.inside and value is not None and not _all(value, field.inside)):
-            raise ProtocolError(f"{name}.{field.name} has the wrong type")
+    _check(name, values)
     return request, _MESSAGES[name](*values[: len(fields)])
+
+
+def _check(name: str, values: Sequence[Any]) -> None:
+    for field, value in zip(_fields(name), values, strict=False):
+        if not _is(value, field.allowed) or (field.inside and value is not None and not _all(value, field.inside)):
+            raise ProtocolError(f"{name}.{field.name} is of the wrong type or too long")
 
 
 def _is(value: Any, allowed: tuple[type, ...]) -> bool:
@@ -238,8 +250,15 @@ def _is(value: Any, allowed: tuple[type, ...]) -> bool:
 
 def _all(container: Any, inside: tuple[type, ...]) -> bool:
     if isinstance(container, dict):
-        return all(_is(k, (str,)) and _is(v, inside) for k, v in container.items())
-    return all(_is(v, inside) for v in container)
+        return len(container) <= MAX_DICTIONARY and all(
+            _is(k, (str,)) and _is(v, inside) for k, v in container.items()
+        )
+    return len(container) <= MAX_LIST and all(_is(v, inside) for v in container)
+
+
+def path_text(path: Path) -> str:
+    """A path as text, also one that is not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 class FrameReader:

@@ -30,6 +30,7 @@ class StoreQueue(Generic[Job]):
         self._working = 0.0
         self._busy = False
         self._finishing = False
+        self._soon = False
 
     def add(self, job: Job, weight: float) -> bool:
         """Queue a job whose loss would cost ``weight`` seconds; False when it cannot be done."""
@@ -37,11 +38,15 @@ class StoreQueue(Generic[Job]):
             if len(self._jobs) >= _LONGEST:
                 return False
             self._jobs.append((job, weight))
-            return self._wake()
+            if self._wake():
+                return True
+            self._jobs.pop()
+            return False
 
     def tell_soon(self) -> None:
         """Have ``tell`` called within about a second."""
         with self._changed:
+            self._soon = True
             self._wake()
 
     def finish(self, seconds: float | None = None) -> int:
@@ -93,9 +98,10 @@ class StoreQueue(Generic[Job]):
         if job is not None:
             self._work(job)
             return False
+        self._soon = False
         self._tell()
         with self._changed:
-            if self._jobs:
+            if self._jobs or self._soon:
                 return False
             # Under the lock, so that whoever adds a job from here on starts another thread.
             self._thread = None

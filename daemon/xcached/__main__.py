@@ -18,7 +18,7 @@ from pathlib import Path
 from xcache import config
 from xcache._version import __version__
 from xcache.errors import StoreError, XcacheError
-from xcache.private import prepare_directory
+from xcache.private import prepare_directory, prepare_meeting_place
 from xcached.server import Server, listen
 from xcached.service import Service
 from xcached.store import Store
@@ -30,6 +30,7 @@ LOG = "daemon.log"
 _LOG_SIZE = 1024 * 1024
 # What is in flight when the daemon is told to leave has this long.
 _LAST_ORDERS = 30.0
+_LOOK_EVERY = 5.0
 
 
 def main() -> None:
@@ -46,7 +47,7 @@ def main() -> None:
         asyncio.run(serve(settings, arguments.lock_fd, ready))
     except (XcacheError, OSError, sqlite3.Error) as error:
         logger.error("%s", error)
-        ready.say(f"{error}")
+        ready.say(f"failed: {error}")
         sys.exit(f"xcached: {error}" if arguments.ready_fd is None else 1)
 
 
@@ -79,36 +80,64 @@ async def serve(settings: config.Config, lock: int | None, ready: Ready) -> None
         stopping.set()
 
     prepare_directory(settings.dir)
-    prepare_directory(settings.socket.parent)
+    prepare_meeting_place(settings.socket.parent)
     start_logging(settings, to_stderr=lock is None)
-    take_lock(settings.dir, lock)
+    lock = take_lock(settings.dir, lock)
     # Signals are held back from here on, so that one which comes early still finds everything to be undone.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
     store = Store(settings.dir, settings.max_size)
     service = Service(store, settings, __version__, stop)
     server = Server(listen(settings.socket), service)
+    place = MeetingPlace(settings.socket, lock)
     logger.info("xcached %s serves %s on %s", __version__, settings.dir, settings.socket)
     ready.say("ready")
     try:
-        await leave_when_idle(server, settings.idle_exit, stopping)
+        await leave_when_idle(server, place, settings.idle_exit, stopping)
     finally:
         # First the name, so that who comes now starts a fresh daemon and waits for the lock.
-        settings.socket.unlink(missing_ok=True)
+        place.leave()
         server.stop_listening()
         await finish(server, service)
         logger.info("left")
 
 
-async def leave_when_idle(server: Server, idle: float, stopping: asyncio.Event) -> None:
-    """Return when told to stop, or when nobody has asked for ``idle`` seconds (0: never)."""
+class MeetingPlace:
+    """The socket's name; it also stands in the lock file, for who looks for the store's daemon elsewhere."""
+
+    def __init__(self, path: Path, lock: int) -> None:
+        self._path = path
+        self._lock = lock
+        self._inode = path.stat().st_ino
+        os.pwrite(lock, os.fsencode(path), 0)
+
+    def stands(self) -> bool:
+        """Whether the name still leads here."""
+        try:
+            return self._path.stat().st_ino == self._inode
+        except OSError:
+            return False
+
+    def leave(self) -> None:
+        """Take the name away, so that nobody comes here any more."""
+        os.ftruncate(self._lock, 0)
+        if self.stands():
+            self._path.unlink(missing_ok=True)
+
+
+async def leave_when_idle(server: Server, place: MeetingPlace, idle: float, stopping: asyncio.Event) -> None:
+    """Return when told to stop, when nobody has asked for ``idle`` seconds (0: never), or when nobody can any more."""
     while not stopping.is_set():
-        left = server.last_request + idle - time.monotonic() if idle else None
-        if left is not None and left <= 0 and not server.busy():
+        left = server.last_request + idle - time.monotonic() if idle else _LOOK_EVERY
+        if left <= 0 and not server.busy():
             logger.info("leaving: idle for %g s", idle)
             return
+        if not place.stands():
+            # The end of a session may take the runtime directory with it.
+            logger.info("leaving: the socket was removed")
+            return
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), None if left is None else max(left, 0.1))
+            await asyncio.wait_for(stopping.wait(), min(max(left, 0.1), _LOOK_EVERY))
 
 
 async def finish(server: Server, service: Service) -> None:
@@ -138,16 +167,20 @@ def start_logging(settings: config.Config, *, to_stderr: bool) -> None:
     logging.raiseExceptions = False
 
 
-def take_lock(directory: Path, inherited: int | None) -> None:
+def take_lock(directory: Path, inherited: int | None) -> int:
     """Hold the store's lock for as long as this process lives: one daemon a store."""
     if inherited is not None:
         os.set_inheritable(inherited, False)
-        return
-    lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise StoreError(f"another daemon serves {directory}") from None
+        lock = inherited
+    else:
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StoreError(f"another daemon serves {directory}") from None
+    # What stands there is where the last one listened.
+    os.ftruncate(lock, 0)
+    return lock
 
 
 if __name__ == "__main__":

@@ -73,7 +73,7 @@ class Service:
 
     def welcome(self) -> protocol.Welcome:
         """The answer to Hello."""
-        return protocol.Welcome(protocol.VERSION, self._version, os.getpid(), str(self._config.dir))
+        return protocol.Welcome(protocol.VERSION, self._version, os.getpid(), protocol.path_text(self._config.dir))
 
     def finish(self, seconds: float) -> bool:
         """Write what is still to be written, and close the store."""

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from command_line import LONG, NAMES, Shell, names
 
-from xcache import config, protocol
+from xcache import config, protocol, stablehlo
 from xcache.cli import main, output, reading, settings
 from xcached.schema import VERSION as SCHEMA
 
@@ -258,8 +258,8 @@ ADD = """func.func public @main(%x: tensor<3xf32>) -> tensor<3xf32> {
 
 
 def test_a_program_as_text(shell):
-    direct = pytest.importorskip("jaxlib.mlir.ir") and pytest.importorskip("xcache.direct")
-    key = shell.put("jit_add", program=direct._bytecode(direct._module(ADD)))
+    pytest.importorskip("jaxlib.mlir.ir")
+    key = shell.put("jit_add", program=stablehlo.bytecode(stablehlo.parse(ADD)))
     result = shell.run("show", key, "--program")
     assert (result.returncode, result.stderr) == (0, "")
     assert "stablehlo.add %arg0, %arg0 : tensor<3xf32>" in result.stdout

@@ -122,14 +122,25 @@ def _find_any(settings: Config) -> Connection | None:
 
 
 def _connect(settings: Config) -> Connection:
-    connection = Connection(settings.socket, settings.timeout, __version__)
-    theirs = Path(connection.welcome.directory)
-    if theirs != settings.dir and not _same_directory(theirs, settings.dir):
+    connection = _connect_wherever(settings)
+    theirs = connection.welcome.directory
+    if theirs != protocol.path_text(settings.dir) and not _same_directory(Path(theirs), settings.dir):
         connection.close()
         raise ConfigError(
             f"the daemon on {settings.socket} serves {theirs}, not {settings.dir}; change XCACHE_SOCKET or XCACHE_DIR"
         )
     return connection
+
+
+def _connect_wherever(settings: Config) -> Connection:
+    try:
+        return Connection(settings.socket, settings.timeout, __version__)
+    except NobodyThereError:
+        # The store's daemon may have been started where the socket is elsewhere.
+        elsewhere = Launcher(settings).address() if Launcher(settings).held() else None
+        if elsewhere is None:
+            raise
+        return Connection(elsewhere, settings.timeout, __version__)
 
 
 def _same_protocol(connection: Connection) -> Connection:

@@ -1,0 +1,121 @@
+"""Daemons that misbehave, for the client to put up with."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from xcache import protocol
+
+
+class Talk:
+    """The daemon's end of one connection."""
+
+    def __init__(self, connected: socket.socket, heard: list[protocol.Message]) -> None:
+        self.socket = connected
+        self._heard = heard
+        self._reader = protocol.FrameReader()
+        self._messages: list[tuple[int, protocol.Message]] = []
+        self.request = 0
+
+    def read(self) -> protocol.Message:
+        """The next request; ConnectionError when there are no more."""
+        while not self._messages:
+            data = self.socket.recv(65536)
+            if not data:
+                raise ConnectionError
+            self._messages += self._reader.feed(data)
+        self.request, message = self._messages.pop(0)
+        self._heard.append(message)
+        return message
+
+    def say(self, message: protocol.Message, descriptors: tuple[int, ...] = ()) -> None:
+        """Answer the last request."""
+        self.raw(protocol.encode(self.request, message), descriptors)
+
+    def raw(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
+        """Say whatever bytes."""
+        if descriptors:
+            socket.send_fds(self.socket, [data], list(descriptors))
+        else:
+            self.socket.sendall(data)
+
+    def welcome(self, version: int = protocol.VERSION) -> None:
+        """Read the Hello and answer it."""
+        self.read()
+        self.say(protocol.Welcome(version, "fake", 1, "/fake"))
+
+    def until_the_end(self) -> None:
+        """Take whatever comes until the client leaves."""
+        while self.socket.recv(65536):
+            pass
+
+
+class FakeDaemon:
+    """Listens, and has each connection answered by a function."""
+
+    def __init__(self, path: Path, behave: Callable[[Talk], None]) -> None:
+        self.heard: list[protocol.Message] = []
+        self.connections = 0
+        self._behave = behave
+        self._open: list[socket.socket] = []
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen(50)
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def stop(self) -> None:
+        """Hang up on everybody."""
+        # To close alone would not wake who waits in accept() or recv().
+        for each in (self._listener, *self._open):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connected, _ = self._listener.accept()
+            except OSError:
+                return
+            self.connections += 1
+            self._open.append(connected)
+            thread = threading.Thread(target=self._serve, args=(connected,))
+            thread.start()
+            self._threads.append(thread)
+
+    def _serve(self, connected: socket.socket) -> None:
+        with connected, contextlib.suppress(OSError):
+            self._behave(Talk(connected, self.heard))
+
+
+@contextlib.contextmanager
+def fake_daemon(path: Path, behave: Callable[[Talk], None]) -> Iterator[FakeDaemon]:
+    """A daemon that behaves like that for as long as the block lasts."""
+    daemon = FakeDaemon(path, behave)
+    try:
+        yield daemon
+    finally:
+        daemon.stop()
+        path.unlink(missing_ok=True)
+
+
+def answering(*answers: protocol.Message) -> Callable[[Talk], None]:
+    """Welcomes everybody and gives these answers to each; the last one for ever."""
+
+    def behave(talk: Talk) -> None:
+        talk.welcome()
+        for answer in answers:
+            talk.read()
+            talk.say(answer)
+        while True:
+            talk.read()
+            talk.say(answers[-1])
+
+    return behave

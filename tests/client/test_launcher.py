@@ -1,0 +1,363 @@
+"""Starting a daemon: one, however many want it; nobody's child; and a reason where there is none."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from conftest import until
+from peers import Talk, fake_daemon
+
+from xcache import protocol
+from xcache.client import Client
+from xcache.connection import Connection
+from xcache.errors import NotAskedError, ProtocolError, StartingError, StoreError, UnavailableError
+from xcache.launcher import Launcher
+from xcache.private import peer_of
+
+KEY = "ab" * 32
+
+
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.fixture(autouse=True)
+def here(place, monkeypatch):
+    """A daemon that is started from this very process finds its modules, and this place."""
+    for name, value in place.env.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.fixture
+def connected(place):
+    """A client that may start a daemon."""
+    clients = []
+
+    def make(timeout: float = 20, **settings: object) -> Client:
+        config = place.config(timeout=timeout, **settings)
+        clients.append(Client(config, "test", Launcher(config)))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+def with_a_store(place) -> None:
+    """A daemon was here before."""
+    place.start_daemon()
+    place.stop()
+
+
+def test_a_daemon_is_started_once_and_says_that_it_is_ready(place):
+    launcher = Launcher(place.config())
+    assert not launcher.held()
+    assert launcher.start()
+    assert not launcher.start()
+    launcher.wait(20)
+    assert launcher.held()
+    assert place.answers()
+    assert launcher.failure() is None
+    assert not Launcher(place.config()).start()
+    assert "ready" not in (place.dir / "daemon.log").read_text()
+
+
+def test_the_daemon_is_nobodys_child(place):
+    """A program's own os.wait() must not meet it, nor its Ctrl-C end it."""
+    launcher = Launcher(place.config())
+    launcher.start()
+    launcher.wait(20)
+    pid = place.daemon_pid()
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    assert int(fields[1]) != os.getpid()
+    assert os.getsid(pid) != os.getsid(0)
+    assert os.getpgid(pid) != os.getpgid(0)
+    assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
+
+
+def test_the_daemon_keeps_nothing_of_its_starter_open(place):
+    reading, writing = os.pipe()
+    os.set_inheritable(writing, True)
+    launcher = Launcher(place.config())
+    launcher.start()
+    launcher.wait(20)
+    os.close(writing)
+    # Were it open in the daemon, whoever reads a program's output through a pipe would never see its end.
+    assert os.read(reading, 1) == b""
+    os.close(reading)
+    opened = Path(f"/proc/{place.daemon_pid()}/fd")
+    # It lets go right after it has said that it is ready.
+    assert until(lambda: str((opened / "2").readlink()) == os.devnull)
+    assert not any("pipe:" in str(path.readlink()) for path in opened.iterdir())
+
+
+WANTS_ONE = f"""
+from xcache import config
+from xcache.client import Client
+from xcache.errors import StartingError
+from xcache.launcher import Launcher
+import sys, time
+settings = config.load(timeout=30)
+client = Client(settings, "test", Launcher(settings))
+sys.stdin.read(1)
+while True:
+    try:
+        assert client.get("{KEY}") is None
+        break
+    except StartingError:
+        time.sleep(0.01)
+print(client._idle[0].welcome.pid)
+client.close()
+"""
+
+
+@pytest.mark.parametrize("fresh", [True, False], ids=["no store yet", "a store"])
+def test_of_many_programs_at_once_one_starts_the_daemon(place, fresh):
+    if not fresh:
+        with_a_store(place)
+    command = [sys.executable, "-c", WANTS_ONE]
+    programs = [
+        subprocess.Popen(command, env=place.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(12)
+    ]
+    for program in programs:
+        program.stdin.write(b"go")
+        program.stdin.flush()
+    said = [program.communicate(timeout=60)[0].strip() for program in programs]
+    assert said == [b"%d" % place.daemon_pid()] * 12
+    assert (place.dir / "daemon.log").read_text().count(" serves ") == (1 if fresh else 2)
+
+
+def test_an_empty_store_is_not_waited_for_and_a_full_one_is(place, connected):
+    client = connected()
+    with pytest.raises(StartingError):
+        client.get(KEY)
+    # Storing is done by a thread that has the time.
+    client.report({"hits": 1})
+    assert client.get(KEY) is None
+    place.stop()
+    assert connected().get(KEY) is None
+
+
+def test_why_a_daemon_did_not_start_is_said(place, connected):
+    with_a_store(place)
+    with contextlib.closing(sqlite3.connect(place.dir / "store.db")) as database:
+        database.execute("PRAGMA user_version = 99")
+    launcher = Launcher(place.config())
+    launcher.start()
+    with pytest.raises(UnavailableError, match=r"did not start: .*was written by a newer xcache"):
+        launcher.wait(20)
+    client = connected(timeout=3)
+    with pytest.raises(UnavailableError, match=r"did not start: .*was written by a newer xcache"):
+        client.get(KEY)
+    with pytest.raises(NotAskedError):
+        client.get(KEY)
+
+
+def test_a_daemon_that_ends_without_a_word_is_no_daemon(place, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    launcher = Launcher(place.config())
+    launcher.start()
+    with pytest.raises(UnavailableError, match="without a word"):
+        launcher.wait(20)
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    assert until(launcher.start)
+    with pytest.raises(UnavailableError, match="/no/such/python"):
+        launcher.wait(20)
+
+
+def test_a_daemon_that_says_nothing_is_waited_for_no_longer_than_was_asked(place, monkeypatch):
+    idle = place.root / "idle"
+    idle.write_text("#!/bin/sh\nexec sleep 2\n")
+    idle.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(idle))
+    launcher = Launcher(place.config())
+    launcher.start()
+    with pytest.raises(UnavailableError, match=r"nothing within 0\.05 s"):
+        launcher.wait(0.05)
+
+
+def test_a_directory_that_cannot_be_made(place, connected):
+    (place.root / "file").touch()
+    with pytest.raises(StoreError, match="cannot be made: Not a directory"):
+        Launcher(place.config(dir=place.root / "file" / "store")).start()
+    with pytest.raises(StoreError, match="cannot be made: Not a directory"):
+        Launcher(place.config(socket=place.root / "file" / "below" / "s")).start()
+    client = connected(dir=place.root / "file" / "store")
+    with pytest.raises(StoreError):
+        client.report({"hits": 1})
+    with pytest.raises(NotAskedError):
+        client.report({"hits": 1})
+
+
+def test_what_a_library_says_on_stderr_is_not_taken_for_a_failure(place, monkeypatch):
+    """A preloaded library, an import profile or a warning writes there before the daemon does."""
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    launcher = Launcher(place.config())
+    launcher.start()
+    launcher.wait(20)
+    assert place.answers()
+
+
+def test_a_configuration_file_may_be_named_from_where_the_program_runs(place, monkeypatch):
+    """The daemon runs elsewhere, and is given the settings that were read."""
+    (place.root / "here.toml").write_text('log = "debug"')
+    monkeypatch.chdir(place.root)
+    monkeypatch.setenv("XCACHE_CONFIG", "here.toml")
+    place.env["XCACHE_CONFIG"] = "here.toml"
+    launcher = Launcher(place.config())
+    launcher.start()
+    launcher.wait(20)
+
+
+def test_a_file_in_the_working_directory_does_not_pass_for_a_module(place, monkeypatch):
+    monkeypatch.chdir(place.root)
+    for name in ("xcached", "xcache", "sqlite3", "asyncio"):
+        (place.root / f"{name}.py").write_text("raise SystemExit('the wrong module')")
+    launcher = Launcher(place.config())
+    launcher.start()
+    launcher.wait(20)
+
+
+@contextlib.contextmanager
+def leaving(place, seconds: float):
+    """A daemon that takes no more connections, and has the store for a while yet."""
+    with open(place.dir / "daemon.lock", "rb") as lock:
+        fcntl.flock(lock.fileno(), fcntl.LOCK_EX)
+        timer = threading.Timer(seconds, fcntl.flock, (lock.fileno(), fcntl.LOCK_UN))
+        timer.start()
+        yield
+        timer.join()
+
+
+def test_while_a_daemon_is_leaving_the_next_one_is_waited_for(place, connected):
+    """It unlinks its socket first and writes what is in flight: it can hold the store for half a minute."""
+    with_a_store(place)
+    with leaving(place, 0.5):
+        assert connected(timeout=3).get(KEY) is None
+
+
+def test_a_daemon_that_was_just_told_to_stop_is_followed_by_another(place, connected):
+    with_a_store(place)
+    for _ in range(3):
+        place.start_daemon()
+        config = place.config()
+        with contextlib.closing(Connection(config.socket, 20, "test")) as connection:
+            connection.demand(protocol.Stop("test"), protocol.Done, 20)
+            assert connection.wait_for_end(20)
+        assert connected(timeout=3).get(KEY) is None
+        place.stop()
+
+
+def test_looking_whether_a_daemon_has_the_store_does_not_keep_one_from_it(place):
+    """``xcache status`` in one terminal, a program or ``xcached`` in another."""
+    with_a_store(place)
+    stop = threading.Event()
+
+    def look() -> None:
+        launcher = Launcher(place.config())
+        while not stop.is_set():
+            launcher.held()
+
+    onlookers = [threading.Thread(target=look) for _ in range(2)]
+    for thread in onlookers:
+        thread.start()
+    try:
+        started = [Launcher(place.config()).start() for _ in range(30)]
+    finally:
+        stop.set()
+        for thread in onlookers:
+            thread.join()
+    assert started == [True] + [False] * 29
+
+
+def test_an_older_daemon_is_asked_to_make_room(place, connected):
+    """It answers, hangs up, and takes a moment to leave: only then is its store free for another."""
+    with_a_store(place)
+
+    def older(talk: Talk) -> None:
+        talk.welcome(protocol.VERSION - 1)
+        assert isinstance(talk.read(), protocol.Stop)
+        place.socket.unlink()
+        talk.say(protocol.Done())
+
+    with fake_daemon(place.socket, older) as daemon, leaving(place, 0.3):
+        assert connected(timeout=3).get(KEY) is None
+        assert [type(message) for message in daemon.heard] == [protocol.Hello, protocol.Stop]
+        place.stop()
+
+
+def test_an_older_daemon_that_stays_is_given_up(place, connected):
+    with_a_store(place)
+
+    def stubborn(talk: Talk) -> None:
+        talk.welcome(protocol.VERSION - 1)
+        talk.read()
+        talk.say(protocol.Done())
+
+    with fake_daemon(place.socket, stubborn) as daemon:
+        with pytest.raises(ProtocolError, match="speaks version"):
+            connected(timeout=3).get(KEY)
+        assert [type(message) for message in daemon.heard] == [protocol.Hello, protocol.Stop, protocol.Hello]
+
+
+def test_an_older_daemon_that_goes_on_talking_is_waited_for_no_longer_than_the_timeout(place, connected):
+    with_a_store(place)
+    enough = threading.Event()
+
+    def talkative(talk: Talk) -> None:
+        talk.welcome(protocol.VERSION - 1)
+        talk.read()
+        talk.say(protocol.Done())
+        # Ten times the timeout: long enough to tell the difference, short enough for a test.
+        until_then = time.monotonic() + 3.0
+        while time.monotonic() < until_then and not enough.is_set():
+            talk.raw(b"more")
+            time.sleep(0.01)
+
+    with fake_daemon(place.socket, talkative) as daemon:
+        with pytest.raises((UnavailableError, StoreError)):
+            connected(timeout=0.3).get(KEY)
+        # Nobody was asked for a second time: the time was up while the first one talked.
+        assert daemon.connections == 1
+        enough.set()
+
+
+def test_the_same_store_by_another_way_is_the_same_daemon(place, connected):
+    """With or without XDG_RUNTIME_DIR (cron, sudo) and with another TMPDIR (batch jobs), a store has one daemon."""
+    with_a_store(place)
+    first = connected(socket=place.root / "run" / "s")
+    assert first.get(KEY) is None
+    place.socket = place.root / "run" / "s"
+    second = connected(timeout=2, socket=place.root / "tmp" / "s")
+    assert second.get(KEY) is None
+
+
+def test_a_launcher_that_is_dropped_leaves_nothing_open(place):
+    with_a_store(place)
+    gc.collect()
+    before = descriptors()
+    launcher = Launcher(place.config())
+    launcher.start()
+    assert until(place.answers)
+    del launcher
+    gc.collect()
+    assert descriptors() == before
+
+
+def test_the_daemon_that_was_started_is_the_one_that_answers(place, connected):
+    client = connected()
+    client.report({"hits": 1})
+    with contextlib.closing(place.connect()) as connection:
+        assert peer_of(connection).pid == client._idle[0].welcome.pid

@@ -1,0 +1,113 @@
+"""The envelope: the bytes that went in come out, or DamagedError does."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import pytest
+import zstandard
+from hypothesis import given
+from hypothesis import strategies as st
+
+from xcache import payload
+from xcache.errors import DamagedError
+from xcache.keys import digest
+
+KEY, OTHER = "ab" * 32, "cd" * 32
+RAW = b"an executable, or what passes for one " * 5
+HEADER = struct.Struct(">8s32sQ")
+
+
+def opened(sealed: bytes, key: str = KEY) -> bytes:
+    """Open an envelope whose digest is right, whatever is in it."""
+    return payload.open_sealed(key, digest(sealed), sealed)
+
+
+@given(st.binary(max_size=5000))
+def test_round_trip(raw):
+    sealed = payload.seal(KEY, raw)
+    assert opened(sealed) == raw
+    assert payload.open_sealed(KEY, digest(sealed), memoryview(sealed)) == raw
+
+
+def test_round_trip_of_something_large():
+    raw = hashlib.sha256(b"seed").digest() * 300_000
+    assert opened(payload.seal(KEY, raw)) == raw
+
+
+def test_the_same_bytes_give_the_same_envelope():
+    assert payload.seal(KEY, RAW) == payload.seal(KEY, RAW)
+
+
+def test_every_flipped_bit_is_noticed():
+    sealed = payload.seal(KEY, RAW)
+    expected = digest(sealed)
+    for altered in flipped(sealed):
+        with pytest.raises(DamagedError):
+            payload.open_sealed(KEY, expected, altered)
+
+
+def test_every_flipped_bit_is_noticed_even_where_the_digest_was_made_to_fit():
+    sealed = payload.seal(KEY, RAW)
+    for altered in flipped(sealed):
+        try:
+            raw = opened(altered)
+        except DamagedError:
+            continue
+        assert raw == RAW
+
+
+def flipped(content: bytes):
+    for bit in range(8 * len(content)):
+        altered = bytearray(content)
+        altered[bit // 8] ^= 1 << bit % 8
+        yield bytes(altered)
+
+
+def test_every_truncation_is_noticed():
+    sealed = payload.seal(KEY, RAW)
+    expected = digest(sealed)
+    for length in range(len(sealed)):
+        with pytest.raises(DamagedError, match="digest"):
+            payload.open_sealed(KEY, expected, sealed[:length])
+        with pytest.raises(DamagedError):
+            opened(sealed[:length])
+
+
+def test_the_entry_of_another_key_is_not_taken():
+    with pytest.raises(DamagedError, match="another key"):
+        opened(payload.seal(OTHER, RAW))
+
+
+def test_a_size_that_differs_from_the_frame_is_noticed():
+    frame = payload.compress(RAW)
+    for size in (0, len(RAW) - 1, len(RAW) + 1, 2**64 - 1):
+        with pytest.raises(DamagedError, match="size"):
+            opened(HEADER.pack(b"xcache\x00\x01", bytes.fromhex(KEY), size) + frame)
+
+
+def test_a_frame_that_does_not_say_its_size_is_not_opened():
+    frame = zstandard.ZstdCompressor(write_content_size=False).compress(RAW)
+    for size in (len(RAW), 2**64 - 1):
+        with pytest.raises(DamagedError):
+            opened(HEADER.pack(b"xcache\x00\x01", bytes.fromhex(KEY), size) + frame)
+
+
+@pytest.mark.parametrize("claimed", [len(RAW) - 1, len(RAW) + 1, 2**20, 2**33, 2**34, 2**63])
+def test_a_bomb_whose_header_and_frame_lie_alike_does_not_go_off(claimed):
+    """The content size is the last 8, 4, 2 or 1 bytes of the frame's header; here it is written as 8."""
+    frame = zstandard.ZstdCompressor(write_checksum=True, write_content_size=True).compress(RAW)
+    parameters = zstandard.get_frame_parameters(frame)
+    assert (parameters.content_size, parameters.has_checksum) == (len(RAW), True)
+    old_header = zstandard.frame_header_size(frame)
+    lying = frame[:4] + bytes([0xC0 | 0x20 | 0x04]) + struct.pack("<Q", claimed) + frame[old_header:]
+    assert zstandard.get_frame_parameters(lying).content_size == claimed
+    with pytest.raises(DamagedError):
+        opened(HEADER.pack(b"xcache\x00\x01", bytes.fromhex(KEY), claimed) + lying)
+
+
+def test_what_is_no_envelope_at_all():
+    for content in (b"", b"x", b"x" * 48, b"x" * 1000, HEADER.pack(b"xcache\x00\x01", bytes.fromhex(KEY), 0)):
+        with pytest.raises(DamagedError):
+            opened(content)

@@ -1,0 +1,254 @@
+"""The queue that stores: everything is done, or counted as dropped; no wait without a bound."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+from conftest import until
+
+from xcache import storing
+from xcache.storing import StoreQueue
+
+
+class Recorder:
+    """Notes the jobs it is given, and waits where it is told to."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.told = 0
+        self.threads: set[int] = set()
+        self.started = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def work(self, job: object) -> None:
+        self.started.set()
+        self.threads.add(threading.get_ident())
+        assert self.gate.wait(30)
+        self.done.append(job)
+
+    def tell(self) -> None:
+        self.told += 1
+
+    def queue(self, patience: float = 30.0) -> StoreQueue[object]:
+        return StoreQueue(self.work, self.tell, patience)
+
+
+@pytest.fixture
+def recorder():
+    made = Recorder()
+    yield made
+    made.gate.set()
+
+
+def storing_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "xcache-store"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays(recorder):
+    yield
+    recorder.gate.set()
+    assert until(lambda: not storing_threads())
+
+
+def test_everything_is_done_in_order_on_one_thread(recorder):
+    queue = recorder.queue()
+    for job in range(100):
+        assert queue.add(job, weight=1.0)
+    assert queue.finish() == 0
+    assert recorder.done == list(range(100))
+    assert len(recorder.threads) == 1
+    assert threading.get_ident() not in recorder.threads
+    assert recorder.told == 1
+
+
+def test_the_thread_goes_when_idle_and_comes_back(recorder, monkeypatch):
+    monkeypatch.setattr(storing, "_LINGER", 0.01)
+    queue = recorder.queue()
+    for job in range(3):
+        queue.add(job, weight=1.0)
+        assert until(lambda: not storing_threads())
+        assert recorder.done == list(range(job + 1))
+        assert recorder.told == job + 1
+
+
+def test_finishing_twice_and_going_on_afterwards(recorder):
+    queue = recorder.queue()
+    assert queue.finish() == queue.finish() == 0
+    queue.add("a", weight=1.0)
+    assert queue.finish() == 0
+    assert recorder.done == ["a"]
+
+
+def test_what_cannot_be_done_in_time_is_dropped_and_counted(recorder):
+    recorder.gate.clear()
+    queue = recorder.queue()
+    for job in range(5):
+        queue.add(job, weight=1.0)
+    assert recorder.started.wait(30)
+    # One is being worked on, four wait.
+    assert queue.finish(0.01) == 5
+    recorder.gate.set()
+    assert until(lambda: not storing_threads())
+    assert recorder.done == [0]
+    queue.add("after", weight=1.0)
+    assert queue.finish() == 0
+    assert recorder.done == [0, "after"]
+
+
+def test_without_a_number_the_wait_is_bounded_by_what_would_be_lost(recorder):
+    recorder.gate.clear()
+    queue = recorder.queue(patience=0.01)
+    queue.add("cheap", weight=0.01)
+    assert recorder.started.wait(30)
+    assert queue.finish() == 1
+    # The other one took long to compile: it is worth a longer wait.
+    queue.add("dear", weight=300.0)
+    threading.Timer(0.3, recorder.gate.set).start()
+    assert queue.finish() == 0
+    assert recorder.done == ["cheap", "dear"]
+
+
+def test_a_full_queue_takes_no_more(recorder, monkeypatch):
+    monkeypatch.setattr(storing, "_LONGEST", 3)
+    recorder.gate.clear()
+    queue = recorder.queue()
+    assert queue.add(0, weight=1.0)
+    assert recorder.started.wait(30)
+    assert [queue.add(job, weight=1.0) for job in (1, 2, 3, 4)] == [True, True, True, False]
+    recorder.gate.set()
+    assert queue.finish() == 0
+    assert recorder.done == [0, 1, 2, 3]
+
+
+def test_where_no_thread_can_be_had_a_job_is_either_taken_or_not(recorder, monkeypatch):
+    """What add() refused must not be counted by finish() for a second time."""
+    queue = recorder.queue()
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        assert not queue.add("refused", weight=1.0)
+        assert queue.finish() == 0
+    assert queue.add("taken", weight=1.0)
+    assert queue.finish() == 0
+    assert recorder.done == ["taken"]
+
+
+def test_a_job_is_let_go_when_it_is_done(recorder):
+    """It holds an executable, which may hold gigabytes."""
+
+    class Job:
+        pass
+
+    job = Job()
+    alive = weakref.ref(job)
+    queue = StoreQueue(lambda job: None, recorder.tell, 30.0)
+    queue.add(job, weight=1.0)
+    del job
+    assert until(lambda: gc.collect() is None or alive() is None)
+    assert storing_threads()
+    assert queue.finish() == 0
+
+
+def test_telling_soon_tells_once_without_a_job(recorder, monkeypatch):
+    monkeypatch.setattr(storing, "_LINGER", 0.05)
+    queue = recorder.queue()
+    for _ in range(10):
+        queue.tell_soon()
+    assert until(lambda: not storing_threads())
+    assert recorder.told == 1
+
+
+def test_what_happens_while_it_is_telling_is_told_soon_as_well(recorder, monkeypatch):
+    monkeypatch.setattr(storing, "_LINGER", 0.01)
+
+    def tell() -> None:
+        recorder.tell()
+        if recorder.told == 1:
+            queue.tell_soon()
+
+    queue = StoreQueue(recorder.work, tell, 30.0)
+    queue.tell_soon()
+    assert until(lambda: not storing_threads())
+    assert recorder.told == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("raising", ["work", "tell"])
+def test_an_exception_that_should_not_be_does_not_end_the_storing_for_good(recorder, monkeypatch, raising):
+    """Neither function should raise; if one does, one job is lost, and not all that follow nor the wait for them."""
+    monkeypatch.setattr(storing, "_LINGER", 0.01)
+
+    def fail_once(call):
+        def failing(*arguments):
+            if not recorder.started.is_set():
+                recorder.started.set()
+                raise ValueError("unforeseen")
+            return call(*arguments)
+
+        return failing
+
+    calls = {"work": recorder.work, "tell": recorder.tell}
+    calls[raising] = fail_once(calls[raising])
+    queue = StoreQueue(**calls, patience=5.0)
+    if raising == "work":
+        queue.add("lost", weight=1.0)
+    else:
+        queue.tell_soon()
+    assert recorder.started.wait(30)
+    assert until(lambda: not storing_threads())
+    queue.add("next", weight=1.0)
+    assert queue.finish(1.0) == 0
+    assert recorder.done == ["next"]
+
+
+def test_many_threads_add_at_once(recorder):
+    queue = recorder.queue()
+
+    def add(start: int) -> None:
+        for job in range(start, start + 100):
+            queue.add(job, weight=0.1)
+
+    threads = [threading.Thread(target=add, args=(start,)) for start in range(0, 800, 100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert queue.finish() == 0
+    assert sorted(recorder.done) == list(range(800))
+
+
+def test_at_exit_a_program_waits_for_what_it_queued(place):
+    said = place.run(
+        "import atexit, time\n"
+        "from xcache.storing import StoreQueue\n"
+        "queue = StoreQueue(lambda job: (time.sleep(0.01), print(job)), lambda: print('told'), 30.0)\n"
+        "atexit.register(lambda: print('dropped', queue.finish()))\n"
+        "for job in range(5): queue.add(job, 1.0)\n"
+    )
+    assert (said.stdout.split("\n"), said.stderr) == (["0", "1", "2", "3", "4", "told", "dropped 0", ""], "")
+
+
+def test_a_forked_child_without_its_thread_still_ends(place):
+    """In the child the thread is not there; whoever forks makes a new queue, and the old one must not hang it."""
+    said = place.run(
+        "import os, time\n"
+        "from xcache.storing import StoreQueue\n"
+        "queue = StoreQueue(lambda job: time.sleep(0.2), lambda: None, 0.1)\n"
+        "queue.add(1, 0.1)\n"
+        "if (child := os.fork()) == 0:\n"
+        "    fresh = StoreQueue(lambda job: print(job), lambda: None, 5.0)\n"
+        "    fresh.add('in the child', 1.0)\n"
+        "    print(fresh.finish(), flush=True)\n"
+        "    os._exit(0)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    assert (said.stdout, said.returncode) == ("in the child\n0\n0\n", os.EX_OK), said.stderr
