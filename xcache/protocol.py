@@ -109,6 +109,11 @@ class Put(NamedTuple):
     payload: bytes | None
     program: bytes | None
 
+    @property
+    def wants_descriptors(self) -> int:
+        """How many descriptors come with it."""
+        return (self.payload is None) + (self.program is None)
+
 
 class Stored(NamedTuple):
     """The entry is safe on disk; ``kept`` is false when one was there already and stayed."""
@@ -266,6 +271,11 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return bool(self._buffer)
 
     def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, Message]]:
         """Add what arrived and yield the messages that are now complete."""

@@ -29,10 +29,10 @@ class BlobFiles:
         return self._folder / digest[:2] / digest
 
     def open(self, digest: str) -> int | None:
-        """A descriptor to read it from, or None."""
+        """A descriptor to read it from, or None if it is gone; any other trouble is an OSError."""
         try:
             return os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
+        except FileNotFoundError:
             return None
 
     def write(self, source: int, size: int, digest: str) -> None:
@@ -40,7 +40,9 @@ class BlobFiles:
         target = self.path(digest)
         aside = self._unfinished / digest
         try:
-            target.parent.mkdir(mode=0o700, exist_ok=True)
+            if not target.parent.exists():
+                target.parent.mkdir(mode=0o700, exist_ok=True)
+                _sync_folder(self._folder)
             with open(aside, "wb", opener=_opener) as file:
                 found = hashlib.sha256()
                 for chunk in read_chunks(source, size):

@@ -32,7 +32,13 @@ def m001_first(db: Any) -> None:
         not_null={"raw_size", "codec", "blob"},
         foreign_keys=[("blob", "blobs", "digest")],
     )
-    db["components"].create({"digest": str, "name": str, "description": str}, pk="digest", not_null={"name"})
+    db["components"].create(
+        # uses: how many entries have it, kept by triggers; a component goes with its last entry.
+        {"digest": str, "name": str, "description": str, "uses": int},
+        pk="digest",
+        not_null={"name"},
+        defaults={"uses": 0},
+    )
     db["entries"].create(
         {
             "key": str,
@@ -79,4 +85,14 @@ def m001_first(db: Any) -> None:
                 f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table} BEGIN "
                 f"UPDATE totals SET amount = amount {sign} {amount.format(row)} WHERE name = '{name}'; END"
             )
+    for name in ("options", "flags", "platform", "toolchain"):
+        db.execute(
+            f"CREATE TRIGGER entries_insert_{name} AFTER INSERT ON entries BEGIN "
+            f"UPDATE components SET uses = uses + 1 WHERE digest = NEW.{name}_component; END"
+        )
+        db.execute(
+            f"CREATE TRIGGER entries_delete_{name} AFTER DELETE ON entries BEGIN "
+            f"UPDATE components SET uses = uses - 1 WHERE digest = OLD.{name}_component; "
+            f"DELETE FROM components WHERE digest = OLD.{name}_component AND uses <= 0; END"
+        )
     db.execute("PRAGMA user_version = 1")

@@ -10,8 +10,10 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import NamedTuple
 
 from xcache import protocol
 from xcache.errors import ProtocolError, StoreError, UntrustedError, XcacheError
@@ -61,7 +63,10 @@ class Server:
         except (BlockingIOError, ConnectionAbortedError):
             return
         except OSError as error:
-            logger.error("a connection could not be taken: %s", error)
+            # No descriptor is free: to be told of it again at once would not help.
+            logger.error("no connections are taken for a second: %s", error)
+            self._loop.remove_reader(self._listener.fileno())
+            self._loop.call_later(1.0, self._listen_again)
             return
         try:
             peer = check_peer(accepted)
@@ -75,10 +80,22 @@ class Server:
         self._connections.add(Connection(accepted, Client(peer.pid, peer.uid, ""), self, self._service, self._loop))
         self._service.connections = len(self._connections)
 
+    def _listen_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener.fileno(), self._accept)
+
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
         self._service.connections = len(self._connections)
+
+
+class Asked(NamedTuple):
+    """A request that has arrived, with the descriptors that came for it."""
+
+    number: int
+    message: protocol.Message
+    descriptors: list[int]
 
 
 class Connection:
@@ -100,10 +117,11 @@ class Connection:
         self._loop = loop
         self._reader = protocol.FrameReader()
         self._descriptors: list[int] = []
+        self._waiting: deque[Asked] = deque()
         self._outgoing: deque[tuple[memoryview, int | None]] = deque()
         self._greeted = False
         self._reading = self._writing = False
-        self._read_on()
+        self._read_or_not()
 
     def close(self) -> None:
         """End the connection and forget what it still wanted."""
@@ -114,11 +132,12 @@ class Connection:
         if self._writing:
             self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
-        self._close_descriptors()
-        for _, descriptor in self._outgoing:
-            if descriptor is not None:
-                os.close(descriptor)
+        self._drop_descriptors()
+        _close_all(descriptor for _, descriptor in self._outgoing if descriptor is not None)
         self._outgoing.clear()
+        for asked in self._waiting:
+            _close_all(asked.descriptors)
+        self._waiting.clear()
         self._server.forget(self)
 
     def _on_readable(self) -> None:
@@ -141,15 +160,42 @@ class Connection:
             if len(self._descriptors) > protocol.MAX_DESCRIPTORS:
                 raise ProtocolError(f"more than {protocol.MAX_DESCRIPTORS} descriptors")
             for request, message in self._reader.feed(data):
-                self._handle(request, message)
+                self._waiting.append(Asked(request, message, self._descriptors_for(message)))
         except ProtocolError as error:
-            logger.warning("process %d was disconnected: %s", self._client.pid, error)
-            self.close()
-
-    def _handle(self, request: int, message: protocol.Message) -> None:
-        if self._socket.fileno() < 0:
+            self._disconnect(error)
             return
+        if not self._reader.unfinished:
+            self._drop_descriptors()
+        self._work()
+
+    def _descriptors_for(self, message: protocol.Message) -> list[int]:
+        """The kernel ends a read behind what came with descriptors: they belong to the one message that wants any."""
+        if not isinstance(message, protocol.Put) or not message.wants_descriptors:
+            return []
+        mine, self._descriptors = self._descriptors, []
+        return mine
+
+    def _work(self) -> None:
+        """Answer what was asked, as far as the answers can be sent and not too much is in flight."""
+        while self._waiting and not self._writing and self.in_flight < _MAX_IN_FLIGHT:
+            asked = self._waiting.popleft()
+            try:
+                self._handle(asked)
+            except ProtocolError as error:
+                self._disconnect(error)
+                return
+            finally:
+                _close_all(asked.descriptors)
+        if self._socket.fileno() >= 0:
+            self._read_or_not()
+
+    def _disconnect(self, error: ProtocolError) -> None:
+        logger.warning("process %d was disconnected: %s", self._client.pid, error)
+        self.close()
+
+    def _handle(self, asked: Asked) -> None:
         self._server.last_request = time.monotonic()
+        request, message, descriptors = asked
         if not self._greeted:
             if not isinstance(message, protocol.Hello):
                 raise ProtocolError("it did not say hello")
@@ -158,18 +204,15 @@ class Connection:
             self._send(request, Reply(self._service.welcome()))
             return
         try:
-            answer = self._service.handle(self._client, message, self._descriptors)
+            answer = self._service.handle(self._client, message, descriptors)
         except (OSError, XcacheError) as error:
             answer = Reply(refusal(error))
         except Exception as error:
             # One request that meets a defect must not end the service of all others.
             logger.exception("a %s failed", type(message).__name__)
             answer = Reply(refusal(error))
-        self._close_descriptors()
         if isinstance(answer, Future):
             self.in_flight += 1
-            if self.in_flight >= _MAX_IN_FLIGHT:
-                self._stop_reading()
             answer.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._answered, request, done))
         else:
             self._send(request, answer)
@@ -178,15 +221,21 @@ class Connection:
         self.in_flight -= 1
         self._server.last_request = time.monotonic()
         if self._socket.fileno() >= 0:
-            self._read_on()
             self._send(request, Reply(done.result()))
+            self._work()
 
     def _send(self, request: int, reply: Reply) -> None:
         self._outgoing.append((memoryview(protocol.encode(request, reply.message)), reply.descriptor))
         if not self._writing:
-            self._on_writable()
+            self._flush()
 
     def _on_writable(self) -> None:
+        self._flush()
+        if self._socket.fileno() >= 0:
+            self._work()
+
+    def _flush(self) -> None:
+        """Send what can be sent; the rest when the socket takes it."""
         try:
             while self._outgoing:
                 data, descriptor = self._outgoing[0]
@@ -207,27 +256,27 @@ class Connection:
         if bool(self._outgoing) != self._writing:
             self._writing = not self._writing
             if self._writing:
-                # A client that does not read is not read from either.
-                self._stop_reading()
                 self._loop.add_writer(self._socket.fileno(), self._on_writable)
             else:
                 self._loop.remove_writer(self._socket.fileno())
-                self._read_on()
 
-    def _read_on(self) -> None:
-        if not self._reading and not self._writing and self.in_flight < _MAX_IN_FLIGHT:
-            self._reading = True
+    def _read_or_not(self) -> None:
+        """Read on only from who takes the answers and has not asked for too much already."""
+        read = not self._waiting and not self._writing and self.in_flight < _MAX_IN_FLIGHT
+        if read and not self._reading:
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
-
-    def _stop_reading(self) -> None:
-        if self._reading:
-            self._reading = False
+        elif self._reading and not read:
             self._loop.remove_reader(self._socket.fileno())
+        self._reading = read
 
-    def _close_descriptors(self) -> None:
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
+    def _drop_descriptors(self) -> None:
+        _close_all(self._descriptors)
+        self._descriptors = []
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 def listen(path: Path) -> socket.socket:

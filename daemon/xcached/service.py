@@ -20,6 +20,7 @@ logger = logging.getLogger("xcached")
 _DIGITS = frozenset("0123456789abcdef")
 _COUNTERS = frozenset({"requests", "hits", "misses", "bytes_read", "compile_seconds", "load_seconds", "saved_seconds"})
 _GROUPS = ("uncacheable:", "errors:")
+_LARGEST = 2**53
 
 
 class Client(NamedTuple):
@@ -91,7 +92,7 @@ class Service:
         if hit.content is None:
             descriptor = self._store.open_file(hit.digest)
             if descriptor is None:
-                logger.error("the file of %s is gone; its entry is dropped", message.key)
+                logger.error("the file of %r is gone; its entry is dropped", message.key)
                 self._call(lambda store: _removed(store, [message.key]))
                 return Reply(protocol.Missing())
         self._writer.note_use(message.key, time.time())
@@ -104,10 +105,13 @@ class Service:
                 return Reply(protocol.Refused("protocol error", f"{digest[:80]!r} is not a digest"))
         if missing := [name for name in protocol.DESCRIBED_COMPONENTS if name not in message.components]:
             return Reply(protocol.Refused("protocol error", f"the key has no {missing[0]}"))
+        sizes = (message.raw_size, message.stored_size, message.program_raw_size, message.program_stored_size)
+        if not all(0 <= size <= _LARGEST for size in sizes) or not 0 <= message.compile_seconds <= _LARGEST:
+            return Reply(protocol.Refused("protocol error", "a size or a time that cannot be"))
         waiting = list(descriptors)
-        wanted = (message.payload is None) + (message.program is None)
-        if len(waiting) != wanted:
-            return Reply(protocol.Refused("protocol error", f"{len(waiting)} descriptors came, not {wanted}"))
+        if len(waiting) != message.wants_descriptors:
+            came = f"{len(waiting)} descriptors came, not {message.wants_descriptors}"
+            return Reply(protocol.Refused("protocol error", came))
         executable = Source(
             message.digest,
             message.stored_size,
@@ -187,7 +191,7 @@ class Service:
         )
 
     def _stop_daemon(self, client: Client, message: protocol.Stop, descriptors: Sequence[int]) -> Answer:
-        self._stop(f"asked by {client.program or 'process'} ({client.pid}): {message.reason}")
+        self._stop(f"asked by process {client.pid} ({client.program!r}): {message.reason[:200]!r}")
         return Reply(protocol.Done())
 
     def _call(self, call: Callable[[Store], protocol.Message]) -> Answer:

@@ -21,6 +21,7 @@ logger = logging.getLogger("xcached")
 DATABASE = "store.db"
 _SCHEMA_VERSION = 1
 _EVICTED_AT_ONCE = 64
+_PAGES_AT_ONCE = 1024
 _MOST_MARKS = 100_000
 
 
@@ -57,6 +58,10 @@ class Source(NamedTuple):
     descriptor: int | None
 
 
+class GoneError(StoreError):
+    """The store is not where it was any more."""
+
+
 class Store:
     """Opens or makes the store in a folder; NewerStoreError for one that a newer xcache wrote."""
 
@@ -66,6 +71,7 @@ class Store:
         try:
             self._files = BlobFiles(directory / "blobs")
             self._db = self._open()
+            self._inode = self._path.stat().st_ino
             self._reading = self._connect()
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"{self._path} cannot be opened: {error}") from None
@@ -104,14 +110,36 @@ class Store:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Everything inside, or nothing of it, is on disk when this is left."""
-        self._db.execute("BEGIN IMMEDIATE")
+        self._check_in_place()
+        with self._between("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):
+            yield
+
+    @contextlib.contextmanager
+    def part(self) -> Iterator[None]:
+        """Within a transaction: everything inside, or nothing of it."""
+        with self._between("SAVEPOINT part", "RELEASE part", "ROLLBACK TO part; RELEASE part"):
+            yield
+
+    @contextlib.contextmanager
+    def _between(self, begin: str, end: str, undo: str) -> Iterator[None]:
+        self._db.execute(begin)
         try:
             yield
-            self._db.execute("COMMIT")
+            self._db.execute(end)
         except BaseException:
             with contextlib.suppress(sqlite3.Error):
-                self._db.execute("ROLLBACK")
+                for statement in undo.split("; "):
+                    self._db.execute(statement)
             raise
+
+    def _check_in_place(self) -> None:
+        """What is written to a database that somebody deleted is lost, however well it is written."""
+        try:
+            there = self._path.stat().st_ino == self._inode
+        except OSError:
+            there = False
+        if not there:
+            raise GoneError(f"{self._path} was deleted or replaced")
 
     def has(self, key: str) -> bool:
         """Whether there is an entry under ``key``."""
@@ -144,11 +172,14 @@ class Store:
                 codec=put.codec,
                 blob=program.digest,
             )
-        for name, description in put.details.items():
-            self._db.execute(
-                "INSERT OR IGNORE INTO components (digest, name, description) VALUES (?, ?, ?)",
-                (put.components.get(name), name, description),
-            )
+        self._db.executemany(
+            "INSERT OR IGNORE INTO components (digest, name, description) VALUES (?, ?, ?)",
+            [
+                (put.components[name], name, put.details[name])
+                for name in protocol.DESCRIBED_COMPONENTS
+                if name in put.details
+            ],
+        )
         now = time.time()
         self._insert(
             "entries",
@@ -191,6 +222,7 @@ class Store:
         """Within a transaction: delete entries and what only they used. Returns digests of files to delete after."""
         loose: list[str] = []
         for key in keys:
+            self._db.execute("DELETE FROM not_cacheable WHERE key = ?", (key,))
             row = self._db.execute("SELECT blob, program FROM entries WHERE key = ?", (key,)).fetchone()
             if row is None:
                 continue
@@ -206,7 +238,7 @@ class Store:
     def delete_files(self, digests: Iterable[str]) -> None:
         """After a commit: delete files that nothing refers to."""
         for digest in digests:
-            if not self._has_blob(digest):
+            if not self._is_in_file(digest):
                 self._files.delete(digest)
 
     def totals_now(self) -> dict[str, int]:
@@ -241,36 +273,50 @@ class Store:
         """Make room while there is too much; returns how many entries and bytes went."""
         count = freed = 0
         while self.max_size and (excess := self._total_bytes() - self.max_size) > 0:
-            chosen = least_recently_used(self._oldest(), excess)[:_EVICTED_AT_ONCE]
+            chosen = least_recently_used(self._oldest(), excess)
             if not chosen:
                 break
-            before = self._total_bytes()
             with self.transaction():
                 loose = self.remove(chosen)
                 self.add_statistics({"evictions": len(chosen)})
             self.delete_files(loose)
-            self._db.execute("PRAGMA incremental_vacuum(256)").fetchall()
             count += len(chosen)
-            freed += before - self._total_bytes()
+            freed += excess + self.max_size - self._total_bytes()
         return count, freed
+
+    def give_back_room(self) -> None:
+        """Return some of the database's free pages to the file system: in steps, so that nobody has to wait."""
+        if self._db.execute("PRAGMA freelist_count").fetchone()[0]:
+            # It frees one page a step, and execute() takes only one where a statement has no columns.
+            self._db.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
 
     def sweep(self) -> int:
         """Delete files no row speaks of: what was written just before a crash."""
         count = self._files.clear_unfinished()
         for digest in self._files.all():
-            if not self._has_blob(digest):
+            if not self._is_in_file(digest):
                 self._files.delete(digest)
                 count += 1
         return count
 
     def _oldest(self) -> Iterator[Candidate]:
+        """The entries used longest ago, with what would come free with each: also its program, if it is the last."""
         cursor = self._db.execute(
-            "SELECT key, stored_size FROM entries ORDER BY last_used_at LIMIT ?", (_EVICTED_AT_ONCE,)
+            "SELECT key, stored_size + CASE"
+            " WHEN EXISTS (SELECT 1 FROM entries other WHERE other.program = entry.program AND other.key != entry.key)"
+            " THEN 0 ELSE (SELECT stored_size FROM blobs JOIN programs ON blobs.digest = programs.blob"
+            " WHERE programs.digest = entry.program) END"
+            " FROM entries entry ORDER BY last_used_at LIMIT ?",
+            (_EVICTED_AT_ONCE,),
         )
         return (Candidate(*row) for row in cursor.fetchall())
 
     def _total_bytes(self) -> int:
         return self.totals_now()["bytes"]
+
+    def _is_in_file(self, digest: str) -> bool:
+        row = self._db.execute("SELECT content IS NULL FROM blobs WHERE digest = ?", (digest,)).fetchone()
+        return row is not None and bool(row[0])
 
     def _has_blob(self, digest: str) -> bool:
         return self._refers("blobs", "digest", digest)

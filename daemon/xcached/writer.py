@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import os
 import queue
@@ -21,6 +22,7 @@ logger = logging.getLogger("xcached")
 _BATCH = 100
 # Uses and statistics are written this often when nothing else is.
 _FLUSH_EVERY = 5.0
+_LARGEST_COUNT = 2.0**53
 
 
 class PutJob(NamedTuple):
@@ -66,10 +68,11 @@ class WriterThread:
             self._uses[key] = Use(before.hits + 1 if before else 1, now)
 
     def note_counts(self, counts: Mapping[str, float]) -> None:
-        """Something was counted; written later, with others."""
+        """Something was counted; written later, with others. What cannot be a count is passed over."""
         with self._lock:
             for name, amount in counts.items():
-                self._counts[name] = self._counts.get(name, 0) + amount
+                if abs(amount) <= _LARGEST_COUNT:
+                    self._counts[name] = self._counts.get(name, 0) + amount
 
     def stop(self, seconds: float) -> bool:
         """Finish everything that is queued; whether that worked within ``seconds``."""
@@ -79,17 +82,23 @@ class WriterThread:
 
     def _run(self) -> None:
         self._guard(lambda: logger.debug("swept %d leftover files", self._store.sweep()))
+        self._guard(self._evict)
         going = True
         while going:
             batch = self._next_batch()
             going = None not in batch
-            puts = [job for job in batch if isinstance(job, PutJob)]
-            if puts:
-                self._put(puts)
+            jobs = [job for job in batch if job is not None]
             self._guard(self._flush)
-            for job in batch:
-                if isinstance(job, CallJob):
-                    self._call(job)
+            # In the order in which they were asked for; neighbouring puts share a transaction.
+            for kind, group in itertools.groupby(jobs, type):
+                if kind is PutJob:
+                    self._put([job for job in group if isinstance(job, PutJob)])
+                else:
+                    for job in group:
+                        self._call(job)
+            self._guard(self._flush)
+            self._guard(self._evict)
+            self._guard(self._store.give_back_room)
 
     def _next_batch(self) -> list[Job | None]:
         batch: list[Job | None] = []
@@ -100,43 +109,54 @@ class WriterThread:
         return batch
 
     def _put(self, jobs: list[PutJob]) -> None:
-        ready: list[PutJob] = []
-        for job in jobs:
-            try:
-                self._refuse_too_large(job.put)
-                if job.put.overwrite or not self._store.has(job.put.key):
-                    self._store.accept(job.executable)
-                    self._store.accept(job.program)
-                ready.append(job)
-            except Exception as error:  # noqa: BLE001 - one bad put must not take the others with it
-                job.done.set_result(refusal(error))
-            finally:
-                for source in (job.executable, job.program):
-                    if source.descriptor is not None:
-                        os.close(source.descriptor)
-        results: list[tuple[PutJob, protocol.Message]] = []
+        results: list[protocol.Message] = []
         loose: list[str] = []
         try:
+            accepted = [self._accept(job) for job in jobs]
             with self._store.transaction():
-                for job in ready:
-                    keep = job.put.overwrite or not self._store.has(job.put.key)
-                    if keep:
-                        loose += self._store.put(job.put, job.executable, job.program, job.writer)
-                        self.note_counts({"stores": 1, "bytes_written": job.put.stored_size})
-                    results.append((job, protocol.Stored(keep)))
+                for job, refused in zip(jobs, accepted, strict=True):
+                    results.append(refused or self._put_one(job, loose))
         except Exception as error:  # noqa: BLE001 - told to each client; the daemon goes on
             logger.error("entries could not be written: %s", error)
-            results = [(job, refusal(error)) for job in ready]
-        for job, reply in results:
-            job.done.set_result(reply)
-        # A blob brought in for an entry that was not kept is as loose as one that was replaced.
-        brought = [source.digest for job in ready for source in (job.executable, job.program) if source.descriptor]
+            results = [refusal(error)] * len(jobs)
+        else:
+            kept = [job.put.stored_size for job, r in zip(jobs, results, strict=True) if r == protocol.Stored(True)]
+            self.note_counts({"stores": len(kept), "bytes_written": sum(kept)} if kept else {})
+        # A file brought in for an entry that was not kept is as loose as one that was replaced, by a row perhaps.
+        brought = [source.digest for job in jobs for source in (job.executable, job.program)]
         self._guard(lambda: self._store.delete_files([*loose, *brought]))
-        self._guard(self._evict)
+        for job, reply in zip(jobs, results, strict=True):
+            job.done.set_result(reply)
+
+    def _accept(self, job: PutJob) -> protocol.Refused | None:
+        """Have the contents checked and brought to disk, ahead of the transaction that speaks of them."""
+        try:
+            self._refuse_too_large(job.put)
+            if job.put.overwrite or not self._store.has(job.put.key):
+                self._store.accept(job.executable)
+                self._store.accept(job.program)
+        except Exception as error:  # noqa: BLE001 - one bad put must not take the others with it
+            return refusal(error)
+        finally:
+            for source in (job.executable, job.program):
+                if source.descriptor is not None:
+                    os.close(source.descriptor)
+        return None
+
+    def _put_one(self, job: PutJob, loose: list[str]) -> protocol.Message:
+        if not job.put.overwrite and self._store.has(job.put.key):
+            return protocol.Stored(kept=False)
+        try:
+            with self._store.part():
+                loose += self._store.put(job.put, job.executable, job.program, job.writer)
+        except Exception as error:  # noqa: BLE001 - as above
+            return refusal(error)
+        return protocol.Stored(kept=True)
 
     def _refuse_too_large(self, put: protocol.Put) -> None:
-        if self._store.max_size and put.stored_size > self._store.max_size:
-            raise RefusedError("too large", f"{put.stored_size} bytes are more than the store may hold")
+        together = put.stored_size + put.program_stored_size
+        if self._store.max_size and together > self._store.max_size:
+            raise RefusedError("too large", f"{together} bytes are more than the store may hold")
 
     def _evict(self) -> None:
         count, freed = self._store.evict()
@@ -161,10 +181,10 @@ class WriterThread:
 
     @staticmethod
     def _guard(work: Callable[[], object]) -> None:
-        """Do something whose failure concerns no client in particular."""
+        """Do something whose failure concerns no client in particular, and must not end the thread."""
         try:
             work()
-        except (OSError, sqlite3.Error) as error:
+        except Exception as error:  # noqa: BLE001 - see above
             logger.error("the store could not be written: %s", error)
 
 

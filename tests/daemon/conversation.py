@@ -1,0 +1,138 @@
+"""Talking to a daemon by hand, in good order or in none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from conftest import Place, digest, put_message
+
+from xcache import protocol
+
+
+class Conversation:
+    """One connection to the daemon of a place, on which anything can be said."""
+
+    def __init__(self, place: Place) -> None:
+        self.socket = place.connect()
+        self.descriptors: list[int] = []
+        self.pid = 0
+        self._reader = protocol.FrameReader()
+        self._heard: list[tuple[int, protocol.Message]] = []
+        self._request = 0
+
+    def greet(self) -> protocol.Welcome:
+        """Say hello."""
+        answer = self.ask(protocol.Hello(protocol.VERSION, "test", os.getpid(), "test.py"))
+        assert isinstance(answer, protocol.Welcome)
+        self.pid = answer.pid
+        return answer
+
+    def ask(self, message: protocol.Message, descriptors: Sequence[int] = ()) -> protocol.Message:
+        """Say something, and hear the answer to it."""
+        request = self.say(message, descriptors)
+        while True:
+            heard, answer = self.hear()
+            if heard == request:
+                return answer
+
+    def say(self, message: protocol.Message, descriptors: Sequence[int] = ()) -> int:
+        """Say something; the number under which the answer will come."""
+        self._request += 1
+        self.raw(protocol.encode(self._request, message), descriptors)
+        return self._request
+
+    def raw(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
+        """Say whatever bytes."""
+        if descriptors:
+            data = data[socket.send_fds(self.socket, [data], descriptors) :]
+        if data:
+            self.socket.sendall(data)
+
+    def hear(self) -> tuple[int, protocol.Message]:
+        """The next answer, with the number of its request; ConnectionError when there will be none."""
+        while not self._heard:
+            data, descriptors, _, _ = socket.recv_fds(self.socket, 65536, 8)
+            self.descriptors += descriptors
+            if not data:
+                raise ConnectionError("the daemon hung up")
+            self._heard += self._reader.feed(data)
+        return self._heard.pop(0)
+
+    def answers(self, requests: Sequence[int]) -> dict[int, protocol.Message]:
+        """The answers to these, in whatever order they come."""
+        answers: dict[int, protocol.Message] = {}
+        while not answers.keys() >= set(requests):
+            request, answer = self.hear()
+            answers[request] = answer
+        return answers
+
+    def was_hung_up_on(self) -> bool:
+        """Whether the daemon ended the connection; what it still says is passed over."""
+        with contextlib.suppress(ConnectionError):
+            while self.socket.recv(65536):
+                pass
+        return True
+
+    def put(self, key: str, payload: bytes, program: bytes = b"program", **changes: object) -> protocol.Message:
+        """Store something, by descriptor what is large."""
+        message = put_message(key, payload, program, **changes)
+        with contextlib.ExitStack() as stack:
+            descriptors = []
+            for field in ("payload", "program"):
+                content = getattr(message, field)
+                if content is not None and len(content) > protocol.INLINE_LIMIT:
+                    message = message._replace(**{field: None})
+                    descriptors.append(stack.enter_context(open_file(content)))
+            return self.ask(message, descriptors)
+
+    def get(self, key: str) -> bytes | None:
+        """What is stored, read to its end."""
+        found = self.ask(protocol.Get(key))
+        if isinstance(found, protocol.Missing):
+            return None
+        assert isinstance(found, protocol.Found), found
+        if found.payload is not None:
+            return found.payload
+        with open(self.descriptors.pop(0), "rb") as file:
+            return file.read()
+
+    def status(self) -> dict[str, protocol.Scalar]:
+        """The daemon's facts."""
+        answer = self.ask(protocol.AskStatus())
+        assert isinstance(answer, protocol.Status)
+        return answer.facts
+
+    def close(self) -> None:
+        """Hang up."""
+        self.socket.close()
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+
+@contextlib.contextmanager
+def talking(place: Place) -> Iterator[Conversation]:
+    """A connection that has said hello, for as long as the block lasts."""
+    conversation = Conversation(place)
+    try:
+        conversation.greet()
+        yield conversation
+    finally:
+        conversation.close()
+
+
+@contextlib.contextmanager
+def open_file(content: bytes) -> Iterator[int]:
+    """A descriptor of a file with this content."""
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        yield file.fileno()
+
+
+def key_of(name: str) -> str:
+    """Some key."""
+    return digest(name.encode())

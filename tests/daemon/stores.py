@@ -1,0 +1,140 @@
+"""A store and its writer without a socket, and what must hold of it at any time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from conftest import put_message
+
+from xcache import protocol
+from xcached.service import _removed
+from xcached.store import Source, Store, Writer
+from xcached.writer import CallJob, PutJob, WriterThread
+
+
+class Shelf:
+    """A store that is written by its thread, as in a daemon."""
+
+    def __init__(self, directory: Path, max_size: int = 0) -> None:
+        self.directory = directory
+        self.store = Store(directory, max_size)
+        self.writer = WriterThread(self.store)
+
+    def close(self) -> None:
+        """Finish and close."""
+        assert self.writer.stop(20)
+        self.store.close()
+
+    def begin_put(self, key: str, payload: bytes, program: bytes, **changes: Any) -> Future[protocol.Message]:
+        """Have something stored, by descriptor what is large; the answer comes later."""
+        message = put_message(key, payload, program, **changes)
+        done: Future[protocol.Message] = Future()
+        sources = (
+            source_of(message.digest, message.stored_size, payload),
+            source_of(message.program_stored_digest, message.program_stored_size, program),
+        )
+        self.writer.submit(PutJob(message, *sources, Writer(1, 2, "test"), done))
+        return done
+
+    def put(self, key: str, payload: bytes, program: bytes, **changes: Any) -> protocol.Message:
+        """Have something stored, and wait for the answer and all that is done after it."""
+        answer = self.begin_put(key, payload, program, **changes).result(20)
+        self.sync()
+        return answer
+
+    def call(self, call: Any) -> protocol.Message:
+        """Have something done on the writer's thread."""
+        done: Future[protocol.Message] = Future()
+        self.writer.submit(CallJob(call, done))
+        return done.result(20)
+
+    def sync(self) -> None:
+        """Wait until everything is written."""
+        self.call(lambda store: protocol.Done())
+
+    def begin_remove(self, *keys: str) -> Future[protocol.Message]:
+        """Have entries removed; the answer comes later."""
+        done: Future[protocol.Message] = Future()
+        self.writer.submit(CallJob(lambda store: _removed(store, keys), done))
+        return done
+
+    def remove(self, *keys: str) -> protocol.Message:
+        """Remove entries."""
+        return self.begin_remove(*keys).result(20)
+
+    @contextlib.contextmanager
+    def busy(self) -> Iterator[None]:
+        """Keep the writer busy, so that what is asked of it meanwhile is done together."""
+        gate = threading.Event()
+        self.writer.submit(CallJob(lambda store: gate.wait(20), Future()))
+        yield
+        gate.set()
+
+    def get(self, key: str) -> bytes | None:
+        """What is stored under a key."""
+        hit = self.store.get(key)
+        if hit is None:
+            return None
+        if hit.content is not None:
+            return hit.content
+        with open(self.store.open_file(hit.digest), "rb") as file:
+            return file.read()
+
+    def keys(self) -> set[str]:
+        """The keys of all entries."""
+        return {key for (key,) in self.query("SELECT key FROM entries")}
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        """Rows, read from outside."""
+        with contextlib.closing(sqlite3.connect(self.directory / "store.db")) as database:
+            return database.execute(sql).fetchall()
+
+    def check(self) -> None:
+        """Totals are the sums of what is there, and nothing is there that nothing refers to."""
+        entries = self.query("SELECT blob, program FROM entries")
+        programs = dict(self.query("SELECT digest, blob FROM programs"))
+        blobs = self.query("SELECT digest, stored_size, content FROM blobs")
+        assert set(programs) == {program for _, program in entries}
+        assert {digest for digest, _, _ in blobs} == {blob for blob, _ in entries} | set(programs.values())
+        assert dict(self.query("SELECT name, amount FROM totals")) == {
+            "entries": len(entries),
+            "bytes": sum(size for _, size, _ in blobs),
+        }
+        assert self.store.totals()["entries"] == len(entries)
+        files = {path.name: path.stat().st_size for path in self.directory.glob("blobs/*/*") if path.is_file()}
+        assert files == {digest: size for digest, size, content in blobs if content is None}
+
+
+def source_of(digest: str, size: int, content: bytes) -> Source:
+    """A content on its way in."""
+    if len(content) <= protocol.INLINE_LIMIT:
+        return Source(digest, size, content, None)
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        return Source(digest, size, None, os.dup(file.fileno()))
+
+
+@contextlib.contextmanager
+def shelf(directory: Path, max_size: int = 0) -> Iterator[Shelf]:
+    """An open store for as long as the block lasts."""
+    made = Shelf(directory, max_size)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def quick_folder() -> Path:
+    """A folder in memory where there can be one, for what has many steps and is not about the disk."""
+    with contextlib.suppress(OSError):
+        return Path(tempfile.mkdtemp(prefix="xc", dir="/dev/shm"))
+    return Path(tempfile.mkdtemp(prefix="xc"))

@@ -1,0 +1,333 @@
+"""A daemon's life: alone on its store, leaving in good order, and losing nothing when it does not."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import digest, new_place, put_message, until
+from conversation import Conversation, key_of, open_file, talking
+
+from xcache import protocol
+
+LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
+
+
+def has_ended(child: subprocess.Popen[bytes]) -> bool:
+    return until(lambda: child.poll() is not None)
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, "stop"], ids=str)
+def test_it_leaves_when_it_is_told_to_and_leaves_nothing_behind(place, how):
+    child = place.start_daemon()
+    with talking(place) as talk:
+        talk.put(key_of("a"), LARGE)
+        talk.get(key_of("a"))
+        if how == "stop":
+            assert talk.ask(protocol.Stop("a test")) == protocol.Done()
+        else:
+            child.send_signal(how)
+        assert talk.was_hung_up_on()
+    assert has_ended(child)
+    assert child.returncode == 0
+    assert not place.socket.exists()
+    assert sorted(path.name for path in place.dir.iterdir()) == ["blobs", "daemon.lock", "daemon.log", "store.db"]
+    # What it had held back is written.
+    assert place.query("SELECT hits FROM entries") == [(1,)]
+    assert "Traceback" not in place.said() + (place.dir / "daemon.log").read_text()
+
+
+def test_what_is_in_flight_is_finished_and_answered(place):
+    """The Stop is read while the writer is still busy with what came before it."""
+    child = place.start_daemon()
+    payload = os.urandom(8_000_000)
+    with talking(place) as talk, talking(place) as other, open_file(payload) as file:
+        message = put_message(key_of("0"), payload, b"p", payload=None)
+        puts = [talk.say(message._replace(key=key_of(str(number))), [file]) for number in range(8)]
+        other.ask(protocol.AskStatus())
+        stop = talk.say(protocol.Stop("a test"))
+        answers = talk.answers([*puts, stop])
+        assert talk.was_hung_up_on()
+    assert [answers[put] for put in puts] == [protocol.Stored(True)] * 8
+    assert has_ended(child)
+    place.start_daemon()
+    with talking(place) as talk:
+        assert all(talk.get(key_of(str(number))) == payload for number in range(8))
+
+
+def test_while_it_leaves_nobody_gets_an_error_for_an_answer(place):
+    """A connection that ends is asked again elsewhere; an error would be counted and complained about."""
+    place.start_daemon()
+    payload = os.urandom(8_000_000)
+    with talking(place) as busy, talking(place) as asking, open_file(payload) as file:
+        for number in range(4):
+            busy.say(put_message(key_of(str(number)), payload, b"p", payload=None), [file])
+        busy.say(protocol.Stop("a test"))
+        answers = set()
+        try:
+            while True:
+                answers.add(asking.ask(protocol.Get(key_of("none"))))
+                answers.add(type(asking.ask(put_message(key_of("late"), b"x", b"p"))))
+        except OSError:
+            pass
+    assert answers <= {protocol.Missing(), protocol.Stored}
+
+
+def test_it_leaves_when_nobody_has_asked_for_a_while(place):
+    child = place.start_daemon(XCACHE_IDLE_EXIT="200ms")
+    with talking(place) as silent:
+        assert silent.was_hung_up_on()
+    assert has_ended(child)
+    assert child.returncode == 0
+    assert not place.socket.exists()
+    assert "leaving: idle" in (place.dir / "daemon.log").read_text()
+
+
+def test_it_does_not_leave_in_the_middle_of_an_answer(place):
+    """The writer is held up for longer than the idle time."""
+    import sqlite3
+    import threading
+
+    child = place.start_daemon(XCACHE_IDLE_EXIT="200ms")
+    blocker = sqlite3.connect(place.dir / "store.db", isolation_level=None, check_same_thread=False)
+    blocker.execute("BEGIN IMMEDIATE")
+    timer = threading.Timer(1.0, blocker.execute, ("COMMIT",))
+    timer.start()
+    with talking(place) as talk:
+        assert talk.put(key_of("a"), b"a") == protocol.Stored(True)
+    timer.join()
+    blocker.close()
+    assert has_ended(child)
+    assert place.query("SELECT count(*) FROM entries") == [(1,)]
+
+
+def test_a_second_daemon_on_the_same_store_is_refused(place):
+    place.start_daemon()
+    pid = place.daemon_pid()
+    second = place.daemon(XCACHE_SOCKET=str(place.root / "other"))
+    assert has_ended(second)
+    assert second.returncode == 1
+    assert place.said().splitlines()[-1] == f"xcached: another daemon serves {place.dir}"
+    assert place.daemon_pid() == pid
+    assert not (place.root / "other").exists()
+
+
+def test_a_second_daemon_on_the_same_socket_is_refused(place):
+    place.start_daemon()
+    pid = place.daemon_pid()
+    second = place.daemon(XCACHE_DIR=str(place.root / "other"))
+    assert has_ended(second)
+    assert second.returncode == 1
+    assert place.said().splitlines()[-1] == f"xcached: another daemon listens on {place.socket}"
+    assert place.daemon_pid() == pid
+
+
+def test_a_socket_that_a_killed_daemon_left_is_taken_over(place):
+    place.start_daemon().kill()
+    assert until(lambda: not place.answers())
+    assert place.socket.exists()
+    place.start_daemon()
+
+
+def test_what_is_no_socket_is_not_removed(place):
+    place.socket.write_text("precious")
+    child = place.daemon()
+    assert has_ended(child)
+    assert child.returncode == 1
+    assert f"{place.socket}: Address already in use" in place.said()
+    assert place.socket.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "said"),
+    [
+        ("XCACHE_MAX_SIZE", "big", "XCACHE_MAX_SIZE='big' (environment) cannot be used; it must be a size"),
+        ("XCACHE_DIR", "/proc/none", "/proc/none cannot be made"),
+        ("XCACHE_SOCKET", "/proc/none/s", "/proc/none cannot be made"),
+        ("XCACHE_SOCKET", "/" + "s" * 107, "too long for a Unix socket"),
+    ],
+)
+def test_why_it_cannot_start_is_said_in_one_line(place, variable, value, said):
+    child = place.daemon(**{variable: value})
+    assert has_ended(child)
+    assert child.returncode == 1
+    assert said in place.said().splitlines()[-1]
+    assert "Traceback" not in place.said()
+
+
+def test_a_folder_that_others_can_write_is_no_place_for_a_store(place):
+    place.dir.mkdir()
+    place.dir.chmod(0o777)
+    child = place.daemon()
+    assert has_ended(child)
+    assert child.returncode == 1
+    assert "can be written by other users" in place.said()
+    assert list(place.dir.iterdir()) == []
+
+
+def test_a_planted_database_is_not_believed(place):
+    """In a folder like /scratch, with the sticky bit, everybody can leave a store.db full of executables of theirs."""
+    if os.getuid() != 0:
+        pytest.skip("needs root to be two users")
+    place.start_daemon()
+    with talking(place) as talk:
+        talk.put(key_of("a"), b"evil")
+    place.stop()
+    place.dir.chmod(0o1777)
+    os.chown(place.dir / "store.db", 54321, 54321)
+    child = place.daemon()
+    assert until(lambda: place.answers() or child.poll() is not None)
+    if child.poll() is None:
+        with talking(place) as talk:
+            assert talk.get(key_of("a")) is None
+
+
+def test_the_version_is_said(place):
+    said = subprocess.run(
+        [sys.executable, "-m", "xcached", "--version"], env=place.env, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.strip()
+    assert not place.dir.exists()
+
+
+def test_a_restart_keeps_everything(place):
+    place.start_daemon()
+    with talking(place) as talk:
+        for number in range(30):
+            talk.put(key_of(str(number)), os.urandom(2000 * number), b"program %d" % (number % 3))
+        contents = [talk.get(key_of(str(number))) for number in range(30)]
+        before = talk.status()["bytes"]
+    place.stop()
+    place.start_daemon()
+    with talking(place) as talk:
+        assert [talk.get(key_of(str(number))) for number in range(30)] == contents
+        assert talk.status()["bytes"] == before
+
+
+@pytest.mark.parametrize("payload", [b"small", LARGE], ids=["in a row", "in a file"])
+def test_killed_right_after_an_acknowledgement_it_has_kept_the_entry(place, payload):
+    for number in range(3):
+        child = place.start_daemon()
+        with talking(place) as talk:
+            assert talk.put(key_of(str(number)), payload + b"%d" % number, LARGE + b"%d" % number).kept
+            child.kill()
+        child.wait()
+    place.start_daemon()
+    with talking(place) as talk:
+        for number in range(3):
+            assert talk.get(key_of(str(number))) == payload + b"%d" % number
+
+
+def test_killed_in_the_middle_of_it_all_it_has_kept_what_it_acknowledged(place):
+    """At different moments: nothing acknowledged is missing, nothing half written is seen, and no file is left over."""
+    contents: dict[str, bytes] = {}
+    for moment in (1, 7, 23, 40):
+        child = place.start_daemon()
+        talk = Conversation(place)
+        talk.greet()
+        requests = {}
+        for number in range(60):
+            name = f"{moment} {number}"
+            payload = digest(name.encode()).encode() * (1000 if number % 4 == 0 else 10)
+            message = put_message(key_of(name), payload, b"program")
+            if len(payload) > protocol.INLINE_LIMIT:
+                with open_file(payload) as file:
+                    requests[talk.say(message._replace(payload=None), [file])] = name, payload
+            else:
+                requests[talk.say(message)] = name, payload
+        for _ in range(moment):
+            request, answer = talk.hear()
+            assert answer == protocol.Stored(True)
+            name, payload = requests.pop(request)
+            contents[name] = payload
+        child.kill()
+        child.wait()
+        talk.close()
+    place.start_daemon()
+    with talking(place) as talk:
+        for name, payload in contents.items():
+            assert talk.get(key_of(name)) == payload
+        talk.ask(protocol.Sync())
+    rows = {name for (name,) in place.query("SELECT digest FROM blobs WHERE content IS NULL")}
+    assert {path.name for path in place.dir.glob("blobs/*/*")} == rows
+    assert place.query("PRAGMA integrity_check") == [("ok",)]
+    ((entries, total),) = place.query("SELECT (SELECT count(*) FROM entries), (SELECT sum(stored_size) FROM blobs)")
+    assert dict(place.query("SELECT name, amount FROM totals")) == {"entries": entries, "bytes": total}
+
+
+def test_a_full_disk_is_a_refusal_and_no_more(place):
+    """No file may grow beyond a limit: what is there stays, and what fits afterwards is taken."""
+    import resource
+
+    child = place.start_daemon()
+    with talking(place) as talk:
+        assert talk.put(key_of("before"), LARGE).kept
+        old = resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (500_000, resource.RLIM_INFINITY))
+        payload = os.urandom(2_000_000)
+        answer = talk.put(key_of("large"), payload)
+        assert isinstance(answer, protocol.Refused)
+        for number in range(40):
+            talk.put(key_of(f"row {number}"), os.urandom(30_000))
+        assert talk.get(key_of("before")) == LARGE
+        resource.prlimit(child.pid, resource.RLIMIT_FSIZE, old)
+        assert talk.put(key_of("large"), payload) == protocol.Stored(True)
+        assert talk.get(key_of("large")) == payload
+    rows = {name for (name,) in place.query("SELECT digest FROM blobs WHERE content IS NULL")}
+    assert {path.name for path in place.dir.glob("blobs/*/*")} == rows
+
+
+WRITE_LOG = """
+from xcached.__main__ import logger, start_logging
+from xcache import config
+settings = config.load()
+settings.dir.mkdir(mode=0o700)
+start_logging(settings, to_stderr=False)
+for number in range(40000):
+    logger.error("%d %s", number, "x" * 100)
+"""
+
+
+def test_the_log_stays_bounded(place):
+    said = place.run(WRITE_LOG)
+    assert (said.returncode, said.stderr) == (0, "")
+    logs = list(place.dir.glob("daemon.log*"))
+    assert sum(path.stat().st_size for path in logs) <= 2 * 2**20
+    assert "39999" in (place.dir / "daemon.log").read_text()
+
+
+def test_a_log_that_cannot_be_written_stops_nobody(place):
+    place.start_daemon()
+    place.stop()
+    (place.dir / "daemon.log").unlink()
+    (place.dir / "daemon.log").symlink_to("/dev/full")
+    place.start_daemon()
+    with talking(place) as talk:
+        rude = Conversation(place)
+        rude.raw(b"\xff" * 10)
+        assert rude.was_hung_up_on()
+        rude.close()
+        assert talk.put(key_of("a"), b"a").kept
+
+
+def test_what_others_say_of_themselves_is_one_line_of_the_log(place):
+    child = place.start_daemon()
+    talk = Conversation(place)
+    talk.ask(protocol.Hello(protocol.VERSION, "v", 1, "x\n2030-01-01 ERROR forged"))
+    talk.ask(protocol.Stop("because\n2030-01-01 ERROR forged as well"))
+    talk.close()
+    assert has_ended(child)
+    assert not any(line.startswith("2030") for line in (place.dir / "daemon.log").read_text().splitlines())
+
+
+def test_two_stores_do_not_know_of_each_other(place):
+    place.start_daemon()
+    with new_place() as elsewhere:
+        elsewhere.start_daemon()
+        with talking(place) as here, talking(elsewhere) as there:
+            here.put(key_of("a"), b"a")
+            assert there.get(key_of("a")) is None
+        elsewhere.stop()
+        assert place.answers()

@@ -1,0 +1,196 @@
+"""Making room: what was used longest ago goes, no more than has to, at a price that does not grow with the store."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from conftest import digest, put_message
+from conversation import key_of
+from stores import Shelf, shelf
+
+from xcache import protocol
+from xcached.store import Source, Store, Writer
+
+KB = 1000
+
+
+def content(name: str, size: int) -> bytes:
+    return (digest(name.encode()) * (size // 64 + 1)).encode()[:size]
+
+
+def fill(made: Shelf, names: str, size: int, program_size: int = 10) -> None:
+    for name in names:
+        answer = made.put(key_of(name), content(name, size), content(f"program of {name}", program_size))
+        assert answer == protocol.Stored(True)
+
+
+def names_in(made: Shelf, names: str) -> str:
+    return "".join(name for name in names if made.get(key_of(name)) is not None)
+
+
+def test_the_oldest_goes_and_no_other(tmp_path):
+    with shelf(tmp_path, max_size=50 * KB) as made:
+        fill(made, "abcde", 9 * KB)
+        assert names_in(made, "abcde") == "abcde"
+        fill(made, "f", 9 * KB)
+        assert names_in(made, "abcdef") == "bcdef"
+        made.check()
+        assert dict(made.query("SELECT name, amount FROM statistics"))["evictions"] == 1
+
+
+def test_no_limit_is_no_limit(tmp_path):
+    with shelf(tmp_path, max_size=0) as made:
+        fill(made, "abcdefgh", 30 * KB)
+        assert names_in(made, "abcdefgh") == "abcdefgh"
+
+
+def test_what_was_used_stays(tmp_path):
+    with shelf(tmp_path, max_size=50 * KB) as made:
+        fill(made, "abcde", 9 * KB)
+        made.writer.note_use(key_of("a"), time.time())
+        made.sync()
+        fill(made, "f", 9 * KB)
+        assert names_in(made, "abcdef") == "acdef"
+
+
+def test_what_was_used_a_moment_ago_stays(tmp_path):
+    """Uses are written every few seconds; room is made before, and must not forget them."""
+    with shelf(tmp_path, max_size=50 * KB) as made:
+        fill(made, "abcde", 9 * KB)
+        made.writer.note_use(key_of("a"), time.time())
+        fill(made, "f", 9 * KB)
+        assert names_in(made, "abcdef") == "acdef"
+
+
+def test_programs_are_room_as_well(tmp_path):
+    """Where programs are what is large, one entry frees enough, and the others must not go with it."""
+    with shelf(tmp_path, max_size=100 * KB) as made:
+        fill(made, "abcd", 100, program_size=24 * KB)
+        fill(made, "e", 100, program_size=24 * KB)
+        assert names_in(made, "abcde") == "bcde"
+        made.check()
+
+
+def test_shared_contents_are_freed_with_their_last_entry(tmp_path):
+    with shelf(tmp_path, max_size=100 * KB) as made:
+        for name in "abcdefgh":
+            assert made.put(key_of(name), content("same", 30 * KB), b"program") == protocol.Stored(True)
+        assert names_in(made, "abcdefgh") == "abcdefgh"
+        fill(made, "xyz", 30 * KB)
+        made.check()
+        assert made.store.totals()["bytes"] <= 100 * KB
+        assert names_in(made, "xyz") == "xyz"
+
+
+def test_what_is_larger_than_the_store_may_be_is_refused(tmp_path):
+    with shelf(tmp_path, max_size=50 * KB) as made:
+        fill(made, "abcde", 9 * KB)
+        answer = made.put(key_of("f"), content("f", 51 * KB), b"program")
+        assert isinstance(answer, protocol.Refused)
+        assert answer.kind == "too large"
+        assert names_in(made, "abcdef") == "abcde"
+        made.check()
+
+
+def test_what_is_larger_together_with_its_program_does_not_empty_the_store(tmp_path):
+    """Taken in, it would drive out all others and then itself."""
+    with shelf(tmp_path, max_size=50 * KB) as made:
+        fill(made, "abcde", 9 * KB)
+        answer = made.put(key_of("f"), content("f", 26 * KB), content("program", 26 * KB))
+        assert names_in(made, "abcde") == "abcde"
+        assert isinstance(answer, protocol.Refused)
+
+
+def test_overwriting_makes_room_for_the_difference_only(tmp_path):
+    with shelf(tmp_path, max_size=50 * KB) as made:
+        fill(made, "abcde", 9 * KB)
+        assert made.put(key_of("c"), content("C", 8 * KB), b"p", overwrite=True) == protocol.Stored(True)
+        assert names_in(made, "abcde") == "abcde"
+        made.check()
+
+
+def test_a_smaller_limit_holds_from_the_start(tmp_path):
+    with shelf(tmp_path) as made:
+        fill(made, "abcde", 9 * KB)
+    with shelf(tmp_path, max_size=30 * KB) as made:
+        made.sync()
+        assert made.store.totals()["bytes"] <= 30 * KB
+        assert names_in(made, "abcde") == "cde"
+        made.check()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_limit_holds_whatever_comes(tmp_path, seed):
+    chance = random.Random(seed)
+    with shelf(tmp_path, max_size=200 * KB) as made:
+        for _ in range(60):
+            name = chance.choice("abcdefghij")
+            payload = content(chance.choice("abc"), chance.choice([10, KB, 30 * KB, 40 * KB, 90 * KB]))
+            program = content(chance.choice("pq"), chance.choice([10, 20 * KB, 50 * KB]))
+            answer = made.put(key_of(name), payload, program, overwrite=chance.random() < 0.5)
+            assert isinstance(answer, protocol.Stored)
+            assert made.store.totals()["bytes"] <= 200 * KB
+            if answer.kept:
+                assert made.get(key_of(name)) == payload
+            made.check()
+
+
+def steps_to_evict_one(directory, count: int) -> int:
+    """How many steps SQLite takes to make room for one more, in a store of so many."""
+    directory.mkdir()
+    store = Store(directory, count * 100)
+    store_many(store, 0, count)
+    store_many(store, count, count + 1)
+    steps = 0
+
+    def step() -> int:
+        nonlocal steps
+        steps += 1
+        return 0
+
+    store._db.set_progress_handler(step, 10)
+    evicted, _ = store.evict()
+    store._db.set_progress_handler(None, 0)
+    assert evicted == 1
+    store.close()
+    return steps
+
+
+def store_many(store: Store, start: int, end: int) -> None:
+    with store.transaction():
+        for number in range(start, end):
+            payload = content(str(number), 100)
+            message = put_message(key_of(str(number)), payload, b"")
+            sources = (Source(message.digest, 100, payload, None), Source(digest(b""), 0, b"", None))
+            store.put(message, *sources, Writer(1, 2, "test"))
+
+
+def test_making_room_costs_in_proportion_to_what_goes(tmp_path):
+    few, many = (steps_to_evict_one(tmp_path / str(count), count) for count in (100, 3000))
+    assert many < 3 * few
+
+
+def test_an_emptied_store_gives_the_disk_back(tmp_path):
+    """Whoever clears a store wants the room."""
+    from xcached.service import _removed
+
+    with shelf(tmp_path) as made:
+        for number in range(100):
+            made.begin_put(key_of(str(number)), content(str(number), 30 * KB), b"program")
+        made.sync()
+        assert (tmp_path / "store.db").stat().st_size + (tmp_path / "store.db-wal").stat().st_size > 3000 * KB
+        assert made.call(lambda store: _removed(store, store.keys())).entries == 100
+        made.sync()
+    assert (tmp_path / "store.db").stat().st_size < 500 * KB
+
+
+def test_eviction_gives_the_disk_back(tmp_path):
+    with shelf(tmp_path, max_size=4000 * KB) as made:
+        for number in range(120):
+            made.begin_put(key_of(str(number)), content(str(number), 30 * KB), b"program")
+        made.put(key_of("huge"), content("huge", 3900 * KB), b"program")
+        assert made.get(key_of("huge")) is not None
+        assert len(made.keys()) <= 4
+    assert (tmp_path / "store.db").stat().st_size < 1500 * KB
