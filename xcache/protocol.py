@@ -255,9 +255,7 @@ def _is(value: Any, allowed: tuple[type, ...]) -> bool:
 
 def _all(container: Any, inside: tuple[type, ...]) -> bool:
     if isinstance(container, dict):
-        return len(container) <= MAX_DICTIONARY and all(
-            _is(k, (str,)) and _is(v, inside) for k, v in container.items()
-        )
+        return len(container) <= MAX_DICTIONARY and all(_is(k, (str,)) and _is(v, inside) for k, v in container.items())
     return len(container) <= MAX_LIST and all(_is(v, inside) for v in container)
 
 

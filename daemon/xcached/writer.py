@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import logging
 import os
 import queue
@@ -87,18 +86,24 @@ class WriterThread:
         while going:
             batch = self._next_batch()
             going = None not in batch
-            jobs = [job for job in batch if job is not None]
             self._guard(self._flush)
-            # In the order in which they were asked for; neighbouring puts share a transaction.
-            for kind, group in itertools.groupby(jobs, type):
-                if kind is PutJob:
-                    self._put([job for job in group if isinstance(job, PutJob)])
-                else:
-                    for job in group:
-                        self._call(job)
+            self._do(batch)
             self._guard(self._flush)
             self._guard(self._evict)
             self._guard(self._store.give_back_room)
+
+    def _do(self, batch: list[Job | None]) -> None:
+        """All of it in the order in which it was asked for; neighbouring puts share a transaction."""
+        puts: list[PutJob] = []
+        for job in [*batch, None]:
+            if isinstance(job, PutJob):
+                puts.append(job)
+                continue
+            if puts:
+                self._put(puts)
+                puts = []
+            if job is not None:
+                self._call(job)
 
     def _next_batch(self) -> list[Job | None]:
         batch: list[Job | None] = []
