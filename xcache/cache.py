@@ -12,9 +12,11 @@ import logging
 import os
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping
+
+# By name: a program that puts its own clock in place of time.monotonic means its own waits.
+from time import monotonic
 from typing import Any, Literal
 
 from xcache import executables, keys, payload, protocol
@@ -27,8 +29,6 @@ from xcache.statistics import Counting, Statistics
 from xcache.storing import StoreQueue
 
 logger = logging.getLogger("xcache")
-
-_NOT_SERIALIZABLE = "not serializable"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,9 +112,9 @@ class Cache:
         if found is not None:
             return found
         # Outside of all handlers: an exception of the compiler must not carry one of ours as its context.
-        start = time.monotonic()
+        start = monotonic()
         executable = compile_now()
-        seconds = time.monotonic() - start
+        seconds = monotonic() - start
         self._counting.add(compile_seconds=seconds)
         if asked is None:
             return Outcome(executable, "uncacheable", seconds)
@@ -160,7 +160,7 @@ class Cache:
         logger.info("%s", self.statistics())
 
     def _look_up(self, request: Request) -> Outcome | None:
-        start = time.monotonic()
+        start = monotonic()
         name, key = request.module_name, request.key.digest
         try:
             entry = self._client.get(key)
@@ -175,7 +175,7 @@ class Cache:
                 self._bad.add(key)
             self._went_wrong(error)
             return None
-        load_start = time.monotonic()
+        load_start = monotonic()
         try:
             executable = request.load(raw)
         except Exception as error:  # noqa: BLE001 - whatever XLA throws here, compiling is the answer
@@ -183,7 +183,7 @@ class Cache:
             self._counting.error("load failed")
             self._complain("load failed", f"{name}: {error}")
             return None
-        now = time.monotonic()
+        now = monotonic()
         saved = entry.compile_seconds - (now - start)
         self._counting.add(
             requests=1, hits=1, bytes_read=len(entry.sealed), load_seconds=now - load_start, saved_seconds=saved
@@ -243,13 +243,17 @@ class Cache:
         """The executable's bytes; None, remembered with the reason, for a kind that XLA cannot serialize."""
         try:
             return request.serialize(executable)
+        except UncacheableError as error:
+            reason = str(error)
         except Exception as error:
             if "UNIMPLEMENTED" not in str(error):
                 raise
-            logger.debug("not cached: %s: %s", request.module_name, error)
+            reason = "not serializable"
+            logger.debug("%s: %s", request.module_name, error)
+        logger.debug("not cached: %s: %s", request.module_name, reason)
         # It was taken for a miss, which is something another run could find.
-        self._counting.reclassify_miss(_NOT_SERIALIZABLE)
-        self._client.mark_not_cacheable(request.key.digest, request.module_name[:500], _NOT_SERIALIZABLE)
+        self._counting.reclassify_miss(reason)
+        self._client.mark_not_cacheable(request.key.digest, request.module_name[:500], reason)
         return None
 
     def _tell(self) -> None:

@@ -8,8 +8,10 @@ import os
 import stat
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
+
+# By name: a program that puts its own clock in place of time.monotonic means its own waits.
+from time import monotonic, sleep
 from typing import Any, NamedTuple, TypeVar
 
 from xcache import protocol
@@ -127,9 +129,9 @@ class Client:
         patience: float = 0.0,
         wait_for_start: bool = True,
     ) -> Result:
-        if time.monotonic() < self._silent_until:
+        if monotonic() < self._silent_until:
             raise NotAskedError("not asked again so soon after a failure")
-        deadline = time.monotonic() + self._config.timeout
+        deadline = monotonic() + self._config.timeout
         try:
             result = self._try(work, deadline, patience, wait_for_start)
         except StartingError:
@@ -144,7 +146,7 @@ class Client:
         return result
 
     def _back_off(self) -> None:
-        self._silent_until = time.monotonic() + self._pause
+        self._silent_until = monotonic() + self._pause
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
     def _try(
@@ -157,7 +159,7 @@ class Client:
                 return self._use(connection, work, left(deadline) + patience)
             except ConnectionLostError:
                 # It went away between two requests: a daemon that was restarted, or left when idle.
-                if time.monotonic() >= deadline:
+                if monotonic() >= deadline:
                     raise
         return self._use(self._connect(deadline, wait_for_start), work, left(deadline) + patience)
 
@@ -189,7 +191,7 @@ class Client:
                 if hung_up:
                     raise
                 hung_up = True
-                time.sleep(min(_RETRY_EVERY, left(deadline)))
+                sleep(min(_RETRY_EVERY, left(deadline)))
                 continue
             except NobodyThereError as error:
                 if self._launcher is None:
@@ -203,7 +205,7 @@ class Client:
                     raise UnavailableError(f"the daemon did not start: {reason}") from None
                 if not wait_for_start:
                     raise StartingError(str(error)) from None
-                time.sleep(min(_RETRY_EVERY, left(deadline)))
+                sleep(min(_RETRY_EVERY, left(deadline)))
                 continue
             theirs = connection.welcome.protocol
             if theirs == protocol.VERSION:

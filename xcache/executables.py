@@ -3,6 +3,7 @@
 | what | where it moved |
 |---|---|
 | ``executable.serialize()`` in place of ``client.serialize_executable(executable)`` | 0.8.0 |
+| a loaded executable forgets the layout of its results, and wrong numbers come of it | 0.8.0 to before 0.9.2 |
 | loading on CPU logs an ERROR about the compiler's own tuning preferences, twice an executable | 0.8.0 to 0.9.2 |
 | ``deserialize_executable`` takes ``host_callbacks`` | 0.11.0 |
 
@@ -17,6 +18,7 @@ import contextlib
 import functools
 import mmap
 import os
+import re
 import sys
 import threading
 import weakref
@@ -24,10 +26,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from xcache import payload
+from xcache.errors import UncacheableError
 
 
 def serialize(client: Any, executable: Any) -> bytes:
-    """The bytes of an executable that was compiled in this process."""
+    """The bytes of an executable that was compiled in this process; UncacheableError if they cannot be relied upon."""
+    if (0, 8, 0) <= _version() < (0, 9, 2) and not _usual_layouts(executable):
+        raise UncacheableError("result layouts that this jaxlib forgets")
     if hasattr(executable, "serialize"):
         return bytes(executable.serialize())
     return bytes(client.serialize_executable(executable))
@@ -90,6 +95,22 @@ def _answering(original: Callable[..., bytes]) -> Callable[..., bytes]:
     return serialize
 
 
+def _usual_layouts(executable: Any) -> bool:
+    """Whether all results are laid out with their last dimension innermost: ``{1,0}`` for a matrix."""
+    for layout in executable.get_output_layouts():
+        order = [int(n) for n in re.findall(r"\d+", str(layout).partition("{")[2].partition("}")[0].partition(":")[0])]
+        if order != sorted(order, reverse=True):
+            return False
+    return True
+
+
+@functools.cache
+def _version() -> tuple[int, ...]:
+    import jaxlib
+
+    return tuple(int(part) for part in re.findall(r"\d+", jaxlib.__version__)[:3])
+
+
 @functools.cache
 def _loading_is_noisy() -> bool:
     """Whether loading on CPU writes kilobytes of ERROR lines about executables with nothing wrong with them.
@@ -97,11 +118,9 @@ def _loading_is_noisy() -> bool:
     They complain of ``prefer-no-gather`` and ``prefer-no-scatter``, which XLA adds to what it compiles and does not
     find in the processor. What an executable needs of the processor is in its key.
     """
-    import jaxlib
     from jaxlib import utils
 
-    version = tuple(int(part) for part in jaxlib.__version__.split(".")[:2])
-    return (0, 8) <= version < (0, 10) and hasattr(utils, "absl_set_min_log_level")
+    return (0, 8) <= _version() < (0, 10) and hasattr(utils, "absl_set_min_log_level")
 
 
 class _Quiet:

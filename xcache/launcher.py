@@ -13,8 +13,8 @@ import select
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
+from time import monotonic
 
 from xcache.config import Config
 from xcache.errors import UnavailableError
@@ -85,10 +85,10 @@ class Launcher:
 
     def _outcome(self, seconds: float | None) -> str | None:
         """The reason why it did not start; without ``seconds``, no news is good news."""
-        deadline = time.monotonic() + (seconds or 0.0)
+        deadline = monotonic() + (seconds or 0.0)
         with self._reading:
             while self._ready is not None:
-                readable, _, _ = select.select([self._ready], [], [], max(0.0, deadline - time.monotonic()))
+                readable, _, _ = select.select([self._ready], [], [], max(0.0, deadline - monotonic()))
                 if not readable:
                     return None if seconds is None else f"it said nothing within {seconds:g} s"
                 chunk = os.read(self._ready, 65536)

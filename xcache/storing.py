@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
+
+# By name: a program that puts its own clock in place of time.monotonic means its own waits.
+from time import monotonic
 from typing import Generic, TypeVar
 
 Job = TypeVar("Job")
@@ -58,10 +60,10 @@ class StoreQueue(Generic[Job]):
         with self._changed:
             if seconds is None:
                 seconds = max(self._patience, 0.1 * (self._working + sum(weight for _, weight in self._jobs)))
-            deadline = time.monotonic() + seconds
+            deadline = monotonic() + seconds
             self._finishing = True
             self._wake()
-            self._changed.wait_for(lambda: self._thread is None, max(0.0, deadline - time.monotonic()))
+            self._changed.wait_for(lambda: self._thread is None, max(0.0, deadline - monotonic()))
             dropped = len(self._jobs) + self._busy
             self._jobs.clear()
             self._finishing = False

@@ -47,15 +47,9 @@ def client(place):
 def clock(monkeypatch):
     """Time that goes on as usual, and can be moved on."""
 
-    class Clock(types.SimpleNamespace):
-        ahead = 0.0
-
-        def monotonic(self) -> float:
-            return time.monotonic() + self.ahead
-
-    made = Clock(sleep=time.sleep)
+    made = types.SimpleNamespace(ahead=0.0)
     for module in (client_module, connection_module):
-        monkeypatch.setattr(module, "time", made)
+        monkeypatch.setattr(module, "monotonic", lambda: time.monotonic() + made.ahead)
     return made
 
 

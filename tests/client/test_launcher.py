@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import gc
 import os
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -210,6 +211,35 @@ def test_what_a_library_says_on_stderr_is_not_taken_for_a_failure(place, monkeyp
     assert place.answers()
 
 
+def test_what_a_library_says_without_ending_its_line_is_no_failure_either(place, monkeypatch):
+    (place.root / "sitecustomize.py").write_text("import sys; sys.stderr.write('loading...')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place.root), place.env["PYTHONPATH"]]))
+    launcher = Launcher(place.config())
+    launcher.start()
+    launcher.wait(20)
+    assert place.answers()
+
+
+MANY_FILES = f"""
+import os, resource
+from xcache import config
+from xcache.client import Client
+from xcache.launcher import Launcher
+resource.setrlimit(resource.RLIMIT_NOFILE, (1500, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+held = [os.dup(0) for _ in range(1100)]
+settings = config.load()
+client = Client(settings, "test", Launcher(settings))
+client.report({{"hits": 1}})
+print(client.get("{KEY}"))
+client.close()
+"""
+
+
+def test_a_program_with_more_than_a_thousand_open_files_can_start_one(place):
+    said = place.run(MANY_FILES)
+    assert (said.stdout, said.stderr) == ("None\n", "")
+
+
 def test_a_configuration_file_may_be_named_from_where_the_program_runs(place, monkeypatch):
     """The daemon runs elsewhere, and is given the settings that were read."""
     (place.root / "here.toml").write_text('log = "debug"')
@@ -342,6 +372,44 @@ def test_the_same_store_by_another_way_is_the_same_daemon(place, connected):
     place.socket = place.root / "run" / "s"
     second = connected(timeout=2, socket=place.root / "tmp" / "s")
     assert second.get(KEY) is None
+
+
+HELD = """
+import subprocess, sys
+program = "from xcache import config; from xcache.launcher import Launcher; launcher = Launcher(config.load()); "
+subprocess.run([sys.executable, "-c", program + "launcher.start(); launcher.wait(20)"], check=True)
+subprocess.run([sys.executable, "-c", program + "print(launcher.held())"], check=True)
+"""
+
+
+def test_in_a_container_a_daemon_is_seen_whose_starter_has_ended(place):
+    """The kernel shows a lock under the process that took it, and not where that one has no number any more."""
+    namespace = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    if shutil.which("unshare") is None or subprocess.run([*namespace, "true"], capture_output=True).returncode != 0:
+        pytest.skip("needs the right to make a namespace")
+    said = subprocess.run(
+        [*namespace, sys.executable, "-c", HELD], env=place.env, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert said.stdout == "True\n"
+
+
+def test_a_program_that_may_start_none_finds_the_stores_daemon_all_the_same(place):
+    place.start_daemon()
+    client = Client(place.config(timeout=3, socket=place.root / "tmp" / "s"), "test")
+    try:
+        assert client.get(KEY) is None
+    finally:
+        client.close()
+
+
+def test_a_program_that_ends_at_once_says_nothing(place):
+    """The launcher is there until the very end, when Python takes its modules apart."""
+    said = place.run(
+        "from xcache import config; from xcache.launcher import Launcher\n"
+        "launcher = Launcher(config.load())\nassert launcher.start()\nitself = [launcher]; itself.append(itself)",
+        PYTHONWARNINGS="always",
+    )
+    assert (said.returncode, said.stdout, said.stderr) == (0, "", "")
 
 
 def test_a_launcher_that_is_dropped_leaves_nothing_open(place):

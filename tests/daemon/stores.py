@@ -50,11 +50,15 @@ class Shelf:
         self.sync()
         return answer
 
-    def call(self, call: Any) -> protocol.Message:
-        """Have something done on the writer's thread."""
+    def begin_call(self, call: Any) -> Future[protocol.Message]:
+        """Have something done on the writer's thread; the answer comes later."""
         done: Future[protocol.Message] = Future()
         self.writer.submit(CallJob(call, done))
-        return done.result(20)
+        return done
+
+    def call(self, call: Any) -> protocol.Message:
+        """Have something done on the writer's thread."""
+        return self.begin_call(call).result(20)
 
     def sync(self) -> None:
         """Wait until everything is written."""
@@ -62,9 +66,7 @@ class Shelf:
 
     def begin_remove(self, *keys: str) -> Future[protocol.Message]:
         """Have entries removed; the answer comes later."""
-        done: Future[protocol.Message] = Future()
-        self.writer.submit(CallJob(lambda store: _removed(store, keys), done))
-        return done
+        return self.begin_call(lambda store: _removed(store, keys))
 
     def remove(self, *keys: str) -> protocol.Message:
         """Remove entries."""
@@ -74,7 +76,7 @@ class Shelf:
     def busy(self) -> Iterator[None]:
         """Keep the writer busy, so that what is asked of it meanwhile is done together."""
         gate = threading.Event()
-        self.writer.submit(CallJob(lambda store: gate.wait(20), Future()))
+        self.begin_call(lambda store: gate.wait(20))
         yield
         gate.set()
 
@@ -109,6 +111,11 @@ class Shelf:
             "bytes": sum(size for _, size, _ in blobs),
         }
         assert self.store.totals()["entries"] == len(entries)
+        described = {digest for (digest,) in self.query("SELECT digest FROM components")}
+        keys = self.query(
+            "SELECT options_component, flags_component, platform_component, toolchain_component FROM entries"
+        )
+        assert described == {digest for key in keys for digest in key}
         files = {path.name: path.stat().st_size for path in self.directory.glob("blobs/*/*") if path.is_file()}
         assert files == {digest: size for digest, size, content in blobs if content is None}
 

@@ -12,6 +12,9 @@ from conftest import digest, put_message, until
 from conversation import key_of, talking
 
 from xcache import protocol
+from xcache.client import Client
+from xcache.errors import XcacheError
+from xcache.launcher import Launcher
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
@@ -213,6 +216,28 @@ def test_a_store_that_was_deleted_takes_nothing_more(place, talk):
         place.start_daemon()
         with talking(place) as again:
             assert again.get(key_of("after")) == b"after"
+
+
+def test_a_store_that_was_deleted_is_followed_by_a_new_one(place, talk, monkeypatch):
+    """Not only when nobody has asked for half an hour: on a busy machine that would be never."""
+    for name, value in place.env.items():
+        monkeypatch.setenv(name, value)
+    talk.put(key_of("before"), b"before")
+    shutil.rmtree(place.dir)
+    config = place.config(timeout=5)
+    client = Client(config, "test", Launcher(config))
+
+    def stored() -> bool:
+        message = put_message(key_of("after"), b"after", b"p", payload=None, program=None)
+        try:
+            return client.put(message, b"after", b"p")
+        except XcacheError:
+            return False
+
+    assert until(stored, 10)
+    assert client.get(key_of("after")).sealed == b"after"
+    client.close()
+    assert place.query("SELECT key FROM entries") == [(key_of("after"),)]
 
 
 def test_memory_does_not_grow_with_what_is_stored(place, talk):

@@ -49,8 +49,10 @@ def test_descriptions_are_kept_once(shelved):
 
 def test_a_description_of_nothing_is_not_kept(shelved):
     for name in "abc":
-        shelved.put(key_of(name), name.encode(), b"program", details={"flags": "f", "weather": "rain"})
-    assert shelved.query("SELECT name FROM components") == [("flags",)]
+        details = dict.fromkeys((*protocol.DESCRIBED_COMPONENTS, "weather", "program"), "text")
+        shelved.put(key_of(name), name.encode(), b"program", details=details)
+    described = sorted(name for (name,) in shelved.query("SELECT name FROM components"))
+    assert described == sorted(protocol.DESCRIBED_COMPONENTS)
 
 
 def test_what_no_entry_refers_to_any_more_is_not_described_for_ever(shelved):
@@ -97,6 +99,17 @@ def test_a_put_over_a_damaged_file_repairs_it(shelved):
     path.write_bytes(b"damaged")
     shelved.put(key_of("a"), LARGE, b"program", overwrite=True)
     assert shelved.get(key_of("a")) == LARGE
+
+
+def test_a_sync_covers_what_was_asked_before_it(shelved):
+    """Also where both are done together."""
+    with shelved.busy():
+        done = shelved.begin_put(key_of("a"), b"a", b"program")
+        synced = shelved.begin_call(
+            lambda store: protocol.Status(dict(shelved.query("SELECT name, amount FROM statistics")))
+        )
+    assert done.result(20).kept
+    assert synced.result(20).facts["stores"] == 1
 
 
 def test_uses_are_written_together_and_move_the_last_use_forward_only(shelved):

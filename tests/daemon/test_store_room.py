@@ -73,6 +73,17 @@ def test_programs_are_room_as_well(tmp_path):
         made.check()
 
 
+def test_a_shared_program_is_room_for_whom_it_frees(tmp_path):
+    """Two entries share a large program: with both of them gone there is room, and the next in line stays."""
+    with shelf(tmp_path, max_size=100 * KB) as made:
+        for name in "ab":
+            assert made.put(key_of(name), content(name, 100), content("shared", 24 * KB)) == protocol.Stored(True)
+        fill(made, "cde", 100, program_size=24 * KB)
+        fill(made, "f", 100, program_size=24 * KB)
+        assert names_in(made, "abcdef") == "cdef"
+        made.check()
+
+
 def test_shared_contents_are_freed_with_their_last_entry(tmp_path):
     with shelf(tmp_path, max_size=100 * KB) as made:
         for name in "abcdefgh":

@@ -25,6 +25,15 @@ contents = st.sampled_from(sorted(CONTENTS))
 names = st.sampled_from("abcd")
 
 
+def surroundings(flags: str) -> dict[str, dict[str, str]]:
+    """Components of a key, of which one differs, and what they were."""
+    names = ("program", *protocol.DESCRIBED_COMPONENTS)
+    return {
+        "components": {name: key_of(name) for name in names} | {"flags": key_of(flags)},
+        "details": {name: f"what {name} was" for name in protocol.DESCRIBED_COMPONENTS},
+    }
+
+
 class Sequences(RuleBasedStateMachine):
     max_size = 0
 
@@ -38,10 +47,12 @@ class Sequences(RuleBasedStateMachine):
         self.shelf.close()
         shutil.rmtree(self.directory)
 
-    @rule(name=names, payload=contents, program=contents, overwrite=st.booleans())
-    def put(self, name: str, payload: str, program: str, overwrite: bool) -> None:
+    @rule(name=names, payload=contents, program=contents, overwrite=st.booleans(), flags=st.sampled_from("xy"))
+    def put(self, name: str, payload: str, program: str, overwrite: bool, flags: str) -> None:
         keep = overwrite or name not in self.expected
-        answer = self.shelf.put(key_of(name), CONTENTS[payload], CONTENTS[program], overwrite=overwrite)
+        answer = self.shelf.put(
+            key_of(name), CONTENTS[payload], CONTENTS[program], overwrite=overwrite, **surroundings(flags)
+        )
         assert answer == protocol.Stored(keep)
         if keep:
             self.expected[name] = payload

@@ -116,6 +116,38 @@ SORT = """
 out = listed(jax.jit(lambda v: jnp.sort(v, axis=0))(x))
 """
 
+# jaxlib 0.8 forgets the layout of what a loaded executable returns, and the next program reads it wrongly.
+LAID_OUT = """
+from jax.sharding import SingleDeviceSharding
+from jax.experimental import layout
+Layout = getattr(layout, "DeviceLocalLayout", None) or layout.Layout
+Format = getattr(layout, "Format", None) or layout.Layout
+columns = Format(Layout(major_to_minor=(1, 0)), SingleDeviceSharding(jax.devices()[0]))
+turned = jax.jit(lambda v: v * 2 + 1, out_shardings=columns)(x)
+out = listed([turned, jax.jit(lambda v: jnp.cumsum(v, 0))(turned), turned @ turned.T])
+"""
+
+# An unnamed axis of pmap is named by an address in jax 0.8 and 0.9.
+PMAPPED = """
+out = listed(jax.pmap(lambda v: v * 2 + jnp.arange(4.0))(x[:1]))
+"""
+
+# Compiling while a module is being built must leave that module alone.
+NESTED = """
+f = lambda v: jax.pure_callback(lambda w: w, jax.ShapeDtypeStruct((), np.float32), v, vmap_method="sequential")
+jaxpr = jax.make_jaxpr(lambda: jax.vmap(f)(jnp.zeros(100, np.float32)))()
+with jax.ensure_compile_time_eval():
+    out = listed(jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts))
+"""
+
+# A program's own clock is its own.
+CLOCK = """
+import time
+from unittest import mock
+with mock.patch("time.monotonic", wraps=time.monotonic) as clock:
+    out = [float(jax.jit(lambda v: v * 3 + 1)(2.0)), clock.call_count]
+"""
+
 PROGRAMS = {
     "plain": PLAIN,
     "x64": X64,
@@ -125,6 +157,10 @@ PROGRAMS = {
     "partitioned": PARTITIONED,
     "inspected": INSPECTED,
     "serialized": SERIALIZED,
+    "laid out": LAID_OUT,
+    "pmapped": PMAPPED,
+    "nested": NESTED,
+    "clock": CLOCK,
 }
 FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
 NEEDS = {"sharded": FOUR_DEVICES, "partitioned": FOUR_DEVICES, "inspected": FOUR_DEVICES}

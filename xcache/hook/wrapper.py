@@ -42,7 +42,8 @@ def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., 
             jax.record_event("/jax/compilation_cache/tasks_using_cache")
             if jax.config.compilation_cache_dir.value:
                 logger.debug("jax's own cache in %s is bypassed", jax.config.compilation_cache_dir.value)
-        jax.dump_module(computation)
+        if dumped_to := jax.dump_module(computation):
+            jax.compiler.logger.info("Dumped the module to %s.", dumped_to)
 
         def compile_now() -> Any:
             # Looked up at the call: whoever replaced it in jax means this one too.
@@ -53,8 +54,6 @@ def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., 
         def request() -> Request:
             if isinstance(backend, jax.compile_only_client):
                 raise UncacheableError("compile-only client")
-            if not jax.config.enable_compilation_cache.value:
-                raise UncacheableError("jax_enable_compilation_cache is off")
             if host_callbacks and jax.callbacks_hold_pointers:
                 raise UncacheableError("python callback")
             parts = surroundings.components(
@@ -101,6 +100,8 @@ def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., 
 def _not_ours(jax: Jax, devices: Any, options: Any, pgle_profiler: Any) -> str | None:
     """Why a compile is jax's own business from beginning to end, or None."""
     config = jax.config
+    if not config.enable_compilation_cache.value:
+        return "jax_enable_compilation_cache is off"
     if (
         pgle_profiler is not None
         or (config.enable_pgle.value and config.pgle_profiling_runs.value > 0)

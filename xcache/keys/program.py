@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,8 @@ _PARTITIONING = b"CustomSPMDPartitioning"
 _INSPECTING = b"InspectSharding"
 _CALLBACKS = (b"python_cpu_callback", b"python_gpu_callback")
 _MOSAIC = b"tpu_custom_call"
+# jax 0.8 and 0.9 call an unnamed axis of pmap by the address of an object.
+_TEMPORARY_AXIS = b"<axis 0x"
 
 
 def canonical(
@@ -42,16 +45,31 @@ def canonical(
         changes.append(_forget_partitioning)
     if _MOSAIC in content and strip_kernels is not None and not keep_locations:
         changes.append(strip_kernels)
-    if not changes:
-        return content
-    return _changed(module, changes) if keep_locations else _stripped(module, changes)
+    if changes:
+        content = _changed(module, changes) if keep_locations else _stripped(module, changes)
+    return _with_numbered_axes(module, content) if _TEMPORARY_AXIS in content else content
+
+
+def _with_numbered_axes(module: Any, content: bytes) -> bytes:
+    """Number the axes that are named by an address: names of the same length, equal where they were equal."""
+    meshes = [
+        str(operation.operation) for operation in module.body.operations if operation.operation.name == "sdy.mesh"
+    ]
+    for number, name in enumerate(dict.fromkeys(re.findall(r"<axis 0x[0-9a-f]+>", "\n".join(meshes)))):
+        content = content.replace(name.encode(), f"<axis {number:0{len(name) - len('<axis >')}}>".encode())
+    return content
+
+
+def _clone(module: Any) -> Any:
+    # ip=False: otherwise it is put wherever this thread is building a module right now, into the user's own.
+    return module.operation.clone(ip=False)
 
 
 def _stripped(module: Any, changes: list[Callable[[Any], None]] | None) -> bytes:
     from jaxlib.mlir import passmanager
 
     with module.context:
-        clone = module.operation.clone()
+        clone = _clone(module)
         manager = passmanager.PassManager.parse("builtin.module(strip-debuginfo)")
         # The module is known to be valid, and verifying it again costs more than stripping it.
         manager.enable_verifier(False)
@@ -63,7 +81,7 @@ def _stripped(module: Any, changes: list[Callable[[Any], None]] | None) -> bytes
 
 def _changed(module: Any, changes: list[Callable[[Any], None]]) -> bytes:
     with module.context:
-        clone = module.operation.clone()
+        clone = _clone(module)
         for change in changes:
             change(clone)
         return bytecode(clone)
