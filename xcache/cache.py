@@ -14,13 +14,11 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-
-# By name: a program that puts its own clock in place of time.monotonic means its own waits.
-from time import monotonic
 from typing import Any, Literal
 
 from xcache import executables, keys, payload, protocol
 from xcache.client import Client
+from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.errors import DamagedError, NotAskedError, StartingError, UncacheableError, XcacheError
 from xcache.keys import Key

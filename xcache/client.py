@@ -9,12 +9,11 @@ import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-
-# By name: a program that puts its own clock in place of time.monotonic means its own waits.
-from time import monotonic, sleep
+from time import sleep
 from typing import Any, NamedTuple, TypeVar
 
 from xcache import protocol
+from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.connection import Connection, left
 from xcache.errors import (

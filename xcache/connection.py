@@ -8,12 +8,10 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-
-# By name: a program that puts its own clock in place of time.monotonic means its own waits.
-from time import monotonic
 from typing import TypeVar
 
 from xcache import protocol
+from xcache.clock import monotonic
 from xcache.errors import ConnectionLostError, HungUpError, NobodyThereError, ProtocolError, RefusedError
 from xcache.private import check_directory, check_peer
 

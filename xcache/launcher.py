@@ -14,8 +14,8 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from time import monotonic
 
+from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.errors import UnavailableError
 from xcache.private import prepare_directory, prepare_meeting_place

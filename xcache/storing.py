@@ -5,10 +5,9 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable
-
-# By name: a program that puts its own clock in place of time.monotonic means its own waits.
-from time import monotonic
 from typing import Generic, TypeVar
+
+from xcache.clock import monotonic
 
 Job = TypeVar("Job")
 

@@ -97,6 +97,19 @@ def test_it_leaves_when_nobody_has_asked_for_a_while(place):
     assert "leaving: idle" in (place.dir / "daemon.log").read_text()
 
 
+@pytest.mark.slow
+def test_it_leaves_when_nobody_can_find_it_any_more(place):
+    """The end of a session takes the runtime directory away, and the socket with it."""
+    child = place.start_daemon()
+    with talking(place) as talk:
+        talk.put(key_of("a"), b"a")
+        place.socket.unlink()
+        assert has_ended(child)
+    assert child.returncode == 0
+    assert place.query("SELECT count(*) FROM entries") == [(1,)]
+    place.start_daemon()
+
+
 def test_it_does_not_leave_in_the_middle_of_an_answer(place):
     """The writer is held up for longer than the idle time."""
     child = place.start_daemon(XCACHE_IDLE_EXIT="200ms")

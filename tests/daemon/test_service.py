@@ -234,9 +234,11 @@ def test_a_store_that_was_deleted_is_followed_by_a_new_one(place, talk, monkeypa
         except XcacheError:
             return False
 
-    assert until(stored, 10)
-    assert client.get(key_of("after")).sealed == b"after"
-    client.close()
+    try:
+        assert until(stored, 10)
+        assert client.get(key_of("after")).sealed == b"after"
+    finally:
+        client.close()
     assert place.query("SELECT key FROM entries") == [(key_of("after"),)]
 
 
