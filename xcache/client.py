@@ -60,6 +60,7 @@ class Client:
         self._config = config
         self._version = version
         self._launcher = launcher
+        self._looking = launcher or Launcher(config)
         self._idle: list[Connection] = []
         self._lock = threading.Lock()
         self._pause = _FIRST_PAUSE
@@ -194,7 +195,11 @@ class Client:
                 continue
             except NobodyThereError as error:
                 if self._launcher is None:
-                    raise
+                    elsewhere = self._looking.address()
+                    if elsewhere is None or elsewhere == path:
+                        raise
+                    path = elsewhere
+                    continue
                 # Again and again: one that is leaving holds the store a moment longer than its socket.
                 started = started or self._launcher.start()
                 # The daemon of this store may have been started where the socket is elsewhere: without XDG_RUNTIME_DIR

@@ -58,21 +58,30 @@ class Launcher:
 
     def address(self) -> Path | None:
         """Where the daemon that has the store listens, if it has said so."""
-        try:
-            written = (self._config.dir / LOCK).read_bytes()
-        except OSError:
-            return None
-        return Path(os.fsdecode(written)) if written else None
+        written = self._written()
+        return Path(os.fsdecode(written[1])) if written else None
 
     def held(self) -> bool:
         """Whether a daemon has the store: one that is starting, serving or leaving."""
+        # Trying to lock it would show as well, and keep a daemon that starts at that moment from it.
         try:
             inode = (self._config.dir / LOCK).stat().st_ino
-            # Trying to lock it would show as well, and keep a daemon that starts at that moment from it.
             locks = Path("/proc/locks").read_text()
         except OSError:
-            return self.address() is not None
-        return any(line.split()[1] == "FLOCK" and f":{inode} " in line for line in locks.splitlines())
+            locks, inode = "", 0
+        if any(line.split()[1] == "FLOCK" and f":{inode} " in line for line in locks.splitlines()):
+            return True
+        # In a container the kernel does not show a lock whose taker has ended.
+        written = self._written()
+        return written is not None and alive(written[0])
+
+    def _written(self) -> tuple[int, bytes] | None:
+        """What the daemon wrote into its lock: its process and the path of its socket."""
+        try:
+            process, _, path = (self._config.dir / LOCK).read_bytes().partition(b"\n")
+        except OSError:
+            return None
+        return (int(process), path) if process.isdigit() and path else None
 
     def wait(self, seconds: float) -> None:
         """Wait until the daemon that was started here is ready; UnavailableError says why it is not."""
@@ -88,8 +97,10 @@ class Launcher:
         deadline = monotonic() + (seconds or 0.0)
         with self._reading:
             while self._ready is not None:
-                readable, _, _ = select.select([self._ready], [], [], max(0.0, deadline - monotonic()))
-                if not readable:
+                # Not select(), which knows no descriptors above a thousand.
+                poll = select.poll()
+                poll.register(self._ready, select.POLLIN)
+                if not poll.poll(max(0.0, deadline - monotonic()) * 1000):
                     return None if seconds is None else f"it said nothing within {seconds:g} s"
                 chunk = os.read(self._ready, 65536)
                 self._said += chunk
@@ -135,3 +146,14 @@ class Launcher:
             raise UnavailableError(f"the daemon could not be started: {error}") from None
         finally:
             os.close(ready)
+
+
+def alive(process: int) -> bool:
+    """Whether there is a process with this number."""
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -62,7 +62,8 @@ class Ready:
         if self._descriptor is None:
             return
         with contextlib.suppress(OSError):
-            os.write(self._descriptor, what.replace("\n", " ").encode() + b"\n")
+            # On a line of its own, whatever a library has left unfinished there.
+            os.write(self._descriptor, f"\n{what.replace(chr(10), ' ')}\n".encode("utf-8", "replace"))
         os.close(self._descriptor)
         self._descriptor = None
         nowhere = os.open(os.devnull, os.O_RDWR)
@@ -109,7 +110,7 @@ class MeetingPlace:
         self._path = path
         self._lock = lock
         self._inode = path.stat().st_ino
-        os.pwrite(lock, os.fsencode(path), 0)
+        os.pwrite(lock, b"%d\n%s" % (os.getpid(), os.fsencode(path)), 0)
 
     def stands(self) -> bool:
         """Whether the name still leads here."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from pathlib import Path
 
@@ -21,7 +20,7 @@ from xcache.errors import (
     RefusedError,
     UnavailableError,
 )
-from xcache.launcher import Launcher
+from xcache.launcher import Launcher, alive
 
 # A daemon gives what is in flight half a minute when it is told to leave.
 _LEAVING_SECONDS = 40.0
@@ -84,7 +83,7 @@ def leave(settings: Config) -> protocol.Welcome | None:
         connection.wait_for_end(_LEAVING_SECONDS)
     launcher = Launcher(settings)
     # The connection ends just before the process does. Its place may also be taken by another at once.
-    while launcher.held() and _alive(welcome.pid):
+    while launcher.held() and alive(welcome.pid):
         if time.monotonic() >= deadline:
             raise UnavailableError(
                 f"the daemon (process {welcome.pid}) was told to leave, and has not within {_LEAVING_SECONDS:g} s"
@@ -164,13 +163,3 @@ def _same_directory(one: Path, other: Path) -> bool:
         return one.samefile(other)
     except OSError:
         return False
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
