@@ -30,7 +30,7 @@ class Hiding(types.ModuleType):
         return super().__getattribute__(name)
 compiler.__class__ = Hiding
 """
-WINDOWS = 'import sys; sys.platform = "win32"'
+WINDOWS = 'import sys, shutil, tempfile; sys.platform = "win32"'
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,8 @@ def test_what_is_not_supported_stays_off_with_one_line(place, change, words):
 
 
 def test_enabling_it_from_code_is_an_error_then(place):
-    source = "import sys, xcache\nsys.platform = 'win32'\nxcache.enable()"
+    # The standard library is imported as what it is.
+    source = "import sys, shutil, tempfile, xcache\nsys.platform = 'win32'\nxcache.enable()"
     result = place.run(source)
     assert "UnsupportedError" in result.stderr
 
