@@ -30,7 +30,7 @@ LOG = "daemon.log"
 _LOG_SIZE = 1024 * 1024
 # What is in flight when the daemon is told to leave has this long.
 _LAST_ORDERS = 30.0
-_LOOK_EVERY = 5.0
+_LOOK_EVERY = 2.0
 
 
 def main() -> None:
@@ -90,7 +90,7 @@ async def serve(settings: config.Config, lock: int | None, ready: Ready) -> None
     store = Store(settings.dir, settings.max_size)
     service = Service(store, settings, __version__, stop)
     server = Server(listen(settings.socket), service)
-    place = MeetingPlace(settings.socket, lock)
+    place = MeetingPlace(settings.socket, settings.dir, lock)
     logger.info("xcached %s serves %s on %s", __version__, settings.dir, settings.socket)
     ready.say("ready")
     try:
@@ -106,24 +106,33 @@ async def serve(settings: config.Config, lock: int | None, ready: Ready) -> None
 class MeetingPlace:
     """The socket's name; it also stands in the lock file, for who looks for the store's daemon elsewhere."""
 
-    def __init__(self, path: Path, lock: int) -> None:
+    def __init__(self, path: Path, directory: Path, lock: int) -> None:
         self._path = path
+        self._lock_path = directory / LOCK
         self._lock = lock
         self._inode = path.stat().st_ino
         os.pwrite(lock, b"%d\n%s" % (os.getpid(), os.fsencode(path)), 0)
 
     def stands(self) -> bool:
         """Whether the name still leads here."""
-        try:
-            return self._path.stat().st_ino == self._inode
-        except OSError:
-            return False
+        return _inode(self._path) == self._inode
+
+    def store_stands(self) -> bool:
+        """Whether the lock is still that of the store which others would open."""
+        return _inode(self._lock_path) == os.fstat(self._lock).st_ino
 
     def leave(self) -> None:
         """Take the name away, so that nobody comes here any more."""
         os.ftruncate(self._lock, 0)
         if self.stands():
             self._path.unlink(missing_ok=True)
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return None
 
 
 async def leave_when_idle(server: Server, place: MeetingPlace, idle: float, stopping: asyncio.Event) -> None:
@@ -136,6 +145,9 @@ async def leave_when_idle(server: Server, place: MeetingPlace, idle: float, stop
         if not place.stands():
             # The end of a session may take the runtime directory with it.
             logger.info("leaving: the socket was removed")
+            return
+        if not place.store_stands():
+            logger.info("leaving: the store was removed")
             return
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), min(max(left, 0.1), _LOOK_EVERY))

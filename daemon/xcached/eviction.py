@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
 
 class Candidate(NamedTuple):
-    """An entry that could go, and the bytes that would come free."""
+    """An entry that could go, and what would come free: its bytes, and with the last of its sharers its program."""
 
     key: str
     size: int
+    program: str = ""
+    program_size: int = 0
+    sharers: int = 1
 
 
 def least_recently_used(oldest_first: Iterable[Candidate], excess: int) -> list[str]:
     """Keys to evict until ``excess`` bytes are free; takes from ``oldest_first`` no more than it needs."""
     chosen: list[str] = []
+    gone: Counter[str] = Counter()
     if excess <= 0:
         return chosen
     for candidate in oldest_first:
         chosen.append(candidate.key)
+        gone[candidate.program] += 1
         excess -= candidate.size
+        if gone[candidate.program] == candidate.sharers:
+            excess -= candidate.program_size
         if excess <= 0:
             break
     return chosen

@@ -47,6 +47,8 @@ class Server:
         """Take no new connections."""
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()
+        for connection in self._connections:
+            connection.hear_no_more()
 
     def close(self) -> None:
         """Drop every connection."""
@@ -119,7 +121,7 @@ class Connection:
         self._descriptors: list[int] = []
         self._waiting: deque[Asked] = deque()
         self._outgoing: deque[tuple[memoryview, int | None]] = deque()
-        self._greeted = False
+        self._greeted = self._leaving = False
         self._reading = self._writing = False
         self._read_or_not()
 
@@ -139,6 +141,11 @@ class Connection:
             _close_all(asked.descriptors)
         self._waiting.clear()
         self._server.forget(self)
+
+    def hear_no_more(self) -> None:
+        """Answer what is in flight and nothing else; who is hung up on asks the next daemon."""
+        self._leaving = True
+        self._read_or_not()
 
     def _on_readable(self) -> None:
         try:
@@ -177,7 +184,7 @@ class Connection:
 
     def _work(self) -> None:
         """Answer what was asked, as far as the answers can be sent and not too much is in flight."""
-        while self._waiting and not self._writing and self.in_flight < _MAX_IN_FLIGHT:
+        while self._waiting and not self._leaving and not self._writing and self.in_flight < _MAX_IN_FLIGHT:
             asked = self._waiting.popleft()
             try:
                 self._handle(asked)
@@ -262,7 +269,8 @@ class Connection:
 
     def _read_or_not(self) -> None:
         """Read on only from who takes the answers and has not asked for too much already."""
-        read = not self._waiting and not self._writing and self.in_flight < _MAX_IN_FLIGHT
+        free = not self._writing and self.in_flight < _MAX_IN_FLIGHT
+        read = free and not self._waiting and not self._leaving
         if read and not self._reading:
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
         elif self._reading and not read:

@@ -101,6 +101,7 @@ class WriterThread:
                 continue
             if puts:
                 self._put(puts)
+                self._guard(self._flush)
                 puts = []
             if job is not None:
                 self._call(job)
