@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections import Counter
+from collections import defaultdict
+from typing import Any
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +40,8 @@ class Counting:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._total: Counter[str] = Counter()
-        self._untold: Counter[str] = Counter()
+        self._total: defaultdict[str, float] = defaultdict(float)
+        self._untold: defaultdict[str, float] = defaultdict(float)
 
     def add(self, **counts: float) -> None:
         """Add to plain counters."""
@@ -61,14 +62,13 @@ class Counting:
     def _add(self, counts: dict[str, float]) -> None:
         with self._lock:
             for name, amount in counts.items():
-                # Counter's annotations know integers only; seconds are counted just as well.
-                self._total[name] += amount  # type: ignore[assignment]
-                self._untold[name] += amount  # type: ignore[assignment]
+                self._total[name] += amount
+                self._untold[name] += amount
 
     def take_untold(self) -> dict[str, float]:
         """What was counted since the last call."""
         with self._lock:
-            untold: dict[str, float] = dict(self._untold)
+            untold = dict(self._untold)
             self._untold.clear()
         return untold
 
@@ -82,8 +82,12 @@ class Counting:
         """The totals so far."""
         with self._lock:
             total = dict(self._total)
-        plain = {name: amount for name, amount in total.items() if ":" not in name}
-        for group in ("uncacheable", "errors"):
-            start = f"{group}:"
-            plain[group] = {n.removeprefix(start): int(c) for n, c in total.items() if n.startswith(start)}  # type: ignore[assignment]
-        return Statistics(**plain)  # type: ignore[arg-type]
+        groups: dict[str, dict[str, int]] = {"uncacheable": {}, "errors": {}}
+        plain: dict[str, Any] = {}
+        for name, amount in total.items():
+            group, colon, kind = name.partition(":")
+            if colon:
+                groups[group][kind] = int(amount)
+            else:
+                plain[name] = amount if name.endswith("_seconds") else int(amount)
+        return Statistics(uncacheable=groups["uncacheable"], errors=groups["errors"], **plain)

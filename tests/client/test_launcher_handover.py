@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -168,6 +169,15 @@ def test_in_a_container_a_daemon_is_seen_whose_starter_has_ended(place):
         [*namespace, sys.executable, "-c", HELD], env=place.env, capture_output=True, text=True, timeout=60, check=True
     )
     assert said.stdout == "True\n"
+
+
+def test_the_number_of_a_killed_daemon_that_another_process_has_now_is_no_daemon(place):
+    """After a restart of the machine, or of a container, where numbers are small and come again."""
+    place.start_daemon().kill()
+    place.stop()
+    lock = place.dir / "daemon.lock"
+    lock.write_bytes(b"%d\n%s" % (os.getpid(), bytes(place.socket)))
+    assert not Launcher(place.config()).held()
 
 
 def test_a_program_that_may_start_none_finds_the_stores_daemon_all_the_same(place):
