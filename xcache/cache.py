@@ -261,6 +261,7 @@ class Cache:
             try:
                 self._client.report(untold)
             except (XcacheError, OSError) as error:
+                self._counting.put_back(untold)
                 logger.debug("statistics not delivered: %s", error)
 
     def _went_wrong(self, error: Exception) -> None:

@@ -98,7 +98,7 @@ class Client:
                 return connection.demand(message._replace(**inline), protocol.Stored, timeout, descriptors).kept
 
         # The daemon has to write and sync it: that takes longer than an answer, in proportion to the size.
-        return self._with_connection(put, patience=len(sealed) / 10e6)
+        return self._with_connection(put, patience=(len(sealed) + len(program)) / 10e6)
 
     def mark_not_cacheable(self, key: str, module_name: str, reason: str) -> None:
         """Have it remembered that what ``key`` compiles to cannot be stored."""

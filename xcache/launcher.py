@@ -71,9 +71,18 @@ class Launcher:
             locks, inode = "", 0
         if any(line.split()[1] == "FLOCK" and f":{inode} " in line for line in locks.splitlines()):
             return True
-        # In a container the kernel does not show a lock whose taker has ended.
+        # In a container the kernel does not show a lock whose taker has ended. The number in the file may be another
+        # process's by now, so that only trying to lock it tells.
         written = self._written()
-        return written is not None and alive(written[0])
+        return written is not None and alive(written[0]) and self._is_locked()
+
+    def _is_locked(self) -> bool:
+        with open(self._config.dir / LOCK, "rb") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
 
     def _written(self) -> tuple[int, bytes] | None:
         """What the daemon wrote into its lock: its process and the path of its socket."""
@@ -106,7 +115,7 @@ class Launcher:
                 self._said += chunk
                 # Its stderr leads here too, until it is ready: the last line is what counts.
                 last = self._said.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
-                if last == READY or last.startswith(FAILED) or not chunk:
+                if not chunk or (self._said.endswith(b"\n") and (last == READY or last.startswith(FAILED))):
                     self.close()
                     return None if last == READY else last.removeprefix(FAILED) or "it ended without a word"
         return None

@@ -72,6 +72,12 @@ class Counting:
             self._untold.clear()
         return untold
 
+    def put_back(self, untold: dict[str, float]) -> None:
+        """What was taken could not be told."""
+        with self._lock:
+            for name, amount in untold.items():
+                self._untold[name] += amount
+
     def for_child(self) -> Counting:
         """The same totals with a lock of its own, and nothing to tell that the parent will tell."""
         child = Counting()

@@ -108,22 +108,14 @@ class Service:
         sizes = (message.raw_size, message.stored_size, message.program_raw_size, message.program_stored_size)
         if not all(0 <= size <= _LARGEST for size in sizes) or not 0 <= message.compile_seconds <= _LARGEST:
             return Reply(protocol.Refused("protocol error", "a size or a time that cannot be"))
-        waiting = list(descriptors)
-        if len(waiting) != message.wants_descriptors:
-            came = f"{len(waiting)} descriptors came, not {message.wants_descriptors}"
+        if len(descriptors) != message.wants_descriptors:
+            came = f"{len(descriptors)} descriptors came, not {message.wants_descriptors}"
             return Reply(protocol.Refused("protocol error", came))
-        executable = Source(
-            message.digest,
-            message.stored_size,
-            message.payload,
-            os.dup(waiting.pop(0)) if message.payload is None else None,
-        )
-        program = Source(
-            message.program_stored_digest,
-            message.program_stored_size,
-            message.program,
-            os.dup(waiting.pop(0)) if message.program is None else None,
-        )
+        copies = _duplicates(descriptors)
+        of_executable = copies.pop(0) if message.payload is None else None
+        of_program = copies.pop(0) if message.program is None else None
+        executable = Source(message.digest, message.stored_size, message.payload, of_executable)
+        program = Source(message.program_stored_digest, message.program_stored_size, message.program, of_program)
         done: Future[protocol.Message] = Future()
         self._writer.submit(PutJob(message, executable, program, Writer(client.uid, client.pid, client.program), done))
         return done
@@ -212,6 +204,19 @@ def _removed(store: Store, keys: Sequence[str]) -> protocol.Message:
         entries += before["entries"] - after["entries"]
         total += before["bytes"] - after["bytes"]
     return protocol.Removed(entries, total)
+
+
+def _duplicates(descriptors: Sequence[int]) -> list[int]:
+    """Descriptors of the same files, or none of them."""
+    copies: list[int] = []
+    try:
+        for descriptor in descriptors:
+            copies.append(os.dup(descriptor))  # noqa: PERF401 - what was copied before a failure has to be known
+    except OSError:
+        for copy in copies:
+            os.close(copy)
+        raise
+    return copies
 
 
 def _is_digest(text: str) -> bool:

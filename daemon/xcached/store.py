@@ -23,6 +23,7 @@ _SCHEMA_VERSION = 1
 _EVICTED_AT_ONCE = 64
 _PAGES_AT_ONCE = 1024
 _MOST_MARKS = 100_000
+_MOST_COUNTERS = 1000
 
 
 class Hit(NamedTuple):
@@ -259,9 +260,11 @@ class Store:
     def add_statistics(self, counts: Mapping[str, float]) -> None:
         """Within a transaction: add to what was counted."""
         self._db.executemany(
-            "INSERT INTO statistics (name, amount) VALUES (?, ?)"
+            # Clients name the reasons and kinds they count: of those there are few, or something is wrong.
+            "INSERT INTO statistics (name, amount) SELECT :name, :amount"
+            " WHERE (SELECT count(*) FROM statistics) < :most OR EXISTS (SELECT 1 FROM statistics WHERE name = :name)"
             " ON CONFLICT (name) DO UPDATE SET amount = amount + excluded.amount",
-            list(counts.items()),
+            [{"name": name, "amount": amount, "most": _MOST_COUNTERS} for name, amount in counts.items()],
         )
 
     def zero_statistics(self) -> None:
