@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from typing import Any
 
 _HEAD = """
@@ -172,6 +173,11 @@ class Ran:
     out: Any
     stats: dict[str, Any]
     stderr: str
+
+    @property
+    def complaints(self) -> list[str]:
+        """What it said on stderr, without the times and threads of XLA's own lines."""
+        return sorted(re.sub(r"^([EWI])\d{4} [\d:.]+ +\d+", r"\1", line) for line in self.stderr.splitlines())
 
     @property
     def result(self) -> str:
