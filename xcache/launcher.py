@@ -19,11 +19,7 @@ from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.errors import UnavailableError
 from xcache.private import prepare_directory, prepare_meeting_place
-
-LOCK = "daemon.lock"
-DATABASE = "store.db"
-# What a daemon says to whoever started it.
-READY, FAILED = "ready", "failed: "
+from xcache.protocol import DATABASE, FAILED, LOCK, READY
 
 
 class Launcher:

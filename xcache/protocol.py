@@ -28,6 +28,10 @@ MAX_DESCRIPTORS = 2
 MAX_TEXT = 16 * 1024
 MAX_LIST = 4096
 MAX_DICTIONARY = 1024
+# What both ends know of the store's folder.
+LOCK, DATABASE = "daemon.lock", "store.db"
+# What a daemon says, on a line of its own, to whoever started it.
+READY, FAILED = "ready", "failed: "
 # The components of a key that come with a text; the program is kept whole.
 DESCRIBED_COMPONENTS = ("options", "flags", "platform", "toolchain")
 _LENGTH = struct.Struct(">I")

@@ -19,13 +19,13 @@ from xcache import config
 from xcache._version import __version__
 from xcache.errors import StoreError, XcacheError
 from xcache.private import prepare_directory, prepare_meeting_place
+from xcache.protocol import FAILED, LOCK, READY
 from xcached.server import Server, listen
 from xcached.service import Service
 from xcached.store import Store
 
 logger = logging.getLogger("xcached")
 
-LOCK = "daemon.lock"
 LOG = "daemon.log"
 _LOG_SIZE = 1024 * 1024
 # What is in flight when the daemon is told to leave has this long.
@@ -47,7 +47,7 @@ def main() -> None:
         asyncio.run(serve(settings, arguments.lock_fd, ready))
     except (XcacheError, OSError, sqlite3.Error) as error:
         logger.error("%s", error)
-        ready.say(f"failed: {error}")
+        ready.say(f"{FAILED}{error}")
         sys.exit(f"xcached: {error}" if arguments.ready_fd is None else 1)
 
 
@@ -92,7 +92,7 @@ async def serve(settings: config.Config, lock: int | None, ready: Ready) -> None
     server = Server(listen(settings.socket), service)
     place = MeetingPlace(settings.socket, settings.dir, lock)
     logger.info("xcached %s serves %s on %s", __version__, settings.dir, settings.socket)
-    ready.say("ready")
+    ready.say(READY)
     try:
         await leave_when_idle(server, place, settings.idle_exit, stopping)
     finally:

@@ -18,7 +18,6 @@ from xcached.eviction import Candidate, least_recently_used
 
 logger = logging.getLogger("xcached")
 
-DATABASE = "store.db"
 _SCHEMA_VERSION = 1
 _EVICTED_AT_ONCE = 64
 _PAGES_AT_ONCE = 1024
@@ -68,7 +67,7 @@ class Store:
 
     def __init__(self, directory: Path, max_size: int) -> None:
         self.max_size = max_size
-        self._path = directory / DATABASE
+        self._path = directory / protocol.DATABASE
         try:
             self._files = BlobFiles(directory / "blobs")
             self._db = self._open()

@@ -228,6 +228,7 @@ def test_a_configuration_file_may_be_named_from_where_the_program_runs(place, mo
     launcher = Launcher(place.config())
     launcher.start()
     launcher.wait(20)
+    assert place.answers()
 
 
 def test_a_file_in_the_working_directory_does_not_pass_for_a_module(place, monkeypatch):
@@ -237,6 +238,7 @@ def test_a_file_in_the_working_directory_does_not_pass_for_a_module(place, monke
     launcher = Launcher(place.config())
     launcher.start()
     launcher.wait(20)
+    assert place.answers()
 
 
 def test_a_program_that_ends_at_once_says_nothing(place):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xcache.errors import DamagedError, NewerStoreError, StoreError
-from xcache.launcher import DATABASE
+from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
 SCHEMA = 1

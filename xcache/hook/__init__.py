@@ -129,6 +129,7 @@ def _logging(settings: config.Config) -> Any:
         logger.setLevel(before)
 
 
+# Generic for the type checker alone: not every Python we support can subscript it.
 class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
     """Writes to stderr, unless the program has a handler of its own that will."""
 
