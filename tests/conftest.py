@@ -183,6 +183,11 @@ def digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
+def get_message(key: str, wait: float = 0.0) -> protocol.Get:
+    """A Get for this key; without ``wait`` it takes no lease and waits for nobody's."""
+    return protocol.Get(key, wait, "jit_f", digest(b"program"))
+
+
 def put_message(key: str, payload: bytes, program: bytes, /, **changes: object) -> protocol.Put:
     """A Put for these bytes; both travel in it unless ``changes`` says None."""
     message = protocol.Put(

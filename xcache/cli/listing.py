@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import click
 
-from xcache import config
+from xcache import config, values
 from xcache.cli import reading, talking
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_table, size
 
@@ -30,7 +30,7 @@ _COLUMNS = (
 
 def _seconds(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
     try:
-        return None if text is None else config.parse_duration(text)
+        return None if text is None else values.parse_duration(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a duration such as 30s, 5m, 2h or 7d") from None
 

@@ -15,7 +15,7 @@ from xcache.errors import DamagedError, NewerStoreError, StoreError
 from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
-SCHEMA = 1
+SCHEMA = 2
 EMPTY = "the store is empty"
 _BUSY_SECONDS = 5.0
 
