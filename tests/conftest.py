@@ -119,6 +119,11 @@ class Place:
         with contextlib.closing(sqlite3.connect(f"file:{self.dir}/store.db?mode=ro", uri=True)) as database:
             return database.execute(sql, arguments).fetchall()
 
+    def execute(self, sql: str, *arguments: object) -> None:
+        """Change the database behind everybody's back."""
+        with contextlib.closing(sqlite3.connect(self.dir / "store.db")) as database, database:
+            database.execute(sql, arguments)
+
     def stop(self) -> None:
         """Stop whatever daemon serves this place, however it takes it, and wait until it has left."""
         # One that is just starting can be told nothing yet.

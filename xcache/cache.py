@@ -209,7 +209,8 @@ class Cache:
                 if isinstance(found, Absent):
                     logger.debug("miss: %s %s", request.module_name, wanted.key[:12])
                     return found
-                outcome = self._load(request, found, start)
+                # What was waited for is counted by itself, and is not what the cache took.
+                outcome = self._load(request, found, start + found.waited)
                 if outcome is not None:
                     return outcome
         except UncacheableError:

@@ -38,6 +38,8 @@ Result = TypeVar("Result")
 _RETRY_EVERY = 0.01
 # Who waits for another's compile hears of it four times a second.
 _SIGN_OF_LIFE = 1.0
+# Shorter waits than this are nobody's news.
+_WORTH_SAYING = 0.5
 
 logger = logging.getLogger("xcache")
 
@@ -84,17 +86,20 @@ class Client:
         start = monotonic()
         first_sign: float | None = None
         waited_for: protocol.Wait | None = None
+        said = False
 
         def waiting(word: protocol.Wait) -> float:
-            nonlocal first_sign, waited_for
-            if first_sign is None:
-                first_sign = monotonic()
+            nonlocal first_sign, waited_for, said
+            first_sign = first_sign or monotonic()
+            waited = monotonic() - first_sign
+            if waited > message.wait + self._config.timeout:
+                raise ConnectionLostError(f"no answer within {message.wait:g} s and more")
+            if waited >= _WORTH_SAYING and not said:
+                said = True
                 logger.info(
                     "waiting for process %d (%s), which has been compiling %s for %.1f s",
                     *(word.pid, word.program, message.module_name, word.seconds),
                 )
-            elif monotonic() - first_sign > message.wait + self._config.timeout:
-                raise ConnectionLostError(f"no answer within {message.wait:g} s and more")
             waited_for = word
             return max(self._config.timeout, _SIGN_OF_LIFE)
 
@@ -120,7 +125,8 @@ class Client:
         if waited_for is None or first_sign is None:
             return found
         waited = monotonic() - first_sign
-        logger.info("waited %.1f s for process %d (%s)", waited, waited_for.pid, waited_for.program)
+        level = logging.INFO if said else logging.DEBUG
+        logger.log(level, "waited %.1f s for process %d (%s)", waited, waited_for.pid, waited_for.program)
         return found._replace(waited=waited)
 
     @contextlib.contextmanager

@@ -100,8 +100,8 @@ def m002_writers(db: Any) -> None:
     db.execute(
         "INSERT INTO entries SELECT key, writer_uid, module_name, platform, device_kind, jaxlib_version,"
         " old_entries.blob, old_entries.codec, old_entries.raw_size, old_entries.stored_size, compile_seconds,"
-        " created_at, last_used_at, row_number() OVER (ORDER BY last_used_at), hits, writer_pid, writer_program, program,"
-        " old_entries.stored_size + blobs.stored_size, options_component, flags_component, platform_component,"
+        " created_at, last_used_at, row_number() OVER (ORDER BY last_used_at), hits, writer_pid, writer_program,"
+        " program, old_entries.stored_size + blobs.stored_size, options_component, flags_component, platform_component,"
         " toolchain_component FROM old_entries JOIN old_programs ON old_programs.digest = program"
         " JOIN blobs ON blobs.digest = old_programs.blob"
     )

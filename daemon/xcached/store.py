@@ -241,8 +241,11 @@ class Store:
 
     def entries_under(self, key: str) -> list[Entry]:
         """The entries and marks of all writers under a key."""
-        sql = " UNION ".join(f"SELECT key, writer_uid FROM {table} WHERE key = ?" for table in ("entries", "not_cacheable"))
-        return [Entry(*row) for row in self._db.execute(sql, (key, key))]
+        sql = (
+            "SELECT key, writer_uid FROM entries WHERE key = :key"
+            " UNION SELECT key, writer_uid FROM not_cacheable WHERE key = :key"
+        )
+        return [Entry(*row) for row in self._db.execute(sql, {"key": key})]
 
     def entries_of(self, uid: int | None) -> list[Entry]:
         """All entries, or those of one writer."""
