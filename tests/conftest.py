@@ -66,7 +66,7 @@ class Place:
 
     def daemon(self, **environment: str) -> subprocess.Popen[bytes]:
         """Begin to start a daemon by hand; ``said()`` is what it says on stderr."""
-        with self._said().open("ab") as said:
+        with self.said_file().open("ab") as said:
             child = subprocess.Popen(
                 [sys.executable, "-P", "-m", "xcached"],
                 env=self.env | environment,
@@ -84,9 +84,13 @@ class Place:
         assert child.poll() is None, f"the daemon ended with {child.returncode}: {self.said()}"
         return child
 
+    def adopt(self, child: subprocess.Popen[bytes]) -> None:
+        """Stop this one, too, when the place is left."""
+        self._children.append(child)
+
     def said(self) -> str:
         """What daemons started by hand said on stderr."""
-        return self._said().read_text() if self._said().exists() else ""
+        return self.said_file().read_text() if self.said_file().exists() else ""
 
     def answers(self) -> bool:
         """Whether a daemon takes connections here."""
@@ -171,7 +175,8 @@ class Place:
                 return False
         return True
 
-    def _said(self) -> Path:
+    def said_file(self) -> Path:
+        """Where what they say goes."""
         return self.root / "stderr"
 
 

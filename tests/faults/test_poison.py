@@ -10,7 +10,7 @@ from conversation import talking
 
 from xcache import payload, protocol
 
-# XLA itself dies of some entries (of one flipped bit in six, say); this one dies of a word in it, so that it always does.
+# XLA itself dies of some damaged entries; here it takes a certain word, so that it always does.
 PROGRAM = """
 import faulthandler, json, os, dataclasses
 import jax, jax.numpy as jnp, xcache

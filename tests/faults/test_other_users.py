@@ -1,0 +1,354 @@
+"""One daemon for all users of a machine, and users who mean each other no good: with real accounts."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY, Place, digest, until
+from conversation import key_of
+
+from xcache import payload
+
+KEY = key_of("a")
+# Accounts that exist in the daemon's view of the machine alone.
+DAEMON, ALICE, BOB, CAROL, BUILDER, NOBODY = 60001, 60002, 60003, 60004, 60005, 65534
+ACCOUNTS = {"xcached-test": DAEMON, "alice": ALICE, "bob": BOB, "carol": CAROL, "builder": BUILDER}
+GROUPS = {"team": (61000, ["alice", "carol"])}
+
+TALK = """
+import json, os, sys
+from pathlib import Path
+from conftest import Place, digest
+from conversation import Conversation, get_message, key_of
+from xcache import protocol
+KEY = key_of("a")
+def speaker():
+    place = Place(Path(sys.argv[1]))
+    place.socket = Path(os.environ["XCACHE_SOCKET"])
+    talk = Conversation(place)
+    talk.greet()
+    return talk
+talk = speaker()
+def text(answer):
+    return type(answer).__name__ + (f": {answer.kind}" if isinstance(answer, protocol.Refused) else "")
+said = []
+"""
+
+PROGRAM = """
+import dataclasses, json, os, jax, xcache
+from xcache import executables
+load = executables.deserialize
+def deserialize(client, raw, *arguments):
+    if raw == b"evil":
+        os.abort()
+    return load(client, raw, *arguments)
+executables.deserialize = deserialize
+import xcache.hook.wrapper
+xcache.hook.wrapper.deserialize = deserialize
+result = float(jax.jit(lambda v: v * 3 + 1)(2.0))
+print(json.dumps([result, dataclasses.asdict(xcache.stats())]))
+"""
+
+
+@dataclasses.dataclass
+class Machine:
+    """A daemon under its own account, and users."""
+
+    place: Place
+    command: list[str]
+
+    def start(self, **environment: str) -> None:
+        """Start the daemon under its account."""
+        with self.place.said_file().open("ab") as said:
+            child = subprocess.Popen(
+                [*self.command, *become(DAEMON), sys.executable, "-P", "-m", "xcached"],
+                env=self.place.env | environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stderr=said,
+            )
+        self.place.adopt(child)
+        assert until(lambda: self.place.answers() or child.poll() is not None)
+        assert child.poll() is None, self.place.said()
+
+    def talk(self, uid: int, source: str) -> list[str]:
+        """Have a user say something to the daemon; what the source appends to ``said``."""
+        result = self.run(uid, TALK + source + "\nprint(json.dumps(said))")
+        assert result.returncode == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def run(self, uid: int, source: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a program as a user."""
+        home = self.place.root / f"home-{uid}"
+        if not home.exists():
+            home.mkdir()
+            os.chown(home, uid, uid)
+        return subprocess.run(
+            [*become(uid), sys.executable, "-c", source, str(self.place.root)],
+            env=self.place.env | {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")} | environment,
+            cwd=home,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+
+def become(uid: int) -> list[str]:
+    """A command's beginning that makes it somebody else's, who can read Python wherever root has put it."""
+    reading = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
+    return ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", *reading]
+
+
+@pytest.fixture
+def machine(place):
+    """A machine of its own, as far as accounts go."""
+    if os.getuid() != 0:
+        pytest.skip("needs root to become several users")
+    folders = {"store": 0o700, "run": 0o755}
+    for name, mode in folders.items():
+        (place.root / name).mkdir(mode=mode)
+        (place.root / name).chmod(mode)
+        os.chown(place.root / name, DAEMON, DAEMON)
+    place.root.chmod(0o755)
+    place.socket = place.root / "run" / "s"
+    place.env |= {
+        "XCACHE_SOCKET": str(place.socket),
+        "XCACHE_DAEMON_USER": str(DAEMON),
+        "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, *(REPOSITORY / p for p in PATHS)))),
+    }
+    accounts = "".join(f"{name}:x:{uid}:{uid}::/:/bin/sh\n" for name, uid in ACCOUNTS.items())
+    groups = "".join(f"{name}:x:{gid}:{','.join(members)}\n" for name, (gid, members) in GROUPS.items())
+    for name, lines in (("passwd", accounts), ("group", groups)):
+        (place.root / name).write_text(Path("/etc", name).read_text() + lines)
+    mounts = " && ".join(f"mount --bind {place.root}/{name} /etc/{name}" for name in ("passwd", "group"))
+    command = ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
+    everything = [*command, *become(ALICE), sys.executable, "-c", ""]
+    tried = subprocess.run(everything, capture_output=True, text=True, check=False)
+    if shutil.which("setpriv") is None or tried.returncode:
+        pytest.skip(f"accounts cannot be made up here: {tried.stderr.strip()}")
+    return Machine(place, command)
+
+
+PATHS = ("daemon", "tests", "tests/daemon")
+PUT = "said.append(text(talk.put(KEY, {!r}, **{})))"
+GET = "found = talk.get(KEY); said.append(found and found.decode('latin-1'))"
+
+
+def put(machine: Machine, uid: int, payload: bytes, **changes: object) -> list[str]:
+    return machine.talk(uid, PUT.format(payload, changes))
+
+
+def get(machine: Machine, uid: int) -> str | None:
+    (found,) = machine.talk(uid, GET)
+    return found
+
+
+def test_what_one_user_stored_reaches_no_other(machine):
+    machine.start()
+    assert put(machine, BOB, b"evil") == ["Stored"]
+    assert get(machine, ALICE) is None
+    assert put(machine, ALICE, b"good") == ["Stored"]
+    assert get(machine, ALICE) == "good"
+    assert get(machine, BOB) == "evil"
+    assert get(machine, CAROL) is None
+
+
+def test_a_planted_entry_never_reaches_a_program_of_another_user(machine):
+    """With jax: what Bob puts under Alice's key would end whoever loads it."""
+    machine.start()
+    first = json.loads(machine.run(ALICE, PROGRAM, XCACHE="1").stdout)
+    assert (first[0], first[1]["misses"], first[1]["errors"]) == (7.0, 1, {})
+    ((key,),) = machine.place.query("SELECT key FROM entries")
+    plant = (
+        f"from xcache import payload\nsealed = payload.seal({key!r}, b'evil')\n"
+        f"said.append(text(talk.put({key!r}, sealed, overwrite=True)))"
+    )
+    assert machine.talk(BOB, plant) == ["Stored"]
+    assert machine.run(BOB, PROGRAM, XCACHE="1").returncode < 0
+    again = json.loads(machine.run(ALICE, PROGRAM, XCACHE="1").stdout)
+    assert (again[0], again[1]["hits"], again[1]["errors"]) == (7.0, 1, {})
+    carol = json.loads(machine.run(CAROL, PROGRAM, XCACHE="1").stdout)
+    assert (carol[0], carol[1]["hits"], carol[1]["misses"]) == (7.0, 0, 1)
+    assert {uid for (uid,) in machine.place.query("SELECT writer_uid FROM entries")} == {ALICE, BOB, CAROL}
+
+
+def test_nobody_overwrites_removes_or_sets_aside_what_is_anothers(machine):
+    machine.start()
+    good = payload.seal(KEY, b"good")
+    put(machine, ALICE, good)
+    attack = (
+        "said.append(text(talk.put(KEY, b'evil', overwrite=True)))\n"
+        "said.append(talk.ask(protocol.Remove([KEY])).entries)\n"
+        f"digest_of_good = {digest(good)!r}\n"
+        "said.append(text(talk.ask(protocol.Complain(KEY, digest_of_good, 'it is damaged'))))\n"
+        "said.append(talk.ask(protocol.Clear()).entries)\n"
+        "said.append(text(talk.ask(protocol.MarkNotCacheable(KEY, 'm', 'no'))))\n"
+        "for _ in range(3):\n"
+        "    other = speaker()\n"
+        "    other.say(protocol.Loading(KEY, digest_of_good)); other.close()\n"
+        "said.append(text(talk.ask(protocol.ZeroStatistics())))\n"
+        "said.append(text(talk.ask(protocol.Stop('bye'))))\n"
+    )
+    assert machine.talk(BOB, attack) == [
+        *("Stored", 1, "Done", 0, "Done"),
+        *("Refused: not permitted", "Refused: not permitted"),
+    ]
+    assert get(machine, ALICE) == good.decode("latin-1")
+    assert machine.place.query("SELECT key FROM quarantined") == []
+
+
+def test_nobody_waits_for_or_hears_of_somebody_they_do_not_trust(machine):
+    machine.start()
+    hold = (
+        "import subprocess, time\n"
+        "said.append(text(talk.ask(get_message(KEY, 60.0))))\n"
+        "print(json.dumps(said), flush=True)\nsys.stdin.readline()\nsys.exit()"
+    )
+    holder = subprocess.Popen(
+        [*become(BOB), sys.executable, "-c", TALK + hold, str(machine.place.root)],
+        env=machine.place.env,
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert json.loads(holder.stdout.readline()) == ["Missing"]
+        ask = (
+            "answer = talk.ask(get_message(KEY, 60.0)); said.append(bool(answer.lease))\n"
+            "said.append([c['pid'] == os.getpid() for c in talk.ask(protocol.AskStatus()).compiles])"
+        )
+        assert machine.talk(ALICE, ask) == [True, [True]]
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_trusted_are_root_oneself_those_who_are_named_and_ones_group(machine):
+    machine.start(XCACHE_TRUSTED_WRITERS="builder, @team")
+    for writer, readers in {
+        BUILDER: {ALICE, BOB, CAROL, BUILDER, 0},
+        ALICE: {ALICE, CAROL},
+        BOB: {BOB},
+        0: {ALICE, BOB, CAROL, BUILDER, 0},
+    }.items():
+        assert put(machine, writer, b"by %d" % writer) == ["Stored"]
+        seen = {uid for uid in (ALICE, BOB, CAROL, BUILDER, 0) if get(machine, uid) == f"by {writer}"}
+        assert seen == readers, writer
+        machine.talk(writer, "said.append(talk.ask(protocol.Remove([KEY])).entries)")
+
+
+def test_ones_own_goes_before_that_of_others(machine):
+    machine.start(XCACHE_TRUSTED_WRITERS="builder")
+    put(machine, BUILDER, b"of the builder")
+    assert get(machine, ALICE) == "of the builder"
+    put(machine, ALICE, b"of alice")
+    assert get(machine, ALICE) == "of alice"
+    assert get(machine, BOB) == "of the builder"
+
+
+def test_a_reader_whose_programs_it_ends_gets_it_no_more_and_the_others_do(machine):
+    machine.start(XCACHE_TRUSTED_WRITERS="builder")
+    put(machine, BUILDER, b"of the builder")
+    die = "talk.say(protocol.Loading(KEY, digest(b'of the builder')))"
+    for _ in range(2):
+        machine.talk(ALICE, die)
+    assert until(lambda: machine.place.query("SELECT count FROM strikes") == [(2,)])
+    assert get(machine, ALICE) is None
+    assert get(machine, BOB) == "of the builder"
+
+
+def test_what_is_really_damaged_is_set_aside_whoever_finds_it(machine):
+    machine.start(XCACHE_TRUSTED_WRITERS="builder")
+    put(machine, BUILDER, b"of the builder")
+    machine.place.execute("UPDATE blobs SET content = ? WHERE digest = ?", b"altered", digest(b"of the builder"))
+    complain = "said.append(text(talk.ask(protocol.Complain(KEY, digest(b'of the builder'), 'damaged'))))"
+    assert machine.talk(ALICE, complain) == ["Done"]
+    assert get(machine, BOB) is None
+    assert [row[0] for row in machine.place.query("SELECT reason FROM quarantined")] == ["damaged"]
+
+
+def test_a_quota_makes_room_among_ones_own(machine):
+    machine.start(XCACHE_USER_QUOTA="100K")
+    fill = (
+        "for n in range({}):\n    said.append(text(talk.put(key_of(f'{} {{n}}'), os.urandom(9_000), b'p')))\n"
+        "said.append(text(talk.put(KEY, os.urandom(200_000))))"
+    )
+    assert machine.talk(ALICE, fill.format(5, "alice")) == ["Stored"] * 5 + ["Refused: too large"]
+    assert machine.talk(BOB, fill.format(40, "bob")) == ["Stored"] * 40 + ["Refused: too large"]
+    count = dict(machine.place.query("SELECT writer_uid, count(*) FROM entries GROUP BY writer_uid"))
+    assert count == {ALICE: 5, BOB: 11}
+    latest = {key_of(f"bob {n}") for n in range(29, 40)}
+    assert {key for (key,) in machine.place.query("SELECT key FROM entries WHERE writer_uid = ?", BOB)} == latest
+
+
+def test_one_user_cannot_take_all_connections(machine):
+    machine.start(XCACHE_MAX_CONNECTIONS="20")
+    greedy = (
+        "import time\nothers = []\n"
+        "try:\n    for _ in range(30):\n"
+        "        others.append(speaker())\n"
+        "except (AssertionError, ConnectionError, OSError):\n    pass\n"
+        "print(len(others), flush=True)\nsys.stdin.readline()"
+    )
+    holder = subprocess.Popen(
+        [*become(BOB), sys.executable, "-c", TALK + greedy, str(machine.place.root)],
+        env=machine.place.env,
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        # And the one it asked with at first.
+        assert int(holder.stdout.readline()) == 4
+        assert put(machine, ALICE, b"x") == ["Stored"]
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_whom_the_kernel_cannot_name_is_turned_away(machine):
+    machine.start()
+    result = machine.run(NOBODY, TALK)
+    assert result.returncode != 0
+    assert "not for other users (uid 65534)" in (machine.place.dir / "daemon.log").read_text()
+
+
+def test_the_store_is_closed_to_users_and_the_socket_open(machine):
+    machine.start()
+    assert machine.talk(ALICE, "said.append(text(talk.put(KEY, os.urandom(100_000))))") == ["Stored"]
+    assert machine.place.socket.stat().st_mode & 0o777 == 0o666
+    for path in (machine.place.dir, *machine.place.dir.rglob("*")):
+        assert path.stat().st_mode & 0o077 == 0, path
+        assert path.stat().st_uid == DAEMON
+
+
+def test_a_user_does_not_start_the_machines_daemon_and_trusts_no_other_account(machine):
+    """Nor does one who has planted a socket in the daemon's place find anybody."""
+    alone = machine.run(ALICE, PROGRAM, XCACHE="1")
+    assert json.loads(alone.stdout)[0] == 7.0
+    assert alone.stderr.count("\n") == 1
+    assert not machine.place.socket.exists()
+    os.chown(machine.place.root / "run", BOB, BOB)
+    planted = machine.run(ALICE, PROGRAM, XCACHE="1")
+    assert json.loads(planted.stdout)[0] == 7.0
+    assert f"belongs to another user (uid {BOB})" in planted.stderr
+
+
+def test_a_daemon_of_ones_own_is_not_for_others(place):
+    """Also where the account of the machine's daemon is another one."""
+    if os.getuid() != 0:
+        pytest.skip("needs root to become several users")
+    place.start_daemon(XCACHE_DAEMON_USER=str(DAEMON))
+    place.root.chmod(0o755)
+    place.socket.chmod(0o777)
+    place.env["PYTHONPATH"] = os.pathsep.join(map(str, (REPOSITORY, *(REPOSITORY / p for p in PATHS))))
+    assert Machine(place, []).run(ALICE, TALK).returncode != 0
+    assert f"not for other users (uid {ALICE})" in (place.dir / "daemon.log").read_text()
