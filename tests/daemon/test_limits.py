@@ -1,0 +1,181 @@
+"""Each limit is a setting: beyond it one is refused, or hung up on, and nobody else notices."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import time
+
+import pytest
+from conftest import get_message, put_message, until
+from conversation import Conversation, key_of, open_file, talking
+
+from xcache import protocol
+from xcache.client import Absent, Client
+from xcache.errors import TurnedAwayError
+
+
+def log(place) -> str:
+    return (place.dir / "daemon.log").read_text()
+
+
+def unaffected(place, talk: Conversation) -> None:
+    """One who was there before, and one who comes now."""
+    assert talk.put(key_of("bystander"), b"x", overwrite=True) == protocol.Stored(True)
+    with talking(place) as newcomer:
+        assert newcomer.get(key_of("bystander")) == b"x"
+
+
+def test_one_connection_too_many_is_refused_with_a_reason_until_there_is_room(place):
+    place.start_daemon(XCACHE_MAX_CONNECTIONS="3")
+    client = Client(place.config(), "test")
+    with talking(place) as one, talking(place) as two:
+        # Those that only looked whether it is there may still be on their way out.
+        assert until(lambda: one.status()["connections"] == 2)
+        with talking(place):
+            with pytest.raises(TurnedAwayError, match="there are 3 connections already"):
+                client.get(get_message(key_of("a")))
+            unaffected_pair = [talk.put(key_of("b"), b"x", overwrite=True) for talk in (one, two)]
+            assert unaffected_pair == [protocol.Stored(True)] * 2
+        assert until(lambda: one.status()["connections"] == 2)
+        unaffected(place, one)
+    again = Client(place.config(), "test")
+    assert again.get(get_message(key_of("a"))) == Absent(0)
+    again.close()
+
+
+def test_connections_have_the_descriptors_they_need(place):
+    """More than a shell usually allows."""
+    child = place.start_daemon(XCACHE_MAX_CONNECTIONS="2000")
+    soft, hard = resource.prlimit(child.pid, resource.RLIMIT_NOFILE)
+    assert soft >= min(8256, hard)
+
+
+def test_no_more_requests_are_in_hand_than_that_and_all_are_answered(place):
+    place.start_daemon(XCACHE_MAX_REQUESTS="2")
+    with talking(place) as talk, talking(place) as other:
+        requests = [talk.say(put_message(key_of(str(n)), b"%d" % n, b"p")) for n in range(50)]
+        assert set(talk.answers(requests).values()) == {protocol.Stored(True)}
+        unaffected(place, other)
+
+
+def test_a_larger_frame_than_that_is_the_end_of_the_connection(place):
+    place.start_daemon(XCACHE_MAX_FRAME="256K")
+    with talking(place) as talk:
+        large = put_message(key_of("a"), b"x", b"p", details={str(n): "x" * 10_000 for n in range(20)})
+        assert talk.ask(large) == protocol.Stored(True)
+        rude = Conversation(place)
+        rude.greet()
+        rude.say(large._replace(details={str(n): "x" * 10_000 for n in range(40)}))
+        assert rude.was_hung_up_on()
+        rude.close()
+        assert "above the limit of 262144" in log(place)
+        unaffected(place, talk)
+
+
+def test_a_larger_payload_than_that_is_refused_before_it_is_read(place):
+    place.start_daemon(XCACHE_MAX_PAYLOAD="1M")
+    with talking(place) as talk:
+        assert talk.put(key_of("a"), os.urandom(2**20)) == protocol.Stored(True)
+        for payload, program in ((os.urandom(2**20 + 1), b"p"), (b"x", os.urandom(2**20 + 1))):
+            answer = talk.put(key_of("b"), payload, program)
+            assert (type(answer), answer.kind) == (protocol.Refused, "too large")
+        # What it says of itself is what counts, before a byte of it is copied.
+        with open_file(b"small") as file:
+            lying = put_message(key_of("b"), b"small", b"p", payload=None, stored_size=2**40)
+            assert talk.ask(lying, [file]).kind == "too large"
+        unaffected(place, talk)
+
+
+@pytest.mark.parametrize(("most", "sent", "served"), [(2, 2, True), (2, 3, False), (5, 5, True), (5, 6, False)])
+def test_more_descriptors_than_that_are_the_end_of_the_connection(place, most, sent, served):
+    place.start_daemon(XCACHE_MAX_DESCRIPTORS=str(most))
+    with talking(place) as talk, open(os.devnull, "rb") as file:
+        other = Conversation(place)
+        other.greet()
+        other.say(get_message(key_of("none")), [file.fileno()] * sent)
+        if served:
+            assert other.hear()[1] == protocol.Missing(0)
+        else:
+            assert other.was_hung_up_on()
+        other.close()
+        unaffected(place, talk)
+
+
+HELLO = protocol.encode(1, protocol.Hello(protocol.VERSION, "test", 1, "test"))
+SILENT = {
+    "says nothing": b"",
+    "begins and stops": HELLO[:3],
+    "stops in the middle of a request": HELLO + protocol.encode(2, protocol.Sync())[:-1],
+}
+
+
+@pytest.mark.parametrize("said", SILENT.values(), ids=list(SILENT))
+def test_who_says_nothing_is_dropped(place, said):
+    place.start_daemon(XCACHE_SILENCE="500ms")
+    with talking(place) as talk:
+        silent = Conversation(place)
+        silent.raw(said)
+        assert silent.was_hung_up_on()
+        silent.close()
+        assert "said nothing for 0.5 s and was dropped" in log(place)
+        unaffected(place, talk)
+
+
+def test_who_takes_no_answer_is_dropped(place):
+    place.start_daemon(XCACHE_SILENCE="500ms")
+    with talking(place) as talk:
+        talk.put(key_of("full"), b"f" * protocol.INLINE_LIMIT)
+        deaf = Conversation(place)
+        deaf.greet()
+        deaf.socket.setblocking(False)
+        asked = protocol.encode(9, get_message(key_of("full")))
+
+        def dropped() -> bool:
+            try:
+                deaf.socket.send(asked * 50)
+            except BlockingIOError:
+                return False
+            except OSError:
+                return True
+            return False
+
+        assert until(dropped)
+        deaf.close()
+        assert "took no answer for 0.5 s and was dropped" in log(place)
+        unaffected(place, talk)
+
+
+def test_who_takes_answers_slowly_or_rests_between_requests_is_not_dropped(place):
+    """A program may compile for an hour between two requests."""
+    place.start_daemon(XCACHE_SILENCE="500ms")
+    with talking(place) as talk:
+        talk.put(key_of("full"), b"f" * protocol.INLINE_LIMIT)
+        slow = Conversation(place)
+        slow.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.greet()
+        requests = [slow.say(get_message(key_of("full"))) for _ in range(60)]
+        for request in requests:
+            time.sleep(0.02)
+            assert slow.hear()[0] == request
+        time.sleep(1.2)
+        assert slow.get(key_of("full")) == b"f" * protocol.INLINE_LIMIT
+        slow.close()
+
+
+def test_who_has_asked_for_too_much_is_waited_for(place):
+    """The daemon does not listen for a while, and that is no silence of the client's."""
+    place.start_daemon(XCACHE_SILENCE="500ms", XCACHE_MAX_REQUESTS="1")
+    with talking(place) as holder, talking(place) as waiter:
+        assert holder.ask(get_message(key_of("a"), 60.0)).lease
+        first = waiter.say(get_message(key_of("a"), 60.0))
+        frame = protocol.encode(99, protocol.Sync())
+        waiter.raw(frame[:-1])
+        time.sleep(1.2)
+        assert holder.put(key_of("a"), b"x") == protocol.Stored(True)
+        while not isinstance((heard := waiter.hear())[1], protocol.Found):
+            pass
+        assert heard[0] == first
+        waiter.raw(frame[-1:])
+        assert waiter.hear() == (99, protocol.Done())
