@@ -21,7 +21,7 @@ def main() -> None:
             try:
                 check(data)
             except fuzzing.Defect as defect:
-                print(f"kept as {fuzzing.keep(target, defect.data)}", file=sys.stderr)
+                fuzzing.keep(target, defect.data)
                 raise
 
         atheris.Setup(sys.argv, run)
