@@ -119,6 +119,11 @@ class Place:
         with contextlib.closing(sqlite3.connect(f"file:{self.dir}/store.db?mode=ro", uri=True)) as database:
             return database.execute(sql, arguments).fetchall()
 
+    def execute(self, sql: str, *arguments: object) -> None:
+        """Change the database behind everybody's back."""
+        with contextlib.closing(sqlite3.connect(self.dir / "store.db")) as database, database:
+            database.execute(sql, arguments)
+
     def stop(self) -> None:
         """Stop whatever daemon serves this place, however it takes it, and wait until it has left."""
         # One that is just starting can be told nothing yet.
@@ -181,6 +186,11 @@ def until(condition: Callable[[], object], patience: float = PATIENCE) -> bool:
 def digest(content: bytes) -> str:
     """The digest of some bytes, as it stands everywhere."""
     return hashlib.sha256(content).hexdigest()
+
+
+def get_message(key: str, wait: float = 0.0) -> protocol.Get:
+    """A Get for this key; without ``wait`` it takes no lease and waits for nobody's."""
+    return protocol.Get(key, wait, "jit_f", digest(b"program"))
 
 
 def put_message(key: str, payload: bytes, program: bytes, /, **changes: object) -> protocol.Put:

@@ -17,16 +17,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from xcache import executables, keys, payload, protocol
-from xcache.client import Client
+from xcache.client import Absent, Client, Entry
 from xcache.clock import monotonic
 from xcache.config import Config
-from xcache.errors import DamagedError, NotAskedError, StartingError, UncacheableError, XcacheError
+from xcache.errors import DamagedError, NotAskedError, UncacheableError, XcacheError
 from xcache.keys import Key
 from xcache.launcher import Launcher
 from xcache.statistics import Counting, Statistics
 from xcache.storing import StoreQueue
 
 logger = logging.getLogger("xcache")
+
+# An entry that cannot be used is set aside, and perhaps somebody has a fresh one by then.
+_ATTEMPTS = 2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Request:
     details: Callable[[], Mapping[str, str]]
     load: Callable[[bytes], Any]
     serialize: Callable[[Any], bytes]
+    # Whether it may wait for another program that compiles the same: not within a job whose compiles need all at once.
+    may_wait: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +59,16 @@ class Outcome:
     retrieval_seconds: float = 0.0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Compiled:
+    """What is to be stored, and the lease under which it was compiled (0 for none)."""
+
+    request: Request
+    executable: Any
+    seconds: float
+    lease: int
+
+
 class Cache:
     """One process's way to its daemon."""
 
@@ -63,8 +78,6 @@ class Cache:
         self._version = version
         self._counting = Counting()
         self._said: set[str] = set()
-        # Keys whose entry is there and cannot be used: what is compiled instead takes its place.
-        self._bad: set[str] = set()
         self._undo = contextlib.ExitStack()
         self._undo.enter_context(executables.serialize_first_generation())
         atexit.register(self._at_exit)
@@ -84,7 +97,7 @@ class Cache:
     def _begin(self) -> None:
         """Start with connections, threads and locks of this process's own."""
         self._launcher = Launcher(self.config)
-        self._client = Client(self.config, self._version, self._launcher if self.config.autostart else None)
+        self._client = Client(self.config, self._version, self._launcher if self._starts_daemon() else None)
         self._queue = StoreQueue(self._store, self._tell, patience=self.config.timeout)
         self._lock = threading.Lock()
         self._finalized = False
@@ -93,10 +106,14 @@ class Cache:
         """What this process counted so far."""
         return self._counting.snapshot()
 
+    def _starts_daemon(self) -> bool:
+        # The machine's one daemon is started by the machine.
+        return self.config.autostart and not self.config.daemon_user
+
     def warm_up(self) -> None:
         """Have a daemon started, so that it becomes ready while the program is still getting there."""
         try:
-            if self.config.autostart:
+            if self._starts_daemon():
                 self._launcher.start()
         except (XcacheError, OSError) as error:
             self._went_wrong(error)
@@ -107,36 +124,54 @@ class Cache:
         ``request`` says what to ask for; UncacheableError from it, or from the daemon, is the reason not to.
         """
         asked, found = self._ask(request)
-        if found is not None:
+        if isinstance(found, Outcome):
             return found
         # Outside of all handlers: an exception of the compiler must not carry one of ours as its context.
         start = monotonic()
-        executable = compile_now()
+        executable = None
+        try:
+            executable = compile_now()
+        finally:
+            if executable is None and asked is not None:
+                self._release(asked, found.lease)
         seconds = monotonic() - start
         self._counting.add(compile_seconds=seconds)
         if asked is None:
             return Outcome(executable, "uncacheable", seconds)
-        if self.mode != "readonly":
+        if self.mode == "readonly":
+            # Nothing is stored that would show whether a daemon which was in trouble is well again.
+            self._queue.tell_soon()
+        else:
             self._finish_before_exit()
-            if not self._queue.add((asked, executable, seconds), weight=seconds):
+            if not self._queue.add(_Compiled(asked, executable, seconds, found.lease), weight=seconds):
                 self._counting.error("store queue full")
+                self._release(asked, found.lease)
         return Outcome(executable, "miss", seconds)
 
-    def _ask(self, request: Callable[[], Request]) -> tuple[Request | None, Outcome | None]:
+    def _ask(self, request: Callable[[], Request]) -> tuple[Request | None, Outcome | Absent]:
         """What was asked for, unless it is uncacheable, and what was found."""
+        nothing = Absent(lease=0)
         try:
             asked = request()
-            found = None if self.mode == "refresh" else self._look_up(asked)
+            found = nothing if self.mode == "refresh" else self._look_up(asked)
         except UncacheableError as reason:
             self.count_uncacheable(str(reason))
-            return None, None
+            return None, nothing
         except Exception as error:  # noqa: BLE001 - a defect in here must not cost anybody their program
             self.count_uncacheable("key failed")
             self._complain("key failed", f"{type(error).__name__}: {error}")
-            return None, None
-        if found is None:
+            return None, nothing
+        if isinstance(found, Absent):
             self._counting.add(requests=1, misses=1)
         return asked, found
+
+    def _release(self, request: Request, lease: int) -> None:
+        """Let others compile what will not be stored."""
+        if lease:
+            try:
+                self._client.release(request.key.digest, lease)
+            except Exception as error:  # noqa: BLE001 - the compiler's own exception may be on its way
+                logger.debug("a lease was not given back: %s", error)
 
     def count_uncacheable(self, reason: str) -> None:
         """Count a program that went past the cache, and why."""
@@ -157,34 +192,60 @@ class Cache:
         self._finish()
         logger.info("%s", self.statistics())
 
-    def _look_up(self, request: Request) -> Outcome | None:
-        start = monotonic()
-        name, key = request.module_name, request.key.digest
+    def _look_up(self, request: Request) -> Outcome | Absent:
+        waits = self.mode == "on" and request.may_wait
+        wanted = protocol.Get(
+            request.key.digest,
+            self.config.max_wait if waits else 0.0,
+            request.module_name[:500],
+            request.key.components["program"],
+        )
         try:
-            entry = self._client.get(key)
-            if entry is None:
-                logger.debug("miss: %s %s", name, key[:12])
-                return None
-            raw = payload.open_sealed(key, entry.digest, entry.sealed)
+            for _ in range(_ATTEMPTS):
+                start = monotonic()
+                found = self._client.get(wanted)
+                if found.waited:
+                    self._counting.add(wait_seconds=found.waited)
+                if isinstance(found, Absent):
+                    logger.debug("miss: %s %s", request.module_name, wanted.key[:12])
+                    return found
+                # What was waited for is counted by itself, and is not what the cache took.
+                outcome = self._load(request, found, start + found.waited)
+                if outcome is not None:
+                    return outcome
         except UncacheableError:
             raise
         except Exception as error:  # noqa: BLE001 - nothing that is wrong with the cache is the program's trouble
-            if isinstance(error, DamagedError):
-                self._bad.add(key)
             self._went_wrong(error)
+        return Absent(lease=0)
+
+    def _load(self, request: Request, entry: Entry, start: float) -> Outcome | None:
+        """The executable of an entry; None for one that cannot be used, which is set aside."""
+        name, key = request.module_name, request.key.digest
+        try:
+            raw = payload.open_sealed(key, entry.digest, entry.sealed)
+        except DamagedError as error:
+            self._went_wrong(error)
+            self._client.complain(key, entry.digest, str(error))
             return None
         load_start = monotonic()
         try:
-            executable = request.load(raw)
+            with self._client.loading(key, entry.digest):
+                executable = request.load(raw)
         except Exception as error:  # noqa: BLE001 - whatever XLA throws here, compiling is the answer
-            self._bad.add(key)
             self._counting.error("load failed")
             self._complain("load failed", f"{name}: {error}")
+            # What found no room on the device says nothing about the entry.
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                self._client.complain(key, entry.digest, f"it could not be loaded: {error}")
             return None
         now = monotonic()
-        saved = entry.compile_seconds - (now - start)
         self._counting.add(
-            requests=1, hits=1, bytes_read=len(entry.sealed), load_seconds=now - load_start, saved_seconds=saved
+            requests=1,
+            hits=1,
+            bytes_read=len(entry.sealed),
+            load_seconds=now - load_start,
+            saved_seconds=entry.compile_seconds - (now - start),
         )
         self._queue.tell_soon()
         executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.keep))
@@ -201,41 +262,44 @@ class Cache:
 
         util.Finalize(None, self._finish, exitpriority=10)
 
-    def _store(self, job: tuple[Request, Any, float]) -> None:
+    def _store(self, compiled: _Compiled) -> None:
         """On the queue's thread: serialize, compress and send."""
-        request, executable, seconds = job
+        request = compiled.request
         try:
-            raw = self._serialize(request, executable)
-            if raw is None:
-                return
-            sealed, program = payload.seal(request.key.digest, raw), payload.compress(request.program)
-            message = protocol.Put(
-                key=request.key.digest,
-                overwrite=self.mode == "refresh" or request.key.digest in self._bad,
-                module_name=request.module_name[:500],
-                platform=request.platform,
-                device_kind=request.device_kind,
-                jaxlib_version=request.jaxlib_version,
-                codec=payload.CODEC,
-                raw_size=len(raw),
-                compile_seconds=seconds,
-                digest=keys.digest(sealed),
-                stored_size=len(sealed),
-                program_digest=request.key.components["program"],
-                program_raw_size=len(request.program),
-                program_stored_digest=keys.digest(program),
-                program_stored_size=len(program),
-                components=dict(request.key.components),
-                details=dict(request.details()),
-                payload=None,
-                program=None,
-            )
-            self._client.put(message, sealed, program)
+            raw = self._serialize(request, compiled.executable)
+            if raw is not None:
+                self._put(request, raw, compiled.seconds)
         except Exception as error:  # noqa: BLE001 - serialize() may raise anything, on a thread nobody watches
             self._went_wrong(error)
-        else:
-            self._counting.add(stores=1, bytes_written=len(sealed))
-            logger.debug("stored: %s %s (%d bytes)", request.module_name, request.key.digest[:12], len(sealed))
+            self._release(request, compiled.lease)
+
+    def _put(self, request: Request, raw: bytes, seconds: float) -> None:
+        key = request.key
+        sealed, program = payload.seal(key.digest, raw), payload.compress(request.program)
+        message = protocol.Put(
+            key=key.digest,
+            overwrite=self.mode == "refresh",
+            module_name=request.module_name[:500],
+            platform=request.platform,
+            device_kind=request.device_kind,
+            jaxlib_version=request.jaxlib_version,
+            codec=payload.CODEC,
+            raw_size=len(raw),
+            compile_seconds=seconds,
+            digest=keys.digest(sealed),
+            stored_size=len(sealed),
+            program_digest=key.components["program"],
+            program_raw_size=len(request.program),
+            program_stored_digest=keys.digest(program),
+            program_stored_size=len(program),
+            components=dict(key.components),
+            details=dict(request.details()),
+            payload=None,
+            program=None,
+        )
+        self._client.put(message, sealed, program)
+        self._counting.add(stores=1, bytes_written=len(sealed))
+        logger.debug("stored: %s %s (%d bytes)", request.module_name, key.digest[:12], len(sealed))
 
     def _serialize(self, request: Request, executable: Any) -> bytes | None:
         """The executable's bytes; None, remembered with the reason, for a kind that XLA cannot serialize."""
@@ -265,7 +329,7 @@ class Cache:
                 logger.debug("statistics not delivered: %s", error)
 
     def _went_wrong(self, error: Exception) -> None:
-        if isinstance(error, StartingError | NotAskedError):
+        if isinstance(error, NotAskedError):
             return
         kind = getattr(error, "kind", type(error).__name__)
         self._counting.error(kind)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import mmap
 import os
 import stat
@@ -13,6 +14,7 @@ from time import sleep
 from typing import Any, NamedTuple, TypeVar
 
 from xcache import protocol
+from xcache.breaker import Breaker
 from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.connection import Connection, left
@@ -21,21 +23,25 @@ from xcache.errors import (
     DamagedError,
     HungUpError,
     NobodyThereError,
-    NotAskedError,
     ProtocolError,
     RefusedError,
-    StartingError,
     StoreError,
     UnavailableError,
     UncacheableError,
 )
 from xcache.launcher import Launcher
 from xcache.payload import MAX_RAW_SIZE
+from xcache.private import trusted_uids
 
 Result = TypeVar("Result")
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _RETRY_EVERY = 0.01
+# Who waits for another's compile hears of it four times a second.
+_SIGN_OF_LIFE = 1.0
+# Shorter waits than this are nobody's news.
+_WORTH_SAYING = 0.5
+
+logger = logging.getLogger("xcache")
 
 
 class Entry(NamedTuple):
@@ -46,14 +52,19 @@ class Entry(NamedTuple):
     sealed: bytes
     keep: bytes | mmap.mmap
     """The same bytes at little cost in memory, for as long as somebody may want them again."""
+    waited: float = 0.0
+    """Seconds that were spent waiting for another program to compile it."""
+
+
+class Absent(NamedTuple):
+    """There is no entry. With a lease (not 0) others wait for what this program compiles."""
+
+    lease: int
+    waited: float = 0.0
 
 
 class Client:
-    """Connections to one daemon, shared by all threads of a process.
-
-    After a failure nothing is asked for a while (a second, then twice as long each time, a minute at most), so that a
-    broken daemon costs a program one timeout and not one for each of its programs.
-    """
+    """Connections to one daemon, shared by all threads of a process."""
 
     def __init__(self, config: Config, version: str, launcher: Launcher | None = None) -> None:
         """With a ``launcher``, a daemon is started where there is none."""
@@ -62,17 +73,42 @@ class Client:
         self._launcher = launcher
         self._looking = launcher or Launcher(config)
         self._idle: list[Connection] = []
+        self._open: set[Connection] = set()
         self._lock = threading.Lock()
-        self._pause = _FIRST_PAUSE
-        self._silent_until = 0.0
+        self._breaker = Breaker(config.timeout)
+        self._trusted: set[int] | None = None
 
-    def get(self, key: str) -> Entry | None:
-        """The entry under ``key``, not yet checked, or None; UncacheableError where there can be none."""
+    def get(self, message: protocol.Get) -> Entry | Absent:
+        """What is stored, not yet checked; UncacheableError where nothing can be.
 
-        def get(connection: Connection, timeout: float) -> Entry | None:
-            found = connection.ask(protocol.Get(key), timeout)
+        If another program is compiling it at this moment, that is waited for as long as the message says.
+        """
+        start = monotonic()
+        first_sign: float | None = None
+        waited_for: protocol.Wait | None = None
+        said = False
+
+        def waiting(word: protocol.Wait) -> float:
+            nonlocal first_sign, waited_for, said
+            first_sign = first_sign or monotonic()
+            waited = monotonic() - first_sign
+            if waited > message.wait + self._config.timeout:
+                raise ConnectionLostError(f"no answer within {message.wait:g} s and more")
+            if waited >= _WORTH_SAYING and not said:
+                said = True
+                logger.info(
+                    "waiting for process %d (%s), which has been compiling %s for %.1f s",
+                    *(word.pid, word.program, message.module_name, word.seconds),
+                )
+            waited_for = word
+            return max(self._config.timeout, _SIGN_OF_LIFE)
+
+        def get(connection: Connection, timeout: float) -> Entry | Absent:
+            nonlocal first_sign
+            found = connection.ask(message, timeout, waiting=waiting)
+            first_sign = first_sign or monotonic()
             if isinstance(found, protocol.Missing):
-                return None
+                return Absent(found.lease)
             if isinstance(found, protocol.NotCacheable):
                 raise UncacheableError(found.reason)
             if not isinstance(found, protocol.Found):
@@ -81,8 +117,43 @@ class Client:
                 return Entry(found.digest, found.compile_seconds, found.payload, found.payload)
             return _read_descriptor(connection.take_descriptor(), found)
 
-        # An empty store is not worth waiting for: the program compiles while the daemon starts.
-        return self._with_connection(get, wait_for_start=self._launcher is not None and self._launcher.has_entries())
+        try:
+            found = self._try(get, start + self._breaker.check_foreground())
+        finally:
+            if first_sign is not None:
+                self._breaker.waited(first_sign - start)
+        if waited_for is None or first_sign is None:
+            return found
+        waited = monotonic() - first_sign
+        level = logging.INFO if said else logging.DEBUG
+        logger.log(level, "waited %.1f s for process %d (%s)", waited, waited_for.pid, waited_for.program)
+        return found._replace(waited=waited)
+
+    @contextlib.contextmanager
+    def loading(self, key: str, digest: str) -> Iterator[None]:
+        """Have the daemon know that this is being loaded: if the process ends here, that may be why."""
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            yield
+            return
+        self._tell(connection, protocol.Loading(key, digest))
+        try:
+            yield
+        finally:
+            if self._tell(connection, protocol.Loaded(key)):
+                self._put_back(connection)
+
+    def release(self, key: str, lease: int) -> None:
+        """Give a lease back: nothing will be stored, and the next in line may try."""
+        with contextlib.suppress(UnavailableError, StoreError):
+            self._in_background(lambda c, timeout: c.tell(protocol.Release(key, lease), timeout))
+
+    def complain(self, key: str, digest: str, reason: str) -> None:
+        """Have an entry set aside that cannot be used."""
+        message = protocol.Complain(key, digest, reason[:1000])
+        deadline = monotonic() + self._breaker.check_foreground()
+        self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline)
 
     def put(self, message: protocol.Put, sealed: bytes, program: bytes) -> bool:
         """Hand over an executable and its program; whether it was kept (and not there already)."""
@@ -98,70 +169,67 @@ class Client:
                 return connection.demand(message._replace(**inline), protocol.Stored, timeout, descriptors).kept
 
         # The daemon has to write and sync it: that takes longer than an answer, in proportion to the size.
-        return self._with_connection(put, patience=(len(sealed) + len(program)) / 10e6)
+        return self._in_background(put, patience=(len(sealed) + len(program)) / 10e6)
 
     def mark_not_cacheable(self, key: str, module_name: str, reason: str) -> None:
         """Have it remembered that what ``key`` compiles to cannot be stored."""
         message = protocol.MarkNotCacheable(key, module_name, reason)
-        self._with_connection(lambda c, timeout: c.demand(message, protocol.Done, timeout))
+        self._in_background(lambda c, timeout: c.demand(message, protocol.Done, timeout))
 
     def report(self, counts: dict[str, float]) -> None:
         """Add to the daemon's statistics."""
-        self._with_connection(lambda c, timeout: c.demand(protocol.Report(counts), protocol.Done, timeout))
+        self._in_background(lambda c, timeout: c.demand(protocol.Report(counts), protocol.Done, timeout))
 
     def close(self) -> None:
         """Close what is open; the client can be used again."""
         with self._lock:
             connections, self._idle = self._idle, []
         for connection in connections:
-            connection.close()
+            self._drop(connection)
 
     def abandon(self) -> None:
         """In a forked child: let go of the parent's connections, whatever its other threads were doing with them."""
-        for connection in self._idle:
+        for connection in list(self._open):
             connection.close()
+        self._open.clear()
         self._idle.clear()
 
-    def _with_connection(
-        self,
-        work: Callable[[Connection, float], Result],
-        *,
-        patience: float = 0.0,
-        wait_for_start: bool = True,
-    ) -> Result:
-        if monotonic() < self._silent_until:
-            raise NotAskedError("not asked again so soon after a failure")
+    def _in_background(self, work: Callable[[Connection, float], Result], *, patience: float = 0.0) -> Result:
+        """Ask what nobody waits for; this is also how a daemon that was in trouble is tried again."""
         deadline = monotonic() + self._config.timeout
+        if self._breaker.check_background():
+            start = monotonic()
+            connection = self._watched(lambda: self._connect(deadline))
+            self._breaker.greeted(monotonic() - start)
+            self._put_back(connection)
+        return self._try(work, deadline, patience)
+
+    def _try(self, work: Callable[[Connection, float], Result], deadline: float, patience: float = 0.0) -> Result:
+        """Ask, and once more if a connection turns out to be one to a daemon that has left."""
+
+        def ask() -> Result:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is not None:
+                try:
+                    return self._use(connection, work, deadline - monotonic() + patience)
+                except ConnectionLostError:
+                    if monotonic() >= deadline:
+                        raise
+            return self._use(self._connect(deadline), work, deadline - monotonic() + patience)
+
+        return self._watched(ask)
+
+    def _watched(self, work: Callable[[], Result]) -> Result:
+        """Do something whose failure means that the daemon is in trouble."""
         try:
-            result = self._try(work, deadline, patience, wait_for_start)
-        except StartingError:
-            raise
+            return work()
         except TimeoutError:
-            self._back_off()
+            self._breaker.failed()
             raise ConnectionLostError(f"no answer within {self._config.timeout:g} s") from None
         except (UnavailableError, StoreError):
-            self._back_off()
+            self._breaker.failed()
             raise
-        self._pause = _FIRST_PAUSE
-        return result
-
-    def _back_off(self) -> None:
-        self._silent_until = monotonic() + self._pause
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
-
-    def _try(
-        self, work: Callable[[Connection, float], Result], deadline: float, patience: float, wait_for_start: bool
-    ) -> Result:
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        if connection is not None:
-            try:
-                return self._use(connection, work, left(deadline) + patience)
-            except ConnectionLostError:
-                # It went away between two requests: a daemon that was restarted, or left when idle.
-                if monotonic() >= deadline:
-                    raise
-        return self._use(self._connect(deadline, wait_for_start), work, left(deadline) + patience)
 
     def _use(self, connection: Connection, work: Callable[[Connection, float], Result], timeout: float) -> Result:
         try:
@@ -170,22 +238,38 @@ class Client:
             self._put_back(connection)
             raise
         except BaseException:
-            connection.close()
+            self._drop(connection)
             raise
         self._put_back(connection)
         return result
+
+    def _tell(self, connection: Connection, message: protocol.Message) -> bool:
+        """Send a note; whether the connection is still good."""
+        try:
+            connection.tell(message, self._config.timeout)
+        except ConnectionLostError:
+            self._drop(connection)
+            return False
+        return True
 
     def _put_back(self, connection: Connection) -> None:
         with self._lock:
             self._idle.append(connection)
 
-    def _connect(self, deadline: float, wait_for_start: bool) -> Connection:
+    def _drop(self, connection: Connection) -> None:
+        connection.close()
+        with self._lock:
+            self._open.discard(connection)
+
+    def _connect(self, deadline: float) -> Connection:
         """Connect, starting a daemon when there is none, or asking an older one to make room."""
+        if self._trusted is None:
+            self._trusted = trusted_uids(self._config.daemon_user)
         replaced = started = hung_up = False
         path = self._config.socket
         while True:
             try:
-                connection = Connection(path, left(deadline), self._version)
+                connection = Connection(path, left(deadline), self._version, self._trusted)
             except HungUpError:
                 # One that was leaving, or being killed, at that moment: the next one will be there soon.
                 if hung_up:
@@ -193,7 +277,7 @@ class Client:
                 hung_up = True
                 sleep(min(_RETRY_EVERY, left(deadline)))
                 continue
-            except NobodyThereError as error:
+            except NobodyThereError:
                 if self._launcher is None:
                     elsewhere = self._looking.address()
                     if elsewhere is None or elsewhere == path:
@@ -207,12 +291,12 @@ class Client:
                 path = (not started and self._launcher.address()) or self._config.socket
                 if reason := self._launcher.failure():
                     raise UnavailableError(f"the daemon did not start: {reason}") from None
-                if not wait_for_start:
-                    raise StartingError(str(error)) from None
                 sleep(min(_RETRY_EVERY, left(deadline)))
                 continue
             theirs = connection.welcome.protocol
             if theirs == protocol.VERSION:
+                with self._lock:
+                    self._open.add(connection)
                 return connection
             if theirs > protocol.VERSION or replaced or self._launcher is None:
                 connection.close()

@@ -10,83 +10,43 @@ import dataclasses
 import decimal
 import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from xcache import values
 from xcache.errors import ConfigError
 
 SYSTEM_FILE = Path("/etc/xcache/config.toml")
-_UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{suffix}": base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for suffix, base in (("", 1024), ("IB", 1024), ("B", 1000))
-}
-_DURATIONS = {"": 1.0, "MS": 0.001, "S": 1.0, "M": 60.0, "H": 3600.0, "D": 86400.0}
+# Where the one daemon for all users is found, unless the settings say otherwise.
+MACHINE_DIRECTORY = Path("/var/cache/xcache")
+MACHINE_SOCKET = Path("/run/xcache/xcached.sock")
 _MODES = {"1": "on", "on": "on", "0": "off", "off": "off", "": "off", "readonly": "readonly", "refresh": "refresh"}
-_LONGEST_TIMEOUT = 1e9
 # A Unix socket's path has 108 bytes, the last of them zero.
 MAX_SOCKET_PATH = 107
-
-
-def parse_size(text: str) -> int:
-    """Bytes in ``10G``, ``512MiB``, ``1.5GB`` or ``0`` (K, M, G, T and KiB... are powers of 1024, KB... of 1000)."""
-    return int(_parse_quantity(text, _UNITS))
-
-
-def parse_duration(text: str) -> float:
-    """Seconds in ``500ms``, ``30``, ``30s``, ``5m``, ``2h`` or ``7d``."""
-    return _parse_quantity(text, _DURATIONS)
-
-
-def _parse_quantity(text: str, units: Mapping[str, float]) -> float:
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].upper() not in units:
-        raise ValueError(text)
-    return float(match[1]) * units[match[2].upper()]
-
-
-def _parse_flag(text: str) -> bool:
-    return {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}[text.strip().lower()]
-
-
-def _parse_path(text: str) -> Path:
-    if not text.strip():
-        raise ValueError(text)
-    return Path(text).expanduser().absolute()
-
-
-def _parse_level(text: str) -> str:
-    level = text.strip().lower()
-    if level not in ("debug", "info", "warning", "error"):
-        raise ValueError(text)
-    return level
-
-
-def _parse_timeout(text: str) -> float:
-    seconds = parse_duration(text)
-    # Sockets count in nanoseconds of 64 bits.
-    if not 0 < seconds <= _LONGEST_TIMEOUT:
-        raise ValueError(text)
-    return seconds
-
-
-_PATH = (str, type(Path()))
+# What a value may be in a file or from code.
+_TYPES = {
+    "path": (str, type(Path())),
+    "size": (str, int),
+    "time": (str, int, float),
+    "number": (str, int),
+    "account": (str, int),
+    "flag": (str, int, bool),
+    "text": (str,),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """One setting: where it is read from, how it is checked and what it means."""
+    """One setting: its kind (see ``_TYPES``), how it is checked and what it means."""
 
     name: str
+    kind: str
+    default: Any
     meaning: str
     allowed: str
     parse: Callable[[str], Any]
-    default: Callable[[Mapping[str, str]], Any]
-    # What a value may be in a file or from code.
-    types: tuple[type, ...]
 
     @property
     def variable(self) -> str:
@@ -94,49 +54,110 @@ class Setting:
         return f"XCACHE_{self.name.upper()}"
 
 
+_KIB, _MIB, _GIB = 1024, 1024**2, 1024**3
+_SIZE = "a size such as 10G or 512MiB; 0 for no limit"
 SETTINGS = (
-    Setting(
-        "dir",
-        "where the store is kept",
-        "a directory",
-        _parse_path,
-        lambda env: _xdg(env, "XDG_CACHE_HOME", ".cache") / "xcache",
-        _PATH,
-    ),
+    Setting("dir", "path", None, "where the store is kept", "a directory", values.parse_path),
     Setting(
         "socket",
+        "path",
+        None,
         "the daemon's socket",
         f"a path of at most {MAX_SOCKET_PATH} bytes",
-        _parse_path,
-        lambda _: None,  # follows from dir: see _default_socket
-        _PATH,
+        values.parse_path,
     ),
-    Setting(
-        "max_size",
-        "bytes the store may hold",
-        "a size such as 10G or 512MiB; 0 for no limit",
-        parse_size,
-        lambda _: 20 * 1024**3,
-        (str, int),
-    ),
-    Setting("log", "level of messages", "debug, info, warning or error", _parse_level, lambda _: "warning", (str,)),
-    Setting("autostart", "start a daemon when there is none", "1 or 0", _parse_flag, lambda _: True, (str, int, bool)),
+    Setting("max_size", "size", 20 * _GIB, "bytes the store may hold", _SIZE, values.parse_size),
+    Setting("log", "text", "warning", "level of messages", "debug, info, warning or error", values.parse_level),
+    Setting("autostart", "flag", True, "start a daemon when there is none", "1 or 0", values.parse_flag),
     Setting(
         "timeout",
+        "time",
+        5.0,
         "longest wait for the daemon (not for another's compile)",
         "a time above 0 such as 2s or 500ms",
-        _parse_timeout,
-        lambda _: 5.0,
-        (str, int, float),
+        values.parse_timeout,
     ),
     Setting(
         "idle_exit",
+        "time",
+        1800.0,
         "the daemon leaves after this time without a request",
         "a time such as 30m; 0 for never",
-        parse_duration,
-        lambda _: 1800.0,
-        (str, int, float),
+        values.parse_duration,
     ),
+    Setting(
+        "max_wait",
+        "time",
+        600.0,
+        "longest wait for a compile that another program has begun",
+        "a time such as 10m; 0 to compile at once",
+        values.parse_duration,
+    ),
+    Setting(
+        "max_connections",
+        "number",
+        1024,
+        "connections that the daemon takes",
+        "a number from 1 to 100000",
+        values.parse_count_between(1, 100_000),
+    ),
+    Setting(
+        "max_requests",
+        "number",
+        64,
+        "requests of one connection that the daemon has in hand at once",
+        "a number from 1 to 10000",
+        values.parse_count_between(1, 10_000),
+    ),
+    Setting(
+        "max_frame",
+        "size",
+        _MIB,
+        "bytes of one message to the daemon, without what comes as a file",
+        "a size from 256K to 16M",
+        values.parse_size_between(256 * _KIB, 16 * _MIB),
+    ),
+    Setting(
+        "max_payload",
+        "size",
+        4 * _GIB,
+        "bytes of one executable, or one program, as stored",
+        "a size from 1M to 8G",
+        values.parse_size_between(_MIB, 8 * _GIB),
+    ),
+    Setting(
+        "max_descriptors",
+        "number",
+        2,
+        "descriptors that may come with one message to the daemon",
+        "a number from 2 to 64",
+        values.parse_count_between(2, 64),
+    ),
+    Setting(
+        "silence",
+        "time",
+        30.0,
+        "the daemon drops who says nothing on connecting, or takes no answer, for this time",
+        "a time above 0 such as 30s",
+        values.parse_timeout,
+    ),
+    Setting(
+        "daemon_user",
+        "account",
+        "",
+        "account of the one daemon that serves all users of the machine",
+        "the name or number of an account; empty: every user has a daemon",
+        values.parse_account,
+    ),
+    Setting(
+        "trusted_writers",
+        "text",
+        (),
+        "whose entries others get from that daemon",
+        "accounts (their entries are for everybody) and @groups (for one another's members)",
+        values.parse_names,
+    ),
+    Setting("user_quota", "size", 0, "bytes that each user's entries may take there", _SIZE, values.parse_size),
 )
 
 
@@ -151,6 +172,18 @@ class Config:
     autostart: bool
     timeout: float
     idle_exit: float
+    max_wait: float
+    max_connections: int
+    max_requests: int
+    max_frame: int
+    max_payload: int
+    max_descriptors: int
+    silence: float
+    daemon_user: str
+    trusted_writers: tuple[str, ...]
+    user_quota: int
+    # Where this user keeps what is no business of the daemon's.
+    own_dir: Path
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
 
     def as_environment(self) -> dict[str, str]:
@@ -178,10 +211,10 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
         if name not in known:
             raise ConfigError(f"{name!r} is not a setting; there are {', '.join(known)}")
     files = [(path, _read_file(path, known)) for path in _files(environ)]
-    values: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name, setting in known.items():
-        value, source = setting.default(environ), "default"
+        value, source = setting.default, "default"
         if name in overrides:
             value, source = _check(setting, overrides[name], "code"), "code"
         elif setting.variable in environ:
@@ -191,24 +224,28 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
                 if name in content:
                     value, source = _check(setting, content[name], str(path)), str(path)
                     break
-        values[name], sources[name] = value, source
-    if values["socket"] is None:
-        values["socket"] = _default_socket(environ, values["dir"])
-    if len(os.fsencode(values["socket"])) > MAX_SOCKET_PATH:
+        found[name], sources[name] = value, source
+    own = _xdg(environ, "XDG_CACHE_HOME", ".cache") / "xcache"
+    machine = found["daemon_user"]
+    if found["dir"] is None:
+        found["dir"] = MACHINE_DIRECTORY if machine else own
+    if found["socket"] is None:
+        found["socket"] = MACHINE_SOCKET if machine else _default_socket(environ, found["dir"])
+    if len(os.fsencode(found["socket"])) > MAX_SOCKET_PATH:
         raise ConfigError(
-            f"socket={str(values['socket'])!r} ({sources['socket']}) is too long for a Unix socket; "
+            f"socket={str(found['socket'])!r} ({sources['socket']}) is too long for a Unix socket; "
             f"use {known['socket'].allowed} (XCACHE_SOCKET)"
         )
-    return Config(**values, sources=sources)
+    return Config(**found, sources=sources, own_dir=own if machine else found["dir"])
 
 
 def _check(setting: Setting, value: Any, source: str) -> Any:
     text = _as_text(value)
     try:
-        if type(value) not in setting.types:
+        if type(value) not in _TYPES[setting.kind]:
             raise ValueError(text)
         return setting.parse(text)
-    except (ValueError, KeyError, OverflowError, RuntimeError):
+    except (ValueError, OverflowError, RuntimeError):
         name = setting.variable if source == "environment" else setting.name
         raise ConfigError(f"{name}={text!r} ({source}) cannot be used; it must be {setting.allowed}") from None
 
@@ -216,6 +253,8 @@ def _check(setting: Setting, value: Any, source: str) -> Any:
 def _as_text(value: Any) -> str:
     if isinstance(value, bool):
         return str(int(value))
+    if isinstance(value, tuple):
+        return " ".join(value)
     # A float as digits, to the last one and without an exponent.
     return f"{decimal.Decimal(repr(value)):f}" if isinstance(value, float) else str(value)
 
@@ -241,7 +280,7 @@ def _read_file(path: Path, known: Mapping[str, Setting]) -> dict[str, Any]:
     for name, value in content.items():
         if name not in known:
             raise ConfigError(f"{path}: {name!r} is not a setting; there are {', '.join(known)}")
-        if type(value) not in known[name].types:
+        if type(value) not in _TYPES[known[name].kind]:
             raise ConfigError(f"{name}={value!r} ({path}) cannot be used; it must be {known[name].allowed}")
     return content
 

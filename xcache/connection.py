@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import array
+import contextlib
 import os
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from xcache import protocol
 from xcache.clock import monotonic
-from xcache.errors import ConnectionLostError, HungUpError, NobodyThereError, ProtocolError, RefusedError
+from xcache.errors import (
+    ConnectionLostError,
+    HungUpError,
+    NobodyThereError,
+    ProtocolError,
+    RefusedError,
+    TurnedAwayError,
+)
 from xcache.private import check_directory, check_peer
 
 Reply = TypeVar("Reply")
@@ -24,14 +32,14 @@ _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 class Connection:
     """One connection to the daemon; not for two threads at once."""
 
-    def __init__(self, path: Path, timeout: float, version: str) -> None:
-        """Connect, make sure the daemon is this user's own (or root's), and say hello."""
+    def __init__(self, path: Path, timeout: float, version: str, trusted: Container[int] | None = None) -> None:
+        """Connect, make sure the daemon is this user's own, root's, or of another uid that is trusted; say hello."""
         self._reader = protocol.FrameReader()
         self._messages: list[tuple[int, protocol.Message]] = []
         self._descriptors: list[int] = []
         self._request = 0
         try:
-            check_directory(path.parent)
+            check_directory(path.parent, trusted)
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except FileNotFoundError as error:
             raise NobodyThereError(f"{path}: {error.strerror}") from None
@@ -40,9 +48,12 @@ class Connection:
         try:
             self._socket.settimeout(timeout)
             self._socket.connect(os.fspath(path))
-            check_peer(self._socket)
+            check_peer(self._socket, trusted)
             hello = protocol.Hello(protocol.VERSION, version, os.getpid(), _program())
             self.welcome = self.demand(hello, protocol.Welcome, timeout)
+        except RefusedError as error:
+            self.close()
+            raise TurnedAwayError(f"{path}: {error}") from None
         except (FileNotFoundError, ConnectionRefusedError) as error:
             self.close()
             raise NobodyThereError(f"{path}: {error.strerror}") from None
@@ -53,18 +64,34 @@ class Connection:
             self.close()
             raise
 
-    def ask(self, message: protocol.Message, timeout: float, descriptors: Sequence[int] = ()) -> protocol.Message:
-        """Send a message and return its answer; RefusedError when the daemon says no."""
+    def ask(
+        self,
+        message: protocol.Message,
+        timeout: float,
+        descriptors: Sequence[int] = (),
+        waiting: Callable[[protocol.Wait], float] | None = None,
+    ) -> protocol.Message:
+        """Send a message and return its answer; RefusedError when the daemon says no.
+
+        With ``waiting``, the answer may be preceded by words of it; for each, ``waiting`` says how much longer the
+        next may take.
+        """
         deadline = monotonic() + timeout
         self._request += 1
         self._drop_descriptors()
         try:
-            self._send(protocol.encode(self._request, message), descriptors, deadline)
+            # Who hangs up on us may have said why.
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._send(protocol.encode(self._request, message), descriptors, deadline)
             while True:
                 request, reply = self._receive(deadline)
-                if request == self._request:
+                if request != self._request:
+                    self._drop_descriptors()
+                elif waiting is not None and isinstance(reply, protocol.Wait):
+                    timeout = waiting(reply)
+                    deadline = monotonic() + timeout
+                else:
                     break
-                self._drop_descriptors()
         except TimeoutError:
             raise ConnectionLostError(f"no answer within {timeout:g} s") from None
         except (ConnectionError, EOFError) as error:
@@ -83,6 +110,14 @@ class Connection:
         if not isinstance(reply, expected):
             raise ProtocolError(f"a {type(reply).__name__} came where a {expected.__name__} was due")
         return reply
+
+    def tell(self, message: protocol.Message, timeout: float) -> None:
+        """Send a message that has no answer."""
+        self._request += 1
+        try:
+            self._send(protocol.encode(self._request, message), (), monotonic() + timeout)
+        except OSError as error:
+            raise ConnectionLostError(str(error.strerror or error)) from None
 
     def take_descriptor(self) -> int:
         """The descriptor that came beside the last answer."""

@@ -61,7 +61,7 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
         return compile_now()
 
     def request() -> cache.Request:
-        parts = _surroundings(used.config.dir).components(
+        parts = _surroundings(used.config.own_dir).components(
             client, module, tuple(devices), options.SerializeAsString(), callbacks_hold_pointers=True
         )
         return cache.Request(

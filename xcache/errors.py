@@ -6,8 +6,8 @@
     │   ├── ConnectionLostError     refused, dropped or silent past the timeout
     │   │   ├── NobodyThereError        nothing listens on the socket
     │   │   └── HungUpError             the daemon ended the connection
-    │   ├── StartingError           a daemon is on its way, and nothing it could say is worth waiting for
-    │   ├── NotAskedError           there was a failure a moment ago
+    │   ├── NotAskedError           there was trouble, and it is not known to be over
+    │   ├── TurnedAwayError         the daemon takes no connection of this program
     │   ├── ProtocolError           the peer said something that is not in the protocol
     │   └── UntrustedError          the socket or directory could belong to someone else
     ├── RefusedError            the daemon answered, and said no (with a kind and a reason)
@@ -51,12 +51,14 @@ class HungUpError(ConnectionLostError):
     """The daemon ended the connection: it left, was killed, or did not like what it heard."""
 
 
-class StartingError(UnavailableError):
-    """A daemon is on its way, and nothing it could say is worth waiting for."""
-
-
 class NotAskedError(UnavailableError):
-    """There was a failure a moment ago."""
+    """There was trouble, and it is not known to be over."""
+
+
+class TurnedAwayError(UnavailableError):
+    """The daemon takes no connection of this program: there are too many, or it is not for this user."""
+
+    kind = "turned away"
 
 
 class ProtocolError(UnavailableError):

@@ -19,7 +19,7 @@ from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.errors import UnavailableError
 from xcache.private import prepare_directory, prepare_meeting_place
-from xcache.protocol import DATABASE, FAILED, LOCK, READY
+from xcache.protocol import FAILED, LOCK, READY
 
 
 class Launcher:
@@ -47,10 +47,6 @@ class Launcher:
             # The daemon holds the lock from here on, through its own descriptor of the same open file.
             os.close(lock)
         return True
-
-    def has_entries(self) -> bool:
-        """Whether there is a store in which something could be found."""
-        return (self._config.dir / DATABASE).exists()
 
     def address(self) -> Path | None:
         """Where the daemon that has the store listens, if it has said so."""

@@ -12,7 +12,7 @@ import os
 import struct
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import msgpack
 
 from xcache.errors import ProtocolError
 
-VERSION = 1
+VERSION = 2
 # Up to here SQLite reads a blob about as fast as a file; above it a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
@@ -58,9 +58,12 @@ class Welcome(NamedTuple):
 
 
 class Get(NamedTuple):
-    """Is there an executable under this key?"""
+    """Is there an executable under this key? ``wait``: how long another's compile is worth waiting for, 0 for not."""
 
     key: str
+    wait: float
+    module_name: str
+    program_digest: str
 
 
 class Found(NamedTuple):
@@ -73,7 +76,46 @@ class Found(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """There is not."""
+    """There is not. With a lease (not 0) the asker compiles it for all who ask from now on."""
+
+    lease: int
+
+
+class Wait(NamedTuple):
+    """Somebody is compiling it: who, for how long already, and how much longer the answer may take; more may follow."""
+
+    pid: int
+    program: str
+    seconds: float
+    at_most: float
+
+
+class Release(NamedTuple):
+    """The holder of a lease will not store anything: the next in line may try. No answer."""
+
+    key: str
+    lease: int
+
+
+class Loading(NamedTuple):
+    """The asker begins to load what it found: if the connection ends before Loaded, that may be why. No answer."""
+
+    key: str
+    digest: str
+
+
+class Loaded(NamedTuple):
+    """It is loaded, or refused to be; either way the process lives. No answer."""
+
+    key: str
+
+
+class Complain(NamedTuple):
+    """What was found under this key is damaged or cannot be loaded: set it aside."""
+
+    key: str
+    digest: str
+    reason: str
 
 
 class NotCacheable(NamedTuple):
@@ -161,9 +203,10 @@ class AskStatus(NamedTuple):
 
 
 class Status(NamedTuple):
-    """It is like this: plain facts by name."""
+    """It is like this: plain facts by name, and what is being compiled at the moment."""
 
     facts: dict[str, Scalar]
+    compiles: list[dict[str, Scalar]]
 
 
 class Stop(NamedTuple):
@@ -184,29 +227,41 @@ class Refused(NamedTuple):
 
 
 Message = (
-    Hello | Welcome | Get | Found | Missing | NotCacheable | MarkNotCacheable | Put | Stored | Report
-    | Remove | Clear | Removed | Sync | ZeroStatistics | AskStatus | Status | Stop | Done | Refused
+    Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | NotCacheable
+    | MarkNotCacheable | Put | Stored | Report | Remove | Clear | Removed | Sync | ZeroStatistics | AskStatus | Status
+    | Stop | Done | Refused
 )  # fmt: skip
 
 _MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typing.get_args(Message)}
-
-
-class _Field(NamedTuple):
-    name: str
-    allowed: tuple[type, ...]
-    inside: tuple[type, ...] | None
+Check = Callable[[Any], bool]
 
 
 @functools.cache
-def _fields(name: str) -> tuple[_Field, ...]:
-    """What each field of a message may hold, from its annotation."""
-    fields = []
-    for field, hint in typing.get_type_hints(_MESSAGES[name]).items():
-        options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        inner = next((typing.get_args(option)[-1] for option in options if typing.get_args(option)), None)
-        inside = None if inner is None else typing.get_args(inner) or (inner,)
-        fields.append(_Field(field, tuple(typing.get_origin(option) or option for option in options), inside))
-    return tuple(fields)
+def _checks(name: str) -> tuple[tuple[str, Check], ...]:
+    """The fields of a message, and what each may hold, from its annotation."""
+    return tuple((field, _check_of(hint)) for field, hint in typing.get_type_hints(_MESSAGES[name]).items())
+
+
+def _check_of(hint: Any) -> Check:
+    if isinstance(hint, types.UnionType):
+        options = [_check_of(option) for option in typing.get_args(hint)]
+        return lambda value: any(fits(value) for fits in options)
+    inside = [_check_of(inner) for inner in typing.get_args(hint)]
+    if typing.get_origin(hint) is list:
+        return lambda value: type(value) is list and len(value) <= MAX_LIST and all(map(inside[0], value))
+    if typing.get_origin(hint) is dict:
+        return lambda value: (
+            type(value) is dict
+            and len(value) <= MAX_DICTIONARY
+            and all(map(inside[0], value))
+            and all(map(inside[1], value.values()))
+        )
+    if hint is str:
+        return lambda value: type(value) is str and len(value) <= MAX_TEXT
+    if hint is float:
+        # msgpack writes 1.0 as a float and 1 as an int; where a float is wanted both are numbers.
+        return lambda value: type(value) in (float, int)
+    return lambda value: type(value) is hint
 
 
 def encode(request: int, message: Message) -> bytes:
@@ -235,7 +290,7 @@ def decode(body: bytes | memoryview) -> tuple[int, Message]:
     request, name, values = parts[0], parts[1], parts[2:]
     if name not in _MESSAGES:
         raise ProtocolError(f"unknown message {name[:40]!r}")
-    fields = _fields(name)
+    fields = _checks(name)
     # Hello and Welcome may grow at their end in a later version.
     if len(values) != len(fields) and not (name in ("Hello", "Welcome") and len(values) > len(fields)):
         raise ProtocolError(f"{name} has {len(fields)} fields, not {len(values)}")
@@ -244,23 +299,9 @@ def decode(body: bytes | memoryview) -> tuple[int, Message]:
 
 
 def _check(name: str, values: Sequence[Any]) -> None:
-    for field, value in zip(_fields(name), values, strict=False):
-        if not _is(value, field.allowed) or (field.inside and value is not None and not _all(value, field.inside)):
-            raise ProtocolError(f"{name}.{field.name} is of the wrong type or too long")
-
-
-def _is(value: Any, allowed: tuple[type, ...]) -> bool:
-    kind = type(value)
-    if kind is str and len(value) > MAX_TEXT:
-        return False
-    # msgpack writes 1.0 as a float and 1 as an int; where a float is wanted both are numbers.
-    return kind in allowed or (kind is int and float in allowed)
-
-
-def _all(container: Any, inside: tuple[type, ...]) -> bool:
-    if isinstance(container, dict):
-        return len(container) <= MAX_DICTIONARY and all(_is(k, (str,)) and _is(v, inside) for k, v in container.items())
-    return len(container) <= MAX_LIST and all(_is(v, inside) for v in container)
+    for (field, fits), value in zip(_checks(name), values, strict=False):
+        if not fits(value):
+            raise ProtocolError(f"{name}.{field} is of the wrong type or too long")
 
 
 def path_text(path: Path) -> str:
@@ -271,8 +312,9 @@ def path_text(path: Path) -> str:
 class FrameReader:
     """Cuts a stream of bytes into frames; holds at most one unfinished frame."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_FRAME) -> None:
         self._buffer = bytearray()
+        self._limit = limit
 
     @property
     def unfinished(self) -> bool:
@@ -284,8 +326,8 @@ class FrameReader:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (length,) = _LENGTH.unpack_from(self._buffer)
-            if length > MAX_FRAME:
-                raise ProtocolError(f"a frame of {length} bytes is above the limit of {MAX_FRAME}")
+            if length > self._limit:
+                raise ProtocolError(f"a frame of {length} bytes is above the limit of {self._limit}")
             end = _LENGTH.size + length
             if len(self._buffer) < end:
                 return

@@ -23,6 +23,7 @@ class Statistics:
     compile_seconds: float = 0.0
     load_seconds: float = 0.0
     saved_seconds: float = 0.0
+    wait_seconds: float = 0.0
 
     def __str__(self) -> str:
         text = f"{self.hits} hits, {self.misses} misses, {self.saved_seconds:.1f} s saved"

@@ -9,6 +9,7 @@ import fcntl
 import logging
 import logging.handlers
 import os
+import resource
 import signal
 import sqlite3
 import sys
@@ -23,6 +24,7 @@ from xcache.protocol import FAILED, LOCK, READY
 from xcached.server import Server, listen
 from xcached.service import Service
 from xcached.store import Store
+from xcached.trust import Trust
 
 logger = logging.getLogger("xcached")
 
@@ -44,11 +46,14 @@ def main() -> None:
     os.umask(0o077)
     try:
         settings = config.load()
-        asyncio.run(serve(settings, arguments.lock_fd, ready))
+        lock = asyncio.run(serve(settings, arguments.lock_fd, ready))
     except (XcacheError, OSError, sqlite3.Error) as error:
         logger.error("%s", error)
         ready.say(f"{FAILED}{error}")
         sys.exit(f"xcached: {error}" if arguments.ready_fd is None else 1)
+    if lock is not None:
+        os.set_inheritable(lock, True)
+        os.execv(sys.executable, [sys.executable, "-P", "-m", "xcached", "--lock-fd", str(lock)])  # noqa: S606
 
 
 class Ready:
@@ -56,6 +61,7 @@ class Ready:
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
+        self.awaited = descriptor is not None
 
     def say(self, what: str) -> None:
         """Write one line and let go; from then on stderr leads nowhere if it led there."""
@@ -71,25 +77,35 @@ class Ready:
         os.close(nowhere)
 
 
-async def serve(settings: config.Config, lock: int | None, ready: Ready) -> None:
-    """Start, serve, stop."""
+async def serve(settings: config.Config, lock: int | None, ready: Ready) -> int | None:
+    """Start, serve, stop; the store's lock if the daemon is to begin anew."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
+    again = False
 
     def stop(reason: str) -> None:
         logger.info("leaving: %s", reason)
         stopping.set()
 
+    def begin_anew(reason: str) -> None:
+        nonlocal again
+        again = True
+        logger.error("beginning anew: %s", reason)
+        stopping.set()
+
+    trust = Trust(settings)
     prepare_directory(settings.dir)
-    prepare_meeting_place(settings.socket.parent)
-    start_logging(settings, to_stderr=lock is None)
+    prepare_meeting_place(settings.socket.parent, for_everybody=trust.shared)
+    # Who started it by another program has no eye on its stderr.
+    start_logging(settings, to_stderr=not ready.awaited)
+    allow_descriptors(settings.max_connections)
     lock = take_lock(settings.dir, lock)
     # Signals are held back from here on, so that one which comes early still finds everything to be undone.
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
-    store = Store(settings.dir, settings.max_size)
-    service = Service(store, settings, __version__, stop)
-    server = Server(listen(settings.socket), service)
+    store = Store(settings.dir, settings.max_size, settings.user_quota if trust.shared else 0)
+    service = Service(store, settings, trust, __version__, stop, begin_anew)
+    server = Server(listen(settings.socket, for_everybody=trust.shared), service, settings)
     place = MeetingPlace(settings.socket, settings.dir, lock)
     logger.info("xcached %s serves %s on %s", __version__, settings.dir, settings.socket)
     ready.say(READY)
@@ -101,6 +117,7 @@ async def serve(settings: config.Config, lock: int | None, ready: Ready) -> None
         server.stop_listening()
         await finish(server, service)
         logger.info("left")
+    return lock if again else None
 
 
 class MeetingPlace:
@@ -155,6 +172,7 @@ async def leave_when_idle(server: Server, place: MeetingPlace, idle: float, stop
 
 async def finish(server: Server, service: Service) -> None:
     """Write what is in flight, answer it, and close."""
+    service.send_waiters_away()
     done = await asyncio.get_running_loop().run_in_executor(None, service.finish, _LAST_ORDERS)
     if not done:
         logger.error("not everything could be written within %g s", _LAST_ORDERS)
@@ -178,6 +196,17 @@ def start_logging(settings: config.Config, *, to_stderr: bool) -> None:
     logger.setLevel(level.upper())
     # A log that cannot be written is no reason to stop.
     logging.raiseExceptions = False
+
+
+def allow_descriptors(connections: int) -> None:
+    """Have as many descriptors as the connections may need: each, what comes beside a message, and a file."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 4 * connections + 256
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(
+                resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
+            )
 
 
 def take_lock(directory: Path, inherited: int | None) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from sqlite_utils import Migrations
 
 # The number of migrations below. It stands in ``PRAGMA user_version``, where it can be read without sqlite-utils.
-VERSION = 1
+VERSION = 2
 
 migrations = Migrations("xcache")
 
@@ -79,12 +79,119 @@ def m001_first(db: Any) -> None:
     # Kept by triggers: asking for them must not cost a walk over everything.
     db["totals"].create({"name": str, "amount": int}, pk="name", not_null={"amount"})
     db["totals"].insert_all([{"name": "entries", "amount": 0}, {"name": "bytes", "amount": 0}])
-    for table, name, amount in (("entries", "entries", "1"), ("blobs", "bytes", "{}.stored_size")):
-        for event, row, sign in (("INSERT", "NEW", "+"), ("DELETE", "OLD", "-")):
-            db.execute(
-                f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table} BEGIN "
-                f"UPDATE totals SET amount = amount {sign} {amount.format(row)} WHERE name = '{name}'; END"
-            )
+    _keep_total(db, "entries", "entries", "1")
+    _keep_total(db, "blobs", "bytes", "{}.stored_size")
+    _keep_component_uses(db)
+    db.execute("PRAGMA user_version = 1")
+
+
+@migrations()  # type: ignore[untyped-decorator]
+def m002_writers(db: Any) -> None:
+    """Each writer has entries of their own; what was set aside, what ended programs, what compiling took."""
+    for table, columns in _OF_WRITERS.items():
+        db.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
+        db.execute(f"CREATE TABLE {table} ({columns})")
+    # A program was kept once for all, and now once for each who wrote an entry of it.
+    db.execute(
+        "INSERT INTO programs SELECT DISTINCT old_programs.digest, writer_uid, old_programs.raw_size,"
+        " old_programs.codec, old_programs.blob FROM old_programs JOIN old_entries"
+        " ON old_entries.program = old_programs.digest"
+    )
+    db.execute(
+        "INSERT INTO entries SELECT key, writer_uid, module_name, platform, device_kind, jaxlib_version,"
+        " old_entries.blob, old_entries.codec, old_entries.raw_size, old_entries.stored_size, compile_seconds,"
+        " created_at, last_used_at, row_number() OVER (ORDER BY last_used_at), hits, writer_pid, writer_program,"
+        " program, old_entries.stored_size + blobs.stored_size, options_component, flags_component, platform_component,"
+        " toolchain_component FROM old_entries JOIN old_programs ON old_programs.digest = program"
+        " JOIN blobs ON blobs.digest = old_programs.blob"
+    )
+    db.execute(
+        "INSERT INTO not_cacheable SELECT key, (SELECT coalesce(max(writer_uid), 0) FROM old_entries), module_name,"
+        " reason, created_at FROM old_not_cacheable"
+    )
+    for table in _OF_WRITERS:
+        db.execute(f"DROP TABLE old_{table}")
+    for table, indexed in _INDEXED:
+        db[table].create_index(indexed)
+    # What is written into each is said in quarantine.py.
+    db["quarantined"].create(
+        {
+            "id": int,
+            "key": str,
+            "writer_uid": int,
+            "module_name": str,
+            "platform": str,
+            "device_kind": str,
+            "jaxlib_version": str,
+            "compile_seconds": float,
+            "created_at": float,
+            "stored_size": int,
+            "blob": str,
+            "reason": str,
+            "set_aside_at": float,
+            # NULL: its bytes were gone, or others still need them.
+            "file": str,
+        },
+        pk="id",
+    )
+    db["strikes"].create(
+        {"blob": str, "reader_uid": int, "key": str, "count": int},
+        pk=("blob", "reader_uid"),
+    )
+    db["compile_times"].create({"key": str, "seconds": float}, pk="key")
+    db.execute(
+        "CREATE TRIGGER entries_delete_compile_time AFTER DELETE ON entries BEGIN "
+        "INSERT OR REPLACE INTO compile_times VALUES (OLD.key, OLD.compile_seconds); END"
+    )
+    db["users"].create({"uid": int, "entries": int, "bytes": int}, pk="uid")
+    db.execute("INSERT INTO users SELECT writer_uid, count(*), sum(footprint) FROM entries GROUP BY writer_uid")
+    db.execute(
+        "CREATE TRIGGER entries_insert_user AFTER INSERT ON entries BEGIN "
+        "INSERT INTO users VALUES (NEW.writer_uid, 1, NEW.footprint) ON CONFLICT (uid) DO "
+        "UPDATE SET entries = entries + 1, bytes = bytes + NEW.footprint; END"
+    )
+    db.execute(
+        "CREATE TRIGGER entries_delete_user AFTER DELETE ON entries BEGIN "
+        "UPDATE users SET entries = entries - 1, bytes = bytes - OLD.footprint WHERE uid = OLD.writer_uid; "
+        "DELETE FROM users WHERE uid = OLD.writer_uid AND entries <= 0; END"
+    )
+    _keep_total(db, "entries", "entries", "1")
+    _keep_component_uses(db)
+    db.execute("PRAGMA user_version = 2")
+
+
+_OF_WRITERS = {
+    "programs": "digest TEXT, writer_uid INTEGER, raw_size INTEGER NOT NULL, codec TEXT NOT NULL, blob TEXT NOT NULL"
+    " REFERENCES blobs (digest), PRIMARY KEY (digest, writer_uid)",
+    "entries": "key TEXT, writer_uid INTEGER, module_name TEXT, platform TEXT, device_kind TEXT, jaxlib_version TEXT,"
+    " blob TEXT REFERENCES blobs (digest), codec TEXT, raw_size INTEGER, stored_size INTEGER, compile_seconds REAL,"
+    # used_order: which was used before which, whatever the clock said.
+    " created_at REAL, last_used_at REAL, used_order INTEGER, hits INTEGER DEFAULT 0, writer_pid INTEGER,"
+    # footprint: its bytes and those of its program, which others may share; a user's quota counts these.
+    " writer_program TEXT, program TEXT, footprint INTEGER, options_component TEXT, flags_component TEXT,"
+    " platform_component TEXT, toolchain_component TEXT, PRIMARY KEY (key, writer_uid),"
+    " FOREIGN KEY (program, writer_uid) REFERENCES programs (digest, writer_uid)",
+    "not_cacheable": "key TEXT, writer_uid INTEGER, module_name TEXT, reason TEXT NOT NULL, created_at REAL,"
+    " PRIMARY KEY (key, writer_uid)",
+}
+_INDEXED = (
+    ("entries", ["used_order"]),
+    ("entries", ["writer_uid", "used_order"]),
+    ("entries", ["program", "writer_uid"]),
+    ("entries", ["blob"]),
+    ("programs", ["blob"]),
+)
+
+
+def _keep_total(db: Any, table: str, name: str, amount: str) -> None:
+    for event, row, sign in (("INSERT", "NEW", "+"), ("DELETE", "OLD", "-")):
+        db.execute(
+            f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table} BEGIN "
+            f"UPDATE totals SET amount = amount {sign} {amount.format(row)} WHERE name = '{name}'; END"
+        )
+
+
+def _keep_component_uses(db: Any) -> None:
     for name in ("options", "flags", "platform", "toolchain"):
         db.execute(
             f"CREATE TRIGGER entries_insert_{name} AFTER INSERT ON entries BEGIN "
@@ -95,4 +202,3 @@ def m001_first(db: Any) -> None:
             f"UPDATE components SET uses = uses - 1 WHERE digest = OLD.{name}_component; "
             f"DELETE FROM components WHERE digest = OLD.{name}_component AND uses <= 0; END"
         )
-    db.execute("PRAGMA user_version = 1")

@@ -8,40 +8,45 @@ import contextlib
 import logging
 import os
 import socket
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import NamedTuple
 
 from xcache import protocol
-from xcache.errors import ProtocolError, StoreError, UntrustedError, XcacheError
-from xcache.private import check_peer
-from xcached.service import Client, Reply, Service
+from xcache.config import Config
+from xcache.errors import ProtocolError, StoreError, XcacheError
+from xcache.private import peer_of
+from xcached.caller import Caller, Later, Reply
+from xcached.service import Service
 from xcached.writer import refusal
 
 logger = logging.getLogger("xcached")
 
-_MAX_CONNECTIONS = 1024
-_MAX_IN_FLIGHT = 64
 _READ = 256 * 1024
 _DESCRIPTOR = array.array("i").itemsize
-_ANCILLARY = socket.CMSG_SPACE(protocol.MAX_DESCRIPTORS * _DESCRIPTOR)
+# Of the connections, where there are several users: one may have this share.
+_ONE_USERS_SHARE = 4
+# How often, within the time that silence may last, there is a look at who is silent.
+_LOOKS = 4
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class Server:
     """Listens, and keeps the connections."""
 
-    def __init__(self, listener: socket.socket, service: Service) -> None:
+    def __init__(self, listener: socket.socket, service: Service, settings: Config) -> None:
         self.last_request = time.monotonic()
+        self.settings = settings
         self._listener = listener
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._connections: set[Connection] = set()
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept)
+        self._loop.call_later(settings.silence / _LOOKS, self._drop_the_silent)
 
     def stop_listening(self) -> None:
         """Take no new connections."""
@@ -53,11 +58,11 @@ class Server:
     def close(self) -> None:
         """Drop every connection."""
         for connection in list(self._connections):
-            connection.close()
+            connection.drop()
 
     def busy(self) -> bool:
-        """Whether an answer is still owed to anybody."""
-        return any(connection.in_flight for connection in self._connections)
+        """Whether an answer is still owed to anybody, or somebody compiles for others."""
+        return self._service.busy() or any(connection.in_flight for connection in self._connections)
 
     def _accept(self) -> None:
         try:
@@ -70,26 +75,49 @@ class Server:
             self._loop.remove_reader(self._listener.fileno())
             self._loop.call_later(1.0, self._listen_again)
             return
+        accepted.setblocking(False)
         try:
-            peer = check_peer(accepted)
-            if len(self._connections) >= _MAX_CONNECTIONS:
-                raise UntrustedError(f"there are {_MAX_CONNECTIONS} connections already")
-        except (OSError, UntrustedError) as error:
-            logger.warning("a connection was refused: %s", error)
+            peer = peer_of(accepted)
+            refused = self._why_refused(peer.uid)
+        except OSError as error:
+            refused = protocol.Refused("store error", str(error))
+        if refused is not None:
+            logger.warning("a connection was refused: %s", refused.reason)
+            with contextlib.suppress(OSError):
+                # A client's first request has the number 1.
+                accepted.send(protocol.encode(1, refused))
             accepted.close()
             return
-        accepted.setblocking(False)
-        self._connections.add(Connection(accepted, Client(peer.pid, peer.uid, ""), self, self._service, self._loop))
-        self._service.connections = len(self._connections)
+        self._connections.add(Connection(accepted, Caller(peer.pid, peer.uid), self, self._service, self._loop))
+        self._service.administration.connections = len(self._connections)
+
+    def _why_refused(self, uid: int) -> protocol.Refused | None:
+        trust, most = self._service.trust, self.settings.max_connections
+        if not trust.admits(uid):
+            return protocol.Refused("not permitted", f"this daemon is not for other users (uid {uid})")
+        if len(self._connections) >= most:
+            return protocol.Refused("too many connections", f"there are {most} connections already")
+        if trust.shared and not trust.administers(uid):
+            theirs = sum(connection.caller.uid == uid for connection in self._connections)
+            if theirs >= max(1, most // _ONE_USERS_SHARE):
+                return protocol.Refused("too many connections", f"user {uid} has {theirs} connections already")
+        return None
 
     def _listen_again(self) -> None:
         if self._listener.fileno() >= 0:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
+    def _drop_the_silent(self) -> None:
+        now = time.monotonic()
+        for connection in list(self._connections):
+            connection.drop_if_silent(now)
+        self._loop.call_later(self.settings.silence / _LOOKS, self._drop_the_silent)
+
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
         self._connections.discard(connection)
-        self._service.connections = len(self._connections)
+        self._service.administration.connections = len(self._connections)
+        self._service.leave(connection.caller)
 
 
 class Asked(NamedTuple):
@@ -106,18 +134,22 @@ class Connection:
     def __init__(
         self,
         connected: socket.socket,
-        client: Client,
+        caller: Caller,
         server: Server,
         service: Service,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
         self.in_flight = 0
+        self.caller = caller
         self._socket = connected
-        self._client = client
         self._server = server
+        self._settings = server.settings
+        # Room for one descriptor too many, so that it is noticed.
+        self._ancillary = socket.CMSG_SPACE((self._settings.max_descriptors + 1) * _DESCRIPTOR)
         self._service = service
         self._loop = loop
-        self._reader = protocol.FrameReader()
+        self._reader = protocol.FrameReader(self._settings.max_frame)
+        self._owes_since: float | None = time.monotonic()
         self._descriptors: list[int] = []
         self._waiting: deque[Asked] = deque()
         self._outgoing: deque[tuple[memoryview, int | None]] = deque()
@@ -142,6 +174,21 @@ class Connection:
         self._waiting.clear()
         self._server.forget(self)
 
+    def drop(self) -> None:
+        """End the connection by the daemon's own doing: what the client was loading has nothing to do with it."""
+        self.caller.loading.clear()
+        self.close()
+
+    def drop_if_silent(self, now: float) -> None:
+        """Drop who has not said hello, has not finished what was begun, or takes no answer, for too long."""
+        if not self._reading and not self._writing:
+            # It has asked for so much that it is not heard for the moment.
+            self._owes_since = None
+        elif self._owes_since is not None and now - self._owes_since >= self._settings.silence:
+            what = "took no answer" if self._writing else "said nothing"
+            logger.warning("process %d %s for %g s and was dropped", self.caller.pid, what, self._settings.silence)
+            self.drop()
+
     def hear_no_more(self) -> None:
         """Answer what is in flight and nothing else; who is hung up on asks the next daemon."""
         self._leaving = True
@@ -149,7 +196,7 @@ class Connection:
 
     def _on_readable(self) -> None:
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(_READ, _ANCILLARY, _CLOSE_ON_EXEC)
+            data, ancillary, _, _ = self._socket.recvmsg(_READ, self._ancillary, _CLOSE_ON_EXEC)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
@@ -164,8 +211,8 @@ class Connection:
             self.close()
             return
         try:
-            if len(self._descriptors) > protocol.MAX_DESCRIPTORS:
-                raise ProtocolError(f"more than {protocol.MAX_DESCRIPTORS} descriptors")
+            if len(self._descriptors) > self._settings.max_descriptors:
+                raise ProtocolError(f"more than {self._settings.max_descriptors} descriptors")
             for request, message in self._reader.feed(data):
                 self._waiting.append(Asked(request, message, self._descriptors_for(message)))
         except ProtocolError as error:
@@ -174,6 +221,7 @@ class Connection:
         if not self._reader.unfinished:
             self._drop_descriptors()
         self._work()
+        self._note_what_is_owed()
 
     def _descriptors_for(self, message: protocol.Message) -> list[int]:
         """The kernel ends a read behind what came with descriptors: they belong to the one message that wants any."""
@@ -184,7 +232,7 @@ class Connection:
 
     def _work(self) -> None:
         """Answer what was asked, as far as the answers can be sent and not too much is in flight."""
-        while self._waiting and not self._leaving and not self._writing and self.in_flight < _MAX_IN_FLIGHT:
+        while self._waiting and not self._leaving and not self._writing and self._may_ask_more():
             asked = self._waiting.popleft()
             try:
                 self._handle(asked)
@@ -197,8 +245,8 @@ class Connection:
             self._read_or_not()
 
     def _disconnect(self, error: ProtocolError) -> None:
-        logger.warning("process %d was disconnected: %s", self._client.pid, error)
-        self.close()
+        logger.warning("process %d was disconnected: %s", self.caller.pid, error)
+        self.drop()
 
     def _handle(self, asked: Asked) -> None:
         self._server.last_request = time.monotonic()
@@ -207,31 +255,43 @@ class Connection:
             if not isinstance(message, protocol.Hello):
                 raise ProtocolError("it did not say hello")
             self._greeted = True
-            self._client = self._client._replace(program=message.program[:200])
+            self.caller.program = message.program[:200]
             self._send(request, Reply(self._service.welcome()))
             return
         try:
-            answer = self._service.handle(self._client, message, descriptors)
-        except (OSError, XcacheError) as error:
+            answer = self._service.handle(self.caller, message, descriptors)
+        except (OSError, XcacheError, sqlite3.Error) as error:
             answer = Reply(refusal(error))
         except Exception as error:
             # One request that meets a defect must not end the service of all others.
             logger.exception("a %s failed", type(message).__name__)
             answer = Reply(refusal(error))
-        if isinstance(answer, Future):
-            self.in_flight += 1
-            answer.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._answered, request, done))
-        else:
+        if isinstance(answer, Reply):
             self._send(request, answer)
+        elif answer is not None:
+            self.in_flight += 1
+            if isinstance(answer, Later):
+                answer.connect(
+                    say=lambda word: self._send(request, Reply(word)),
+                    give=lambda reply: self._answer(request, reply),
+                )
+            else:
+                answer.add_done_callback(
+                    lambda done: self._loop.call_soon_threadsafe(self._answer, request, Reply(done.result()))
+                )
 
-    def _answered(self, request: int, done: Future[protocol.Message]) -> None:
+    def _answer(self, request: int, reply: Reply) -> None:
+        """An answer that took its time."""
         self.in_flight -= 1
         self._server.last_request = time.monotonic()
+        self._send(request, reply)
         if self._socket.fileno() >= 0:
-            self._send(request, Reply(done.result()))
             self._work()
 
     def _send(self, request: int, reply: Reply) -> None:
+        if self._socket.fileno() < 0:
+            _close_all(() if reply.descriptor is None else (reply.descriptor,))
+            return
         self._outgoing.append((memoryview(protocol.encode(request, reply.message)), reply.descriptor))
         if not self._writing:
             self._flush()
@@ -251,6 +311,8 @@ class Connection:
                 else:
                     sent = socket.send_fds(self._socket, [data], [descriptor])
                     os.close(descriptor)
+                # Whoever takes a part of it is not silent.
+                self._owes_since = None
                 if sent == len(data):
                     self._outgoing.popleft()
                 else:
@@ -266,16 +328,27 @@ class Connection:
                 self._loop.add_writer(self._socket.fileno(), self._on_writable)
             else:
                 self._loop.remove_writer(self._socket.fileno())
+        self._note_what_is_owed()
 
     def _read_or_not(self) -> None:
         """Read on only from who takes the answers and has not asked for too much already."""
-        free = not self._writing and self.in_flight < _MAX_IN_FLIGHT
+        free = not self._writing and self._may_ask_more()
         read = free and not self._waiting and not self._leaving
         if read and not self._reading:
             self._loop.add_reader(self._socket.fileno(), self._on_readable)
         elif self._reading and not read:
             self._loop.remove_reader(self._socket.fileno())
         self._reading = read
+
+    def _may_ask_more(self) -> bool:
+        return self.in_flight < self._settings.max_requests
+
+    def _note_what_is_owed(self) -> None:
+        """Since when the client owes the rest of a frame, or its hello, or to take an answer."""
+        if self._greeted and not self._reader.unfinished and not self._writing:
+            self._owes_since = None
+        elif self._owes_since is None:
+            self._owes_since = time.monotonic()
 
     def _drop_descriptors(self) -> None:
         _close_all(self._descriptors)
@@ -287,14 +360,14 @@ def _close_all(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def listen(path: Path) -> socket.socket:
-    """A listening socket at ``path`` that only this user can connect to."""
+def listen(path: Path, *, for_everybody: bool) -> socket.socket:
+    """A listening socket at ``path`` that only this user can connect to, or every user of the machine."""
     if _answers(path):
         raise StoreError(f"another daemon listens on {path}")
     if path.is_socket():
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    before = os.umask(0o177)
+    before = os.umask(0o111 if for_everybody else 0o177)
     try:
         listener.bind(os.fspath(path))
     except OSError as error:

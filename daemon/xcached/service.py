@@ -1,80 +1,110 @@
-"""What each request means."""
+"""What each request about an executable means: get, put, lease, load, complain."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
-import resource
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any
 
 from xcache import protocol
 from xcache.config import Config
-from xcached.store import Source, Store, Writer
+from xcached.administration import Administration
+from xcached.caller import Answer, Caller, Reply
+from xcached.database import is_damage
+from xcached.leases import Leases
+from xcached.quarantine import Quarantine
+from xcached.store import Entry, Hit, Source, Store, Writer
+from xcached.trust import ROOT, Trust
 from xcached.writer import CallJob, PutJob, WriterThread
 
 logger = logging.getLogger("xcached")
 
 _DIGITS = frozenset("0123456789abcdef")
-_COUNTERS = frozenset({"requests", "hits", "misses", "bytes_read", "compile_seconds", "load_seconds", "saved_seconds"})
-_GROUPS = ("uncacheable:", "errors:")
 _LARGEST = 2**53
-
-
-class Client(NamedTuple):
-    """Who is asking: what the kernel says, and what they say of themselves."""
-
-    pid: int
-    uid: int
-    program: str
-
-
-class Reply(NamedTuple):
-    """An answer, and a descriptor that goes with it."""
-
-    message: protocol.Message
-    descriptor: int | None = None
-
-
-Answer = Reply | Future[protocol.Message]
 
 
 class Service:
     """Answers requests from the store; reads at once, changes on the writer's thread."""
 
-    def __init__(self, store: Store, config: Config, version: str, stop: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        trust: Trust,
+        version: str,
+        stop: Callable[[str], None],
+        begin_anew: Callable[[str], None],
+    ) -> None:
+        """``begin_anew`` has the daemon leave and start again, with a fresh store for a damaged one."""
         self._store = store
         self._config = config
         self._version = version
-        self._stop = stop
-        self._writer = WriterThread(store)
-        self._started = time.time()
-        self.connections = 0
-        self._handlers: dict[type[Any], Callable[[Client, Any, Sequence[int]], Answer]] = {
-            protocol.Get: self._get,
-            protocol.Put: self._put,
-            protocol.MarkNotCacheable: self._mark_not_cacheable,
-            protocol.Report: self._report,
-            protocol.Remove: self._remove,
-            protocol.Clear: self._clear,
-            protocol.Sync: self._sync,
-            protocol.ZeroStatistics: self._zero_statistics,
-            protocol.AskStatus: self._status,
-            protocol.Stop: self._stop_daemon,
-        }
+        self._begin_anew = begin_anew
+        self._loop = asyncio.get_running_loop()
+        self.trust = trust
+        self._writer = WriterThread(store, self._damaged_behind)
+        self._quarantine = Quarantine(store, config.dir / "quarantine", self._may_judge)
+        self._leases = Leases(
+            trusts=self.trust.reads,
+            look_up=self._look_up,
+            expected=lambda wanted: store.expected_seconds(wanted.key, wanted.program_digest),
+            call_later=self._loop.call_later,
+        )
+        self._call(lambda _: _done(self._quarantine.sweep))
+        self.administration = Administration(
+            store, config, version, self._writer, self._quarantine, self._leases, self.trust, stop
+        )
+        self._handlers: dict[type[Any], Callable[[Caller, Any, Sequence[int]], Answer]] = (
+            self.administration.handlers
+            | {
+                protocol.Get: self._get,
+                protocol.Put: self._put,
+                protocol.Release: self._release,
+                protocol.Loading: self._loading,
+                protocol.Loaded: self._loaded,
+                protocol.Complain: self._complain,
+                protocol.MarkNotCacheable: self._mark_not_cacheable,
+            }
+        )
 
-    def handle(self, client: Client, message: protocol.Message, descriptors: Sequence[int]) -> Answer:
-        """Answer one request, now or later; descriptors that are not passed on are the caller's to close."""
+    def handle(self, caller: Caller, message: protocol.Message, descriptors: Sequence[int]) -> Answer:
+        """Answer a request, now, later or not at all; descriptors that are not passed on are the caller's to close."""
         handler = self._handlers.get(type(message))
         if handler is None:
             return Reply(protocol.Refused("protocol error", f"{type(message).__name__} is not a request"))
-        return handler(client, message, descriptors)
+        try:
+            return handler(caller, message, descriptors)
+        except sqlite3.DatabaseError as error:
+            if is_damage(error):
+                self._damaged(error)
+            raise
 
     def welcome(self) -> protocol.Welcome:
         """The answer to Hello."""
         return protocol.Welcome(protocol.VERSION, self._version, os.getpid(), protocol.path_text(self._config.dir))
+
+    def leave(self, caller: Caller) -> None:
+        """A connection has ended, and with it what the client held and waited for."""
+        self._leases.leave(caller)
+        for key, digest in caller.loading.items():
+            self._strike(caller, key, digest)
+
+    def _strike(self, caller: Caller, key: str, digest: str) -> None:
+        who = f"{caller.program} (process {caller.pid})"
+        self._call(lambda _: _done(lambda: self._quarantine.strike(key, digest, caller.uid, who)))
+
+    def busy(self) -> bool:
+        """Whether somebody compiles for others, who would not know of it if the daemon left."""
+        return len(self._leases) > 0
+
+    def send_waiters_away(self) -> None:
+        """The daemon leaves: who waits for a compile does it."""
+        self._leases.send_everybody_away()
 
     def finish(self, seconds: float) -> bool:
         """Write what is still to be written, and close the store."""
@@ -83,127 +113,136 @@ class Service:
             self._store.close()
         return done
 
-    def _get(self, client: Client, message: protocol.Get, descriptors: Sequence[int]) -> Answer:
-        hit = self._store.get(message.key)
-        if hit is None:
-            reason = self._store.why_not(message.key)
-            return Reply(protocol.Missing() if reason is None else protocol.NotCacheable(reason))
+    def _get(self, caller: Caller, message: protocol.Get, descriptors: Sequence[int]) -> Answer:
+        return self._look_up(caller, message) or self._leases.ask(caller, message)
+
+    def _look_up(self, caller: Caller, message: protocol.Get) -> Reply | None:
+        """What is stored, by whoever the caller trusts, or known not to be storable."""
+        hits = self._store.find(message.key)
+        if hits:
+            hits = [hit for hit in hits if self._may_have(caller, hit)]
+        # One's own first, then root's.
+        for hit in sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT)):
+            reply = self._found(message.key, hit)
+            if reply is not None:
+                return reply
+        reason = self._store.why_not(message.key, lambda writer: self.trust.reads(caller.uid, writer))
+        return None if reason is None else Reply(protocol.NotCacheable(reason))
+
+    def _may_have(self, caller: Caller, hit: Hit) -> bool:
+        if (hit.digest, caller.uid) in self._quarantine.barred:
+            return False
+        return self.trust.reads(caller.uid, hit.writer_uid)
+
+    def _found(self, key: str, hit: Hit) -> Reply | None:
         descriptor = None
         if hit.content is None:
-            descriptor = self._store.open_file(hit.digest)
+            descriptor = self._store.files.open(hit.digest)
             if descriptor is None:
-                logger.error("the file of %r is gone; its entry is dropped", message.key)
-                self._call(lambda store: _removed(store, [message.key]))
-                return Reply(protocol.Missing())
-        self._writer.note_use(message.key, time.time())
+                self._call(
+                    lambda _: _done(
+                        lambda: self._quarantine.complain(key, hit.digest, hit.writer_uid, "its file is gone")
+                    )
+                )
+                return None
+        self._writer.note_use(Entry(key, hit.writer_uid), time.time())
         return Reply(protocol.Found(hit.digest, hit.stored_size, hit.compile_seconds, hit.content), descriptor)
 
-    def _put(self, client: Client, message: protocol.Put, descriptors: Sequence[int]) -> Answer:
-        named = (message.key, message.digest, message.program_digest, message.program_stored_digest)
-        for digest in (*named, *message.components.values()):
-            if not _is_digest(digest):
-                return Reply(protocol.Refused("protocol error", f"{digest[:80]!r} is not a digest"))
-        if missing := [name for name in protocol.DESCRIBED_COMPONENTS if name not in message.components]:
-            return Reply(protocol.Refused("protocol error", f"the key has no {missing[0]}"))
-        sizes = (message.raw_size, message.stored_size, message.program_raw_size, message.program_stored_size)
-        if not all(0 <= size <= _LARGEST for size in sizes) or not 0 <= message.compile_seconds <= _LARGEST:
-            return Reply(protocol.Refused("protocol error", "a size or a time that cannot be"))
-        if len(descriptors) != message.wants_descriptors:
-            came = f"{len(descriptors)} descriptors came, not {message.wants_descriptors}"
-            return Reply(protocol.Refused("protocol error", came))
+    def _put(self, caller: Caller, message: protocol.Put, descriptors: Sequence[int]) -> Answer:
+        refused = self._why_refused(caller, message, descriptors)
+        if refused is not None:
+            self._leases.disappoint(message.key)
+            return Reply(refused)
         copies = _duplicates(descriptors)
         of_executable = copies.pop(0) if message.payload is None else None
         of_program = copies.pop(0) if message.program is None else None
         executable = Source(message.digest, message.stored_size, message.payload, of_executable)
         program = Source(message.program_stored_digest, message.program_stored_size, message.program, of_program)
         done: Future[protocol.Message] = Future()
-        self._writer.submit(PutJob(message, executable, program, Writer(client.uid, client.pid, client.program), done))
+        done.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._has_put, message.key, done.result()))
+        self._writer.submit(PutJob(message, executable, program, Writer(caller.uid, caller.pid, caller.program), done))
         return done
 
+    def _has_put(self, key: str, answer: protocol.Message) -> None:
+        if isinstance(answer, protocol.Refused):
+            self._leases.disappoint(key)
+        else:
+            self._leases.settle(key)
+
+    def _why_refused(
+        self, caller: Caller, message: protocol.Put, descriptors: Sequence[int]
+    ) -> protocol.Refused | None:
+        named = (message.key, message.digest, message.program_digest, message.program_stored_digest)
+        for digest in (*named, *message.components.values()):
+            if not _is_digest(digest):
+                return protocol.Refused("protocol error", f"{digest[:80]!r} is not a digest")
+        if missing := [name for name in protocol.DESCRIBED_COMPONENTS if name not in message.components]:
+            return protocol.Refused("protocol error", f"the key has no {missing[0]}")
+        sizes = (message.raw_size, message.stored_size, message.program_raw_size, message.program_stored_size)
+        if not all(0 <= size <= _LARGEST for size in sizes) or not 0 <= message.compile_seconds <= _LARGEST:
+            return protocol.Refused("protocol error", "a size or a time that cannot be")
+        if len(descriptors) != message.wants_descriptors:
+            came = f"{len(descriptors)} descriptors came, not {message.wants_descriptors}"
+            return protocol.Refused("protocol error", came)
+        largest = max(message.stored_size, message.program_stored_size)
+        if largest > self._config.max_payload:
+            return protocol.Refused("too large", f"{largest} bytes are above the limit of {self._config.max_payload}")
+        if (message.digest, caller.uid) in self._quarantine.barred:
+            return protocol.Refused("set aside", "processes that loaded exactly these bytes have ended")
+        return None
+
+    def _release(self, caller: Caller, message: protocol.Release, descriptors: Sequence[int]) -> None:
+        self._leases.release(caller, message.key, message.lease)
+
+    def _loading(self, caller: Caller, message: protocol.Loading, descriptors: Sequence[int]) -> None:
+        if len(caller.loading) < self._config.max_requests and _is_digest(message.digest):
+            caller.loading[message.key] = message.digest
+
+    def _loaded(self, caller: Caller, message: protocol.Loaded, descriptors: Sequence[int]) -> None:
+        caller.loading.pop(message.key, None)
+        if (message.key, caller.uid) in self._quarantine.struck:
+            self._call(lambda _: _done(lambda: self._quarantine.forgive(message.key, caller.uid)))
+
+    def _complain(self, caller: Caller, message: protocol.Complain, descriptors: Sequence[int]) -> Answer:
+        caller.loading.pop(message.key, None)
+        return self._call(
+            lambda _: _done(lambda: self._quarantine.complain(message.key, message.digest, caller.uid, message.reason))
+        )
+
     def _mark_not_cacheable(
-        self, client: Client, message: protocol.MarkNotCacheable, descriptors: Sequence[int]
+        self, caller: Caller, message: protocol.MarkNotCacheable, descriptors: Sequence[int]
     ) -> Answer:
         def mark(store: Store) -> protocol.Message:
             with store.transaction():
-                store.mark_not_cacheable(message)
+                store.mark_not_cacheable(message, caller.uid)
             return protocol.Done()
 
         if not _is_digest(message.key):
             return Reply(protocol.Refused("protocol error", f"{message.key[:80]!r} is not a digest"))
-        return self._call(mark)
+        done = self._call(mark)
+        done.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._has_put, message.key, done.result()))
+        return done
 
-    def _report(self, client: Client, message: protocol.Report, descriptors: Sequence[int]) -> Answer:
-        counts = {
-            name: amount
-            for name, amount in message.counts.items()
-            if name in _COUNTERS or (name.startswith(_GROUPS) and len(name) < 200)
-        }
-        self._writer.note_counts(counts)
-        return Reply(protocol.Done())
+    def _may_judge(self, reader: int, writer: int) -> bool:
+        """Whether a reader's word is enough to set aside what a writer wrote."""
+        return reader == writer or self.trust.administers(reader)
 
-    def _remove(self, client: Client, message: protocol.Remove, descriptors: Sequence[int]) -> Answer:
-        return self._call(lambda store: _removed(store, message.keys))
+    def _damaged_behind(self, error: Exception) -> None:
+        self._loop.call_soon_threadsafe(self._damaged, error)
 
-    def _clear(self, client: Client, message: protocol.Clear, descriptors: Sequence[int]) -> Answer:
-        def clear(store: Store) -> protocol.Message:
-            with store.transaction():
-                store.forget_marks()
-            return _removed(store, store.keys())
+    def _damaged(self, error: Exception) -> None:
+        self._store.database.note_damage()
+        self._begin_anew(f"the database is damaged: {error}")
 
-        return self._call(clear)
-
-    def _sync(self, client: Client, message: protocol.Sync, descriptors: Sequence[int]) -> Answer:
-        # The writer writes what it holds back before it comes to this.
-        return self._call(lambda _: protocol.Done())
-
-    def _zero_statistics(self, client: Client, message: protocol.ZeroStatistics, descriptors: Sequence[int]) -> Answer:
-        def zero(store: Store) -> protocol.Message:
-            with store.transaction():
-                store.zero_statistics()
-            return protocol.Done()
-
-        return self._call(zero)
-
-    def _status(self, client: Client, message: protocol.AskStatus, descriptors: Sequence[int]) -> Answer:
-        totals = self._store.totals()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return Reply(
-            protocol.Status(
-                {
-                    "pid": os.getpid(),
-                    "version": self._version,
-                    "uptime_seconds": round(time.time() - self._started, 3),
-                    "connections": self.connections,
-                    "entries": totals["entries"],
-                    "bytes": totals["bytes"],
-                    "max_size": self._config.max_size,
-                    "peak_memory": peak,
-                }
-            )
-        )
-
-    def _stop_daemon(self, client: Client, message: protocol.Stop, descriptors: Sequence[int]) -> Answer:
-        self._stop(f"asked by process {client.pid} ({client.program!r}): {message.reason[:200]!r}")
-        return Reply(protocol.Done())
-
-    def _call(self, call: Callable[[Store], protocol.Message]) -> Answer:
+    def _call(self, call: Callable[[Store], protocol.Message]) -> Future[protocol.Message]:
         done: Future[protocol.Message] = Future()
         self._writer.submit(CallJob(call, done))
         return done
 
 
-def _removed(store: Store, keys: Sequence[str]) -> protocol.Message:
-    entries = total = 0
-    # In steps, so that clearing a large store does not keep others waiting for one long transaction.
-    for start in range(0, len(keys), 500):
-        before = store.totals_now()
-        with store.transaction():
-            loose = store.remove(keys[start : start + 500])
-        store.delete_files(loose)
-        after = store.totals_now()
-        entries += before["entries"] - after["entries"]
-        total += before["bytes"] - after["bytes"]
-    return protocol.Removed(entries, total)
+def _done(work: Callable[[], object]) -> protocol.Message:
+    work()
+    return protocol.Done()
 
 
 def _duplicates(descriptors: Sequence[int]) -> list[int]:

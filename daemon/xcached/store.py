@@ -1,27 +1,28 @@
-"""The store: SQLite rows, and files beside it for what is large. All methods but ``get`` belong to one thread."""
+"""The store: SQLite rows, and files beside it for what is large.
+
+What readers ask belongs to the thread that serves, everything else to the one that writes.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import logging
-import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from xcache import protocol
-from xcache.errors import NewerStoreError, RefusedError, StoreError
+from xcache.errors import RefusedError, StoreError
 from xcached.blobs import BlobFiles
+from xcached.database import Database
 from xcached.eviction import Candidate, least_recently_used
 
 logger = logging.getLogger("xcached")
 
-_SCHEMA_VERSION = 1
 _EVICTED_AT_ONCE = 64
 _PAGES_AT_ONCE = 1024
-_MOST_MARKS = 100_000
+_MOST_MARKS = _MOST_COMPILE_TIMES = 100_000
 _MOST_COUNTERS = 1000
 
 
@@ -32,6 +33,7 @@ class Hit(NamedTuple):
     stored_size: int
     compile_seconds: float
     content: bytes | None
+    writer_uid: int
 
 
 class Use(NamedTuple):
@@ -58,92 +60,74 @@ class Source(NamedTuple):
     descriptor: int | None
 
 
-class GoneError(StoreError):
-    """The store is not where it was any more."""
+class Entry(NamedTuple):
+    """An entry by what tells it from all others."""
+
+    key: str
+    writer_uid: int
 
 
 class Store:
     """Opens or makes the store in a folder; NewerStoreError for one that a newer xcache wrote."""
 
-    def __init__(self, directory: Path, max_size: int) -> None:
+    def __init__(self, directory: Path, max_size: int, user_quota: int = 0) -> None:
         self.max_size = max_size
-        self._path = directory / protocol.DATABASE
+        self.user_quota = user_quota
+        self.database = Database(directory)
+        self.transaction, self.part = self.database.transaction, self.database.part
+        self._db = self.database.writing
+        self._reading = self.database.reading
         try:
-            self._files = BlobFiles(directory / "blobs")
-            self._db = self._open()
-            self._inode = self._path.stat().st_ino
-            self._reading = self._connect()
-        except (OSError, sqlite3.Error) as error:
-            raise StoreError(f"{self._path} cannot be opened: {error}") from None
+            self.files = BlobFiles(directory / "blobs")
+        except OSError as error:
+            self.database.close()
+            raise StoreError(f"{directory / 'blobs'} cannot be used: {error.strerror}") from None
+        (last,) = self._db.execute("SELECT max(used_order) FROM entries").fetchone()
+        self._used_order = last or 0
+        # Who put something since there was last looked at quotas.
+        self._grown: set[int] = set()
 
     def close(self) -> None:
         """Close the database, which leaves no journal behind."""
-        self._reading.close()
-        self._db.close()
+        self.database.close()
 
     # What readers ask, on the thread that serves.
 
-    def get(self, key: str) -> Hit | None:
-        """What is stored under ``key``."""
-        row = self._reading.execute(
-            "SELECT entries.blob, blobs.stored_size, entries.compile_seconds, blobs.content"
+    def find(self, key: str) -> list[Hit]:
+        """What is stored under ``key``: one for each writer."""
+        rows = self._reading.execute(
+            "SELECT entries.blob, blobs.stored_size, entries.compile_seconds, blobs.content, entries.writer_uid"
             " FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE entries.key = ?",
             (key,),
-        ).fetchone()
-        return None if row is None else Hit(*row)
+        )
+        return [Hit(*row) for row in rows]
 
-    def why_not(self, key: str) -> str | None:
-        """Why there can be no entry under ``key``, if that is known."""
-        row = self._reading.execute("SELECT reason FROM not_cacheable WHERE key = ?", (key,)).fetchone()
-        return None if row is None else str(row[0])
+    def why_not(self, key: str, trusts: Callable[[int], bool]) -> str | None:
+        """Why there can be no entry under ``key``, if somebody who is trusted has found out."""
+        rows = self._reading.execute("SELECT reason, writer_uid FROM not_cacheable WHERE key = ?", (key,))
+        return next((str(reason) for reason, writer in rows if trusts(writer)), None)
 
-    def open_file(self, digest: str) -> int | None:
-        """A descriptor of a content that is kept as a file."""
-        return self._files.open(digest)
+    def expected_seconds(self, key: str, program_digest: str) -> float | None:
+        """How long it took to compile this, or else the same program in another way, when that was last done."""
+        for sql, value in (
+            ("SELECT seconds FROM compile_times WHERE key = ?", key),
+            ("SELECT max(compile_seconds) FROM entries WHERE program = ?", program_digest),
+        ):
+            row = self._reading.execute(sql, (value,)).fetchone()
+            if row is not None and row[0] is not None:
+                return float(row[0])
+        return None
 
     def totals(self) -> dict[str, int]:
         """How many entries there are, and how many bytes they take."""
-        return _totals(self._reading)
+        return dict(self._reading.execute("SELECT name, amount FROM totals").fetchall())
 
     # What changes the store, on the thread that writes.
 
-    @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
-        """Everything inside, or nothing of it, is on disk when this is left."""
-        self._check_in_place()
-        with self._between("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):
-            yield
-
-    @contextlib.contextmanager
-    def part(self) -> Iterator[None]:
-        """Within a transaction: everything inside, or nothing of it."""
-        with self._between("SAVEPOINT part", "RELEASE part", "ROLLBACK TO part; RELEASE part"):
-            yield
-
-    @contextlib.contextmanager
-    def _between(self, begin: str, end: str, undo: str) -> Iterator[None]:
-        self._db.execute(begin)
-        try:
-            yield
-            self._db.execute(end)
-        except BaseException:
-            with contextlib.suppress(sqlite3.Error):
-                for statement in undo.split("; "):
-                    self._db.execute(statement)
-            raise
-
-    def _check_in_place(self) -> None:
-        """What is written to a database that somebody deleted is lost, however well it is written."""
-        try:
-            there = self._path.stat().st_ino == self._inode
-        except OSError:
-            there = False
-        if not there:
-            raise GoneError(f"{self._path} was deleted or replaced")
-
-    def has(self, key: str) -> bool:
-        """Whether there is an entry under ``key``."""
-        return self._refers("entries", "key", key)
+    def has(self, entry: Entry) -> bool:
+        """Whether there is such an entry, with something in it."""
+        sql = "SELECT 1 FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE key = ? AND writer_uid = ?"
+        return self._db.execute(sql, entry).fetchone() is not None
 
     def accept(self, source: Source) -> None:
         """Make sure a content is what it was announced to be, and bring a large one to disk.
@@ -151,7 +135,7 @@ class Store:
         Ahead of the transaction that speaks of it; also when it is there already, since what is there may be damaged.
         """
         if source.descriptor is not None:
-            self._files.write(source.descriptor, source.size, source.digest)
+            self.files.write(source.descriptor, source.size, source.digest)
         elif (
             source.content is None
             or len(source.content) != source.size
@@ -161,13 +145,14 @@ class Store:
 
     def put(self, put: protocol.Put, executable: Source, program: Source, writer: Writer) -> list[str]:
         """Within a transaction: add or replace an entry. Returns digests that nothing may refer to any more."""
-        loose = self.remove([put.key])
+        loose = self.remove([Entry(put.key, writer.uid)])
         self._insert_blob(executable)
-        if not self._refers("programs", "digest", put.program_digest):
+        if not self._refers("programs", digest=put.program_digest, writer_uid=writer.uid):
             self._insert_blob(program)
             self._insert(
                 "programs",
                 digest=put.program_digest,
+                writer_uid=writer.uid,
                 raw_size=put.program_raw_size,
                 codec=put.codec,
                 blob=program.digest,
@@ -184,6 +169,7 @@ class Store:
         self._insert(
             "entries",
             key=put.key,
+            writer_uid=writer.uid,
             module_name=put.module_name,
             platform=put.platform,
             device_kind=put.device_kind,
@@ -195,65 +181,83 @@ class Store:
             compile_seconds=put.compile_seconds,
             created_at=now,
             last_used_at=now,
+            used_order=self._next_order(),
             hits=0,
-            writer_uid=writer.uid,
             writer_pid=writer.pid,
             writer_program=writer.program,
             program=put.program_digest,
+            footprint=put.stored_size + put.program_stored_size,
             **{f"{name}_component": put.components.get(name) for name in protocol.DESCRIBED_COMPONENTS},
         )
+        self._grown.add(writer.uid)
         return loose
 
-    def mark_not_cacheable(self, mark: protocol.MarkNotCacheable) -> None:
+    def mark_not_cacheable(self, mark: protocol.MarkNotCacheable, uid: int) -> None:
         """Within a transaction: remember that there can be no entry; the oldest marks are forgotten first."""
         self._db.execute(
-            "INSERT OR REPLACE INTO not_cacheable (key, module_name, reason, created_at) VALUES (?, ?, ?, ?)",
-            (mark.key, mark.module_name, mark.reason, time.time()),
+            "INSERT OR REPLACE INTO not_cacheable (key, writer_uid, module_name, reason, created_at)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (mark.key, uid, mark.module_name, mark.reason, time.time()),
         )
-        self._db.execute(
-            "DELETE FROM not_cacheable WHERE rowid <= (SELECT max(rowid) FROM not_cacheable) - ?", (_MOST_MARKS,)
-        )
+        self._forget_oldest("not_cacheable", _MOST_MARKS)
 
-    def forget_marks(self) -> None:
-        """Within a transaction: forget what is known not to be cacheable."""
-        self._db.execute("DELETE FROM not_cacheable")
+    def forget_marks(self, uid: int | None) -> None:
+        """Within a transaction: forget what is known not to be cacheable, by one user or by all."""
+        self._db.execute("DELETE FROM not_cacheable WHERE writer_uid = coalesce(?, writer_uid)", (uid,))
 
-    def remove(self, keys: Iterable[str]) -> list[str]:
+    def remove(self, entries: Iterable[Entry]) -> list[str]:
         """Within a transaction: delete entries and what only they used. Returns digests of files to delete after."""
         loose: list[str] = []
-        for key in keys:
-            self._db.execute("DELETE FROM not_cacheable WHERE key = ?", (key,))
-            row = self._db.execute("SELECT blob, program FROM entries WHERE key = ?", (key,)).fetchone()
+        for entry in entries:
+            self._db.execute("DELETE FROM not_cacheable WHERE key = ? AND writer_uid = ?", entry)
+            row = self._db.execute(
+                "SELECT blob, program FROM entries WHERE key = ? AND writer_uid = ?", entry
+            ).fetchone()
             if row is None:
                 continue
             blob, program = row
-            self._db.execute("DELETE FROM entries WHERE key = ?", (key,))
+            self._db.execute("DELETE FROM entries WHERE key = ? AND writer_uid = ?", entry)
             loose += self._drop_blob(blob)
-            if not self._refers("entries", "program", program):
-                (program_blob,) = self._db.execute("SELECT blob FROM programs WHERE digest = ?", (program,)).fetchone()
-                self._db.execute("DELETE FROM programs WHERE digest = ?", (program,))
-                loose += self._drop_blob(program_blob)
+            owned = (program, entry.writer_uid)
+            if not self._refers("entries", program=program, writer_uid=entry.writer_uid):
+                found = self._db.execute(
+                    "SELECT blob FROM programs WHERE digest = ? AND writer_uid = ?", owned
+                ).fetchone()
+                self._db.execute("DELETE FROM programs WHERE digest = ? AND writer_uid = ?", owned)
+                loose += self._drop_blob(found[0]) if found else ()
+        if loose:
+            self._forget_oldest("compile_times", _MOST_COMPILE_TIMES)
         return loose
 
     def delete_files(self, digests: Iterable[str]) -> None:
         """After a commit: delete files that nothing refers to."""
         for digest in digests:
             if not self._is_in_file(digest):
-                self._files.delete(digest)
+                self.files.delete(digest)
 
     def totals_now(self) -> dict[str, int]:
         """The totals, for the thread that writes."""
-        return _totals(self._db)
+        return dict(self._db.execute("SELECT name, amount FROM totals").fetchall())
 
-    def keys(self) -> list[str]:
-        """All keys."""
-        return [key for (key,) in self._db.execute("SELECT key FROM entries")]
+    def entries_under(self, key: str) -> list[Entry]:
+        """The entries and marks of all writers under a key."""
+        sql = (
+            "SELECT key, writer_uid FROM entries WHERE key = :key"
+            " UNION SELECT key, writer_uid FROM not_cacheable WHERE key = :key"
+        )
+        return [Entry(*row) for row in self._db.execute(sql, {"key": key})]
 
-    def note_uses(self, uses: Mapping[str, Use]) -> None:
-        """Within a transaction: add hits and move the last use forward."""
+    def entries_of(self, uid: int | None) -> list[Entry]:
+        """All entries, or those of one writer."""
+        sql = "SELECT key, writer_uid FROM entries WHERE writer_uid = coalesce(?, writer_uid)"
+        return [Entry(*row) for row in self._db.execute(sql, (uid,))]
+
+    def note_uses(self, uses: Mapping[Entry, Use]) -> None:
+        """Within a transaction: add hits; ``uses`` are in the order of the last use."""
         self._db.executemany(
-            "UPDATE entries SET hits = hits + ?, last_used_at = max(last_used_at, ?) WHERE key = ?",
-            [(use.hits, use.last_used_at, key) for key, use in uses.items()],
+            # The order is one of its own, so that a clock which jumps changes nothing about what is evicted.
+            "UPDATE entries SET hits = hits + ?, last_used_at = ?, used_order = ? WHERE key = ? AND writer_uid = ?",
+            [(use.hits, use.last_used_at, self._next_order(), *entry) for entry, use in uses.items()],
         )
 
     def add_statistics(self, counts: Mapping[str, float]) -> None:
@@ -273,18 +277,16 @@ class Store:
 
     def evict(self) -> tuple[int, int]:
         """Make room while there is too much; returns how many entries and bytes went."""
-        count = freed = 0
-        while self.max_size and (excess := self._total_bytes() - self.max_size) > 0:
-            chosen = least_recently_used(self._oldest(), excess)
-            if not chosen:
+        before = self.totals_now()
+        while self._grown and self.user_quota:
+            uid = self._grown.pop()
+            while (excess := self._bytes_of(uid) - self.user_quota) > 0 and self._evict_some(excess, uid):
+                pass
+        while self.max_size and (excess := self.totals_now()["bytes"] - self.max_size) > 0:
+            if not self._evict_some(excess, None):
                 break
-            with self.transaction():
-                loose = self.remove(chosen)
-                self.add_statistics({"evictions": len(chosen)})
-            self.delete_files(loose)
-            count += len(chosen)
-            freed += excess + self.max_size - self._total_bytes()
-        return count, freed
+        after = self.totals_now()
+        return before["entries"] - after["entries"], before["bytes"] - after["bytes"]
 
     def give_back_room(self) -> None:
         """Return some of the database's free pages to the file system: in steps, so that nobody has to wait."""
@@ -294,47 +296,68 @@ class Store:
 
     def sweep(self) -> int:
         """Delete files no row speaks of: what was written just before a crash."""
-        count = self._files.clear_unfinished()
-        for digest in self._files.all():
+        count = self.files.clear_unfinished()
+        for digest in self.files.all():
             if not self._is_in_file(digest):
-                self._files.delete(digest)
+                self.files.delete(digest)
                 count += 1
         return count
 
-    def _oldest(self) -> Iterator[Candidate]:
-        """The entries used longest ago."""
-        cursor = self._db.execute(
-            # CROSS JOIN keeps the order of the tables: the index of last_used_at, then two look-ups for each row.
-            "SELECT entries.key, entries.stored_size, entries.program, blobs.stored_size,"
-            " (SELECT count(*) FROM (SELECT 1 FROM entries other WHERE other.program = entries.program LIMIT :more))"
-            " FROM entries CROSS JOIN programs ON programs.digest = entries.program"
-            " CROSS JOIN blobs ON blobs.digest = programs.blob ORDER BY entries.last_used_at LIMIT :most",
-            {"most": _EVICTED_AT_ONCE, "more": _EVICTED_AT_ONCE + 1},
-        )
-        return (Candidate(*row) for row in cursor.fetchall())
+    def _evict_some(self, excess: int, uid: int | None) -> int:
+        """Evict what was used longest ago, of one user or of all, until ``excess`` bytes are free or some have gone."""
+        chosen = least_recently_used(self._oldest(uid), excess)
+        if chosen:
+            with self.transaction():
+                loose = self.remove(chosen)
+                self.add_statistics({"evictions": len(chosen)})
+            self.delete_files(loose)
+        return len(chosen)
 
-    def _total_bytes(self) -> int:
-        return self.totals_now()["bytes"]
+    def _oldest(self, uid: int | None) -> Iterator[Candidate[Entry]]:
+        """The entries used longest ago. A program that others have as well is counted as free with the last of them."""
+        cursor = self._db.execute(
+            # CROSS JOIN keeps the order of the tables: an index of used_order, then two look-ups for each row.
+            "SELECT entries.key, entries.writer_uid, entries.stored_size, entries.program, blobs.stored_size,"  # noqa: S608
+            " (SELECT count(*) FROM (SELECT 1 FROM entries other WHERE other.program = entries.program"
+            " AND other.writer_uid = entries.writer_uid LIMIT :more))"
+            " FROM entries CROSS JOIN programs"
+            " ON programs.digest = entries.program AND programs.writer_uid = entries.writer_uid"
+            " CROSS JOIN blobs ON blobs.digest = programs.blob"
+            f" {'' if uid is None else 'WHERE entries.writer_uid = :uid'} ORDER BY entries.used_order LIMIT :most",
+            {"most": _EVICTED_AT_ONCE, "more": _EVICTED_AT_ONCE + 1, "uid": uid},
+        )
+        for key, writer, size, program, program_size, sharers in cursor.fetchall():
+            yield Candidate(Entry(key, writer), size, f"{writer} {program}", program_size, sharers)
+
+    def _bytes_of(self, uid: int) -> int:
+        row = self._db.execute("SELECT bytes FROM users WHERE uid = ?", (uid,)).fetchone()
+        return row[0] if row else 0
+
+    def _next_order(self) -> int:
+        self._used_order += 1
+        return self._used_order
+
+    def _forget_oldest(self, table: str, most: int) -> None:
+        sql = f"DELETE FROM {table} WHERE rowid <= (SELECT max(rowid) FROM {table}) - ?"  # noqa: S608
+        self._db.execute(sql, (most,))
 
     def _is_in_file(self, digest: str) -> bool:
         row = self._db.execute("SELECT content IS NULL FROM blobs WHERE digest = ?", (digest,)).fetchone()
         return row is not None and bool(row[0])
 
-    def _has_blob(self, digest: str) -> bool:
-        return self._refers("blobs", "digest", digest)
-
-    def _refers(self, table: str, column: str, value: str) -> bool:
-        sql = f"SELECT 1 FROM {table} WHERE {column} = ? LIMIT 1"  # noqa: S608 - names of our own
-        return self._db.execute(sql, (value,)).fetchone() is not None
+    def _refers(self, table: str, **values: object) -> bool:
+        where = " AND ".join(f"{column} = ?" for column in values)
+        sql = f"SELECT 1 FROM {table} WHERE {where} LIMIT 1"  # noqa: S608 - names of our own
+        return self._db.execute(sql, tuple(values.values())).fetchone() is not None
 
     def _insert_blob(self, source: Source) -> None:
-        if self._has_blob(source.digest):
+        if self._refers("blobs", digest=source.digest):
             self._db.execute("UPDATE blobs SET content = ? WHERE digest = ?", (source.content, source.digest))
         else:
             self._insert("blobs", digest=source.digest, stored_size=source.size, content=source.content)
 
     def _drop_blob(self, digest: str) -> Sequence[str]:
-        if self._refers("entries", "blob", digest) or self._refers("programs", "blob", digest):
+        if self._refers("entries", blob=digest) or self._refers("programs", blob=digest):
             return ()
         self._db.execute("DELETE FROM blobs WHERE digest = ?", (digest,))
         return (digest,)
@@ -343,41 +366,3 @@ class Store:
         places = ", ".join("?" * len(row))
         sql = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})"  # noqa: S608 - names of our own
         self._db.execute(sql, tuple(row.values()))
-
-    def _open(self) -> sqlite3.Connection:
-        found = self._version_found()
-        if found > _SCHEMA_VERSION:
-            raise NewerStoreError(
-                f"{self._path} was written by a newer xcache (schema {found}; this one knows {_SCHEMA_VERSION})"
-            )
-        connection = self._connect()
-        if found < _SCHEMA_VERSION:
-            # sqlite-utils takes 200 ms to import, which only a store that has to change is worth.
-            from sqlite_utils import Database
-
-            from xcached.schema import migrations
-
-            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            connection.execute("PRAGMA journal_mode = WAL")
-            migrations.apply(Database(connection, execute_plugins=False))
-            with contextlib.suppress(OSError):
-                self._path.chmod(0o600)
-        return connection
-
-    def _version_found(self) -> int:
-        """The version of the store that is there, found without writing to it; 0 if there is none."""
-        if not self._path.exists():
-            return 0
-        with contextlib.closing(sqlite3.connect(f"{self._path.as_uri()}?mode=ro", uri=True, timeout=10)) as connection:
-            return int(connection.execute("PRAGMA user_version").fetchone()[0])
-
-    def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._path, timeout=10, isolation_level=None, check_same_thread=False)
-        # FULL: what was acknowledged survives a power cut.
-        for pragma in ("synchronous = FULL", "mmap_size = 268435456", "foreign_keys = OFF"):
-            connection.execute(f"PRAGMA {pragma}")
-        return connection
-
-
-def _totals(connection: sqlite3.Connection) -> dict[str, int]:
-    return dict(connection.execute("SELECT name, amount FROM totals").fetchall())

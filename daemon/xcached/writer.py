@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from xcache import protocol
 from xcache.errors import RefusedError
-from xcached.store import Source, Store, Use, Writer
+from xcached.database import is_damage
+from xcached.store import Entry, Source, Store, Use, Writer
 
 logger = logging.getLogger("xcached")
 
@@ -33,6 +34,11 @@ class PutJob(NamedTuple):
     writer: Writer
     done: Future[protocol.Message]
 
+    @property
+    def entry(self) -> Entry:
+        """What it would become."""
+        return Entry(self.put.key, self.writer.uid)
+
 
 class CallJob(NamedTuple):
     """Something else to be done between transactions."""
@@ -47,11 +53,13 @@ Job = PutJob | CallJob
 class WriterThread:
     """Owns the writing side of a store. ``submit`` and the ``note`` methods may be called from one other thread."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, on_damage: Callable[[Exception], None]) -> None:
+        """``on_damage`` is told, on this thread, that the database itself is damaged."""
         self._store = store
+        self._on_damage = on_damage
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._uses: dict[str, Use] = {}
+        self._uses: dict[Entry, Use] = {}
         self._counts: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="xcached-writer", daemon=True)
         self._thread.start()
@@ -60,11 +68,12 @@ class WriterThread:
         """Queue a job; its future is resolved on the writer's thread."""
         self._jobs.put(job)
 
-    def note_use(self, key: str, now: float) -> None:
+    def note_use(self, entry: Entry, now: float) -> None:
         """An entry was asked for; written later, with others."""
         with self._lock:
-            before = self._uses.get(key)
-            self._uses[key] = Use(before.hits + 1 if before else 1, now)
+            # Taken out, so that they stand in the order of their last use.
+            before = self._uses.pop(entry, None)
+            self._uses[entry] = Use(before.hits + 1 if before else 1, now)
 
     def note_counts(self, counts: Mapping[str, float]) -> None:
         """Something was counted; written later, with others. What cannot be a count is passed over."""
@@ -123,7 +132,7 @@ class WriterThread:
                 for job, refused in zip(jobs, accepted, strict=True):
                     results.append(refused or self._put_one(job, loose))
         except Exception as error:  # noqa: BLE001 - told to each client; the daemon goes on
-            logger.error("entries could not be written: %s", error)
+            self._failed(error, "entries could not be written")
             results = [refusal(error)] * len(jobs)
         else:
             kept = [job.put.stored_size for job, r in zip(jobs, results, strict=True) if r == protocol.Stored(True)]
@@ -138,7 +147,7 @@ class WriterThread:
         """Have the contents checked and brought to disk, ahead of the transaction that speaks of them."""
         try:
             self._refuse_too_large(job.put)
-            if job.put.overwrite or not self._store.has(job.put.key):
+            if job.put.overwrite or not self._store.has(job.entry):
                 self._store.accept(job.executable)
                 self._store.accept(job.program)
         except Exception as error:  # noqa: BLE001 - one bad put must not take the others with it
@@ -150,19 +159,22 @@ class WriterThread:
         return None
 
     def _put_one(self, job: PutJob, loose: list[str]) -> protocol.Message:
-        if not job.put.overwrite and self._store.has(job.put.key):
+        if not job.put.overwrite and self._store.has(job.entry):
             return protocol.Stored(kept=False)
         try:
             with self._store.part():
                 loose += self._store.put(job.put, job.executable, job.program, job.writer)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:
+            if is_damage(error):
+                raise
             return refusal(error)
         return protocol.Stored(kept=True)
 
     def _refuse_too_large(self, put: protocol.Put) -> None:
         together = put.stored_size + put.program_stored_size
-        if self._store.max_size and together > self._store.max_size:
-            raise RefusedError("too large", f"{together} bytes are more than the store may hold")
+        for limit, whose in ((self._store.max_size, "the store"), (self._store.user_quota, "one user's entries")):
+            if limit and together > limit:
+                raise RefusedError("too large", f"{together} bytes are more than {whose} may hold")
 
     def _evict(self) -> None:
         count, freed = self._store.evict()
@@ -182,16 +194,20 @@ class WriterThread:
         try:
             job.done.set_result(job.call(self._store))
         except Exception as error:  # noqa: BLE001 - told to the client; the daemon goes on
-            logger.error("a request failed: %s", error)
+            self._failed(error, "a request failed")
             job.done.set_result(refusal(error))
 
-    @staticmethod
-    def _guard(work: Callable[[], object]) -> None:
+    def _guard(self, work: Callable[[], object]) -> None:
         """Do something whose failure concerns no client in particular, and must not end the thread."""
         try:
             work()
         except Exception as error:  # noqa: BLE001 - see above
-            logger.error("the store could not be written: %s", error)
+            self._failed(error, "the store could not be written")
+
+    def _failed(self, error: Exception, what: str) -> None:
+        logger.error("%s: %s", what, error)
+        if is_damage(error):
+            self._on_damage(error)
 
 
 def refusal(error: Exception) -> protocol.Refused:

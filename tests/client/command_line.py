@@ -12,6 +12,7 @@ import sys
 from typing import Any
 
 from click.testing import CliRunner
+from conftest import get_message
 
 from xcache import keys, payload, protocol
 from xcache.cli import main
@@ -75,7 +76,7 @@ class Shell:
     def get(self, key: str) -> None:
         """Use an entry."""
         with self._client() as client:
-            assert client.get(key)
+            assert client.get(get_message(key))
 
     def report(self, counts: dict[str, float]) -> None:
         """Have something counted."""

@@ -9,10 +9,10 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import digest, put_message, until
+from conftest import digest, get_message, put_message, until
 
 from xcache import protocol
-from xcache.client import Client
+from xcache.client import Absent, Client
 from xcache.connection import Connection
 from xcache.errors import ConnectionLostError, DamagedError, RefusedError, XcacheError
 from xcache.payload import open_sealed, seal
@@ -54,7 +54,7 @@ def test_what_was_put_is_got(client, place, size, program):
     before = descriptors()
     sealed = put(client, "a", size, noise(program)[::-1])
     assert client.put(put_message(key_of("a"), sealed, b"", payload=None, program=None), sealed, b"") is False
-    entry = client.get(key_of("a"))
+    entry = client.get(get_message(key_of("a")))
     assert (entry.digest, entry.sealed, bytes(entry.keep)) == (digest(sealed), sealed, sealed)
     assert entry.compile_seconds == 1.0
     del entry
@@ -66,7 +66,7 @@ def test_what_was_put_is_got(client, place, size, program):
 
 def test_a_kept_entry_outlives_its_file_and_its_daemon(client, place):
     sealed = put(client, "a", LIMIT + 1)
-    entry = client.get(key_of("a"))
+    entry = client.get(get_message(key_of("a")))
     for path in (place.dir / "blobs").glob("??/*"):
         path.unlink()
     place.stop()
@@ -78,7 +78,7 @@ def test_a_refused_put_says_why(client):
     with pytest.raises(RefusedError, match="not those of the digest") as caught:
         client.put(message._replace(stored_size=100_000, digest=digest(b"else")), noise(100_000), b"")
     assert caught.value.kind == "wrong digest"
-    assert client.get(key_of("a")) is None
+    assert client.get(get_message(key_of("a"))) == Absent(0)
 
 
 def test_a_restarted_daemon_is_found_by_connections_from_before(client, place):
@@ -88,7 +88,7 @@ def test_a_restarted_daemon_is_found_by_connections_from_before(client, place):
 
     def get(connection: Connection, timeout: float) -> None:
         gate.wait(20)
-        connection.ask(protocol.Get(key_of("a")), timeout)
+        connection.ask(get_message(key_of("a")), timeout)
 
     threads = [threading.Thread(target=client._with_connection, args=(get,)) for _ in range(8)]
     for thread in threads:
@@ -100,7 +100,7 @@ def test_a_restarted_daemon_is_found_by_connections_from_before(client, place):
     place.stop()
     place.start_daemon()
     for _ in range(10):
-        assert client.get(key_of("a")).sealed == sealed
+        assert client.get(get_message(key_of("a"))).sealed == sealed
     assert descriptors() <= before + 8
     client.close()
     assert descriptors() == before
@@ -112,7 +112,7 @@ def test_a_killed_daemon_is_a_lost_connection_and_the_next_is_found(client, plac
     os.kill(pid, signal.SIGKILL)
     assert until(lambda: not place.answers())
     with pytest.raises(ConnectionLostError):
-        client.get(key_of("a"))
+        client.get(get_message(key_of("a")))
 
 
 def test_threads_share_a_client(client):
@@ -121,8 +121,8 @@ def test_threads_share_a_client(client):
 
     def get_all() -> None:
         for n in [*range(8)] * 5:
-            right.append(client.get(key_of(f"k{n}")).sealed == sealed[n])
-            right.append(client.get(key_of("none")) is None)
+            right.append(client.get(get_message(key_of(f"k{n}"))).sealed == sealed[n])
+            right.append(client.get(get_message(key_of("none"))) == Absent(0))
 
     threads = [threading.Thread(target=get_all) for _ in range(8)]
     for thread in threads:
@@ -135,7 +135,7 @@ def test_threads_share_a_client(client):
 
 def test_a_client_that_was_closed_can_be_used_again(client):
     client.close()
-    assert client.get(key_of("a")) is None
+    assert client.get(get_message(key_of("a"))) == Absent(0)
     client.close()
     client.close()
 
@@ -146,7 +146,7 @@ def test_a_forked_child_with_a_client_of_its_own_leaves_its_parents_alone(place)
     said = place.run(f"""
 import os
 from xcache import config
-from xcache.client import Client
+from xcache.client import Absent, Client
 client = Client(config.load(), "test")
 assert client.get("{key_of("a")}") is None
 number = client._idle[0]._socket.fileno()
@@ -192,7 +192,7 @@ def test_a_program_whose_name_is_no_text_is_served(place):
     said = place.run(f"""
 import sys
 from xcache import config
-from xcache.client import Client
+from xcache.client import Absent, Client
 sys.argv = ["/tmp/caf\\udce9.py"]
 client = Client(config.load(), "test")
 print(client.get("{key_of("a")}"))
@@ -207,7 +207,7 @@ def test_a_store_in_a_folder_whose_name_is_no_text_is_served(place):
     place.start_daemon()
     client = Client(place.config(timeout=1), "test")
     try:
-        assert client.get(key_of("a")) is None
+        assert client.get(get_message(key_of("a"))) == Absent(0)
     finally:
         client.close()
         place.stop()
@@ -218,7 +218,7 @@ def test_without_a_free_descriptor_the_client_says_so_in_its_own_words(place):
     said = place.run(f"""
 import os, resource
 from xcache import config
-from xcache.client import Client
+from xcache.client import Absent, Client
 from xcache.errors import UnavailableError
 client = Client(config.load(), "test")
 used = sorted(int(name) for name in os.listdir("/proc/self/fd"))[-1]
@@ -246,6 +246,6 @@ def test_a_file_of_another_length_is_damaged_and_nothing_worse(client, place, le
     (path,) = [path for path in (place.dir / "blobs").glob("??/*") if path.is_file()]
     os.truncate(path, length)
     with pytest.raises(XcacheError) as caught:
-        entry = client.get(key_of("a"))
+        entry = client.get(get_message(key_of("a")))
         open_sealed(key_of("a"), entry.digest, entry.sealed)
     assert isinstance(caught.value, DamagedError)

@@ -11,13 +11,13 @@ import types
 from pathlib import Path
 
 import pytest
-from conftest import put_message
+from conftest import get_message, put_message
 from peers import Talk, answering, fake_daemon
 
 from xcache import client as client_module
 from xcache import connection as connection_module
 from xcache import protocol
-from xcache.client import Client
+from xcache.client import Absent, Client
 from xcache.errors import (
     ConnectionLostError,
     NobodyThereError,
@@ -89,7 +89,7 @@ def answers_other_requests_for_ever(talk: Talk) -> None:
     talk.welcome()
     talk.read()
     while True:
-        talk.raw(protocol.encode(talk.request + 1, protocol.Missing()))
+        talk.raw(protocol.encode(talk.request + 1, protocol.Missing(0)))
         time.sleep(0.001)
 
 
@@ -154,7 +154,7 @@ FAULTS = {
     answering(protocol.Hello(1, "v", 1, "p")): ProtocolError,
 }
 CALLS = {
-    "get": lambda client: client.get(KEY),
+    "get": lambda client: client.get(get_message(KEY)),
     "put": lambda client: client.put(put_message(KEY, b"", b""), b"x" * 100_000, b"p" * 100_000),
     "report": lambda client: client.report({"hits": 1}),
 }
@@ -165,10 +165,10 @@ def test_a_fault_is_named_costs_one_timeout_and_leaves_nothing_open(place, clien
     before = descriptors()
     with fake_daemon(place.socket, behave):
         with pytest.raises(FAULTS[behave]):
-            client.get(KEY)
+            client.get(get_message(KEY))
         # Not a second timeout for the next program.
         with pytest.raises(NotAskedError):
-            client.get(KEY)
+            client.get(get_message(KEY))
         # The daemon's own end is closed with the daemon.
     assert descriptors() == before
 
@@ -181,9 +181,9 @@ def test_a_wrong_kind_of_answer_is_a_fault_in_every_call(place, client, call):
 
 def test_nobody_there(place, client):
     with pytest.raises(NobodyThereError):
-        client.get(KEY)
+        client.get(get_message(KEY))
     with pytest.raises(NotAskedError):
-        client.get(KEY)
+        client.get(get_message(KEY))
 
 
 def test_a_socket_that_nobody_listens_on_any_more(place, client):
@@ -192,18 +192,18 @@ def test_a_socket_that_nobody_listens_on_any_more(place, client):
         os.link(place.socket, left_behind)
     left_behind.rename(place.socket)
     with pytest.raises(NobodyThereError):
-        client.get(KEY)
+        client.get(get_message(KEY))
 
 
 def test_after_a_failure_the_pauses_double_up_to_a_minute(place, client, clock):
     pauses = []
     for _ in range(8):
         with pytest.raises(NobodyThereError):
-            client.get(KEY)
+            client.get(get_message(KEY))
         start = clock.ahead
         while True:
             try:
-                client.get(KEY)
+                client.get(get_message(KEY))
             except NotAskedError:
                 clock.ahead += 0.5
             except NobodyThereError:
@@ -217,19 +217,19 @@ def test_after_a_failure_the_pauses_double_up_to_a_minute(place, client, clock):
 
 def test_the_daemon_is_asked_again_after_the_pause_and_all_is_well(place, client, clock):
     with pytest.raises(NobodyThereError):
-        client.get(KEY)
-    with fake_daemon(place.socket, answering(protocol.Missing())):
+        client.get(get_message(KEY))
+    with fake_daemon(place.socket, answering(protocol.Missing(0))):
         with pytest.raises(NotAskedError):
-            client.get(KEY)
+            client.get(get_message(KEY))
         clock.ahead += 1.1
-        assert client.get(KEY) is None
-        assert client.get(KEY) is None
+        assert client.get(get_message(KEY)) == Absent(0)
+        assert client.get(get_message(KEY)) == Absent(0)
     with pytest.raises(NobodyThereError):
-        client.get(KEY)
+        client.get(get_message(KEY))
     # One success, and the pause is short again.
     clock.ahead += 1.1
     with pytest.raises(NobodyThereError):
-        client.get(KEY)
+        client.get(get_message(KEY))
 
 
 def test_an_answer_to_another_request_is_passed_over(place, client):
@@ -237,11 +237,11 @@ def test_an_answer_to_another_request_is_passed_over(place, client):
         talk.welcome()
         talk.read()
         talk.raw(protocol.encode(talk.request - 1, protocol.Found("old", 1, 1.0, b"x")))
-        talk.say(protocol.Missing())
+        talk.say(protocol.Missing(0))
         talk.until_the_end()
 
     with fake_daemon(place.socket, behave):
-        assert client.get(KEY) is None
+        assert client.get(get_message(KEY)) == Absent(0)
 
 
 def test_a_refusal_is_passed_on_and_no_reason_to_be_silent(place, client):
@@ -257,7 +257,7 @@ def test_what_cannot_be_cached_is_no_fault_either(place, client):
     with fake_daemon(place.socket, answering(protocol.NotCacheable("it has a pointer"))) as daemon:
         for _ in range(3):
             with pytest.raises(UncacheableError, match="it has a pointer"):
-                client.get(KEY)
+                client.get(get_message(KEY))
         assert daemon.connections == 1
 
 
@@ -281,13 +281,13 @@ def test_descriptors_that_nobody_asked_for_do_not_pile_up(place, client):
         with open(os.devnull, "rb") as file:
             while True:
                 talk.read()
-                talk.say(protocol.Missing(), (file.fileno(), file.fileno()))
+                talk.say(protocol.Missing(0), (file.fileno(), file.fileno()))
 
     with fake_daemon(place.socket, behave):
-        assert client.get(KEY) is None
+        assert client.get(get_message(KEY)) == Absent(0)
         before = descriptors()
         for _ in range(20):
-            assert client.get(KEY) is None
+            assert client.get(get_message(KEY)) == Absent(0)
         assert descriptors() <= before + protocol.MAX_DESCRIPTORS
 
 
@@ -305,4 +305,4 @@ def test_a_descriptor_is_that_of_its_own_answer(place, client):
         talk.until_the_end()
 
     with fake_daemon(place.socket, behave):
-        assert client.get(KEY).sealed == b"right"
+        assert client.get(get_message(KEY)).sealed == b"right"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from conftest import get_message
 from peers import Talk, answering, fake_daemon
 
 from xcache import protocol
@@ -30,7 +31,7 @@ def test_a_newer_daemon_is_left_alone(place, client):
 
     with fake_daemon(place.socket, behave) as daemon:
         with pytest.raises(ProtocolError, match=f"version {protocol.VERSION + 1} of the protocol"):
-            client.get(KEY)
+            client.get(get_message(KEY))
         assert [type(message) for message in daemon.heard] == [protocol.Hello]
 
 
@@ -41,16 +42,16 @@ def test_an_older_daemon_is_left_alone_by_a_client_that_may_start_none(place, cl
 
     with fake_daemon(place.socket, behave) as daemon:
         with pytest.raises(ProtocolError, match=f"version {protocol.VERSION - 1} of the protocol"):
-            client.get(KEY)
+            client.get(get_message(KEY))
         assert [type(message) for message in daemon.heard] == [protocol.Hello]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770])
 def test_a_socket_in_a_folder_that_others_can_write_is_not_even_connected_to(place, client, mode):
     place.root.chmod(mode)
-    with fake_daemon(place.socket, answering(protocol.Missing())) as daemon:
+    with fake_daemon(place.socket, answering(protocol.Missing(0))) as daemon:
         with pytest.raises(UntrustedError, match="can be written by other users"):
-            client.get(KEY)
+            client.get(get_message(KEY))
         assert daemon.connections == 0
     place.root.chmod(0o700)
 
@@ -59,8 +60,8 @@ def test_a_folder_that_belongs_to_another_user_is_not_trusted(place, client):
     if os.getuid() != 0:
         pytest.skip("needs root to give it away")
     os.chown(place.root, 54321, 54321)
-    with fake_daemon(place.socket, answering(protocol.Missing())), pytest.raises(UntrustedError, match="another user"):
-        client.get(KEY)
+    with fake_daemon(place.socket, answering(protocol.Missing(0))), pytest.raises(UntrustedError, match="another user"):
+        client.get(get_message(KEY))
     os.chown(place.root, 0, 0)
 
 
@@ -82,6 +83,6 @@ sys.stdin.read()
     try:
         assert stranger.stdout.readline() == b"ready\n"
         with pytest.raises(UntrustedError, match=r"another user .uid 54321"):
-            client.get(KEY)
+            client.get(get_message(KEY))
     finally:
         stranger.communicate(timeout=30)

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import until
+from conftest import get_message, until
 from starting import starters, with_a_store
 
 from xcache.errors import NotAskedError, StartingError, StoreError, UnavailableError
@@ -85,7 +85,7 @@ def test_the_daemon_keeps_nothing_of_its_starter_open(place):
 
 WANTS_ONE = f"""
 from xcache import config
-from xcache.client import Client
+from xcache.client import Absent, Client
 from xcache.errors import StartingError
 from xcache.launcher import Launcher
 import sys, time
@@ -122,10 +122,10 @@ def test_of_many_programs_at_once_one_starts_the_daemon(place, fresh):
 def test_an_empty_store_is_not_waited_for_and_a_full_one_is(place, connected):
     client = connected()
     with pytest.raises(StartingError):
-        client.get(KEY)
+        client.get(get_message(KEY))
     # Storing is done by a thread that has the time.
     client.report({"hits": 1})
-    assert client.get(KEY) is None
+    assert client.get(get_message(KEY)) == Absent(0)
     place.stop()
     assert connected().get(KEY) is None
 
@@ -140,9 +140,9 @@ def test_why_a_daemon_did_not_start_is_said(place, connected):
         launcher.wait(20)
     client = connected(timeout=3)
     with pytest.raises(UnavailableError, match=r"did not start: .*was written by a newer xcache"):
-        client.get(KEY)
+        client.get(get_message(KEY))
     with pytest.raises(NotAskedError):
-        client.get(KEY)
+        client.get(get_message(KEY))
 
 
 def test_a_daemon_that_ends_without_a_word_is_no_daemon(place, monkeypatch):
@@ -202,7 +202,7 @@ def test_what_a_library_says_without_ending_its_line_is_no_failure_either(place,
 MANY_FILES = f"""
 import os, resource
 from xcache import config
-from xcache.client import Client
+from xcache.client import Absent, Client
 from xcache.launcher import Launcher
 resource.setrlimit(resource.RLIMIT_NOFILE, (1500, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 held = [os.dup(0) for _ in range(1100)]

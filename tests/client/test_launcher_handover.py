@@ -12,11 +12,12 @@ import threading
 import time
 
 import pytest
+from conftest import get_message
 from peers import Talk, fake_daemon
 from starting import starters, with_a_store
 
 from xcache import protocol
-from xcache.client import Client
+from xcache.client import Absent, Client
 from xcache.connection import Connection
 from xcache.errors import ProtocolError, StoreError, UnavailableError
 from xcache.launcher import Launcher
@@ -184,6 +185,6 @@ def test_a_program_that_may_start_none_finds_the_stores_daemon_all_the_same(plac
     place.start_daemon()
     client = Client(place.config(timeout=3, socket=place.root / "tmp" / "s"), "test")
     try:
-        assert client.get(KEY) is None
+        assert client.get(get_message(KEY)) == Absent(0)
     finally:
         client.close()

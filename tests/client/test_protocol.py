@@ -53,7 +53,9 @@ SAMPLES: dict[str, typing.Any] = {
     ),
     "Remove": protocol.Remove(["a", "b"]),
     "Report": protocol.Report({"hits": 1, "seconds": 2.5}),
-    "Status": protocol.Status({"pid": 1, "name": "x", "nothing": None, "yes": True, "part": 0.5}),
+    "Status": protocol.Status(
+        {"pid": 1, "name": "x", "nothing": None, "yes": True, "part": 0.5}, [{"pid": 1, "seconds": 0.5}]
+    ),
 }
 
 
@@ -209,7 +211,7 @@ def test_a_frame_that_lies_costs_no_more_memory_than_its_limit_allows(body):
 
 
 UNSAYABLE = {
-    "text that is too long": protocol.Get("k" * (protocol.MAX_TEXT + 1)),
+    "text that is too long": protocol.Remove(["k" * (protocol.MAX_TEXT + 1)]),
     "text inside that is too long": protocol.Report({"k" * (protocol.MAX_TEXT + 1): 1}),
     "a name that is not UTF-8, as sys.argv[0] may hold it": protocol.Hello(1, "v", 1, "caf\udce9.py"),
     "too large a number": protocol.Stored(2**64),

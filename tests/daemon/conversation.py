@@ -8,7 +8,7 @@ import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from conftest import Place, digest, put_message
+from conftest import Place, digest, get_message, put_message
 
 from xcache import protocol
 
@@ -91,7 +91,7 @@ class Conversation:
 
     def get(self, key: str) -> bytes | None:
         """What is stored, read to its end."""
-        found = self.ask(protocol.Get(key))
+        found = self.ask(get_message(key))
         if isinstance(found, protocol.Missing):
             return None
         assert isinstance(found, protocol.Found), found

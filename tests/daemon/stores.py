@@ -15,9 +15,11 @@ from typing import Any
 from conftest import put_message
 
 from xcache import protocol
-from xcached.service import _removed
-from xcached.store import Source, Store, Writer
+from xcached.administration import removed
+from xcached.store import Entry, Source, Store, Writer
 from xcached.writer import CallJob, PutJob, WriterThread
+
+WRITER = Writer(1, 2, "test")
 
 
 class Shelf:
@@ -26,7 +28,8 @@ class Shelf:
     def __init__(self, directory: Path, max_size: int = 0) -> None:
         self.directory = directory
         self.store = Store(directory, max_size)
-        self.writer = WriterThread(self.store)
+        self.damage: list[Exception] = []
+        self.writer = WriterThread(self.store, self.damage.append)
 
     def close(self) -> None:
         """Finish and close."""
@@ -41,7 +44,7 @@ class Shelf:
             source_of(message.digest, message.stored_size, payload),
             source_of(message.program_stored_digest, message.program_stored_size, program),
         )
-        self.writer.submit(PutJob(message, *sources, Writer(1, 2, "test"), done))
+        self.writer.submit(PutJob(message, *sources, WRITER, done))
         return done
 
     def put(self, key: str, payload: bytes, program: bytes, **changes: Any) -> protocol.Message:
@@ -66,7 +69,7 @@ class Shelf:
 
     def begin_remove(self, *keys: str) -> Future[protocol.Message]:
         """Have entries removed; the answer comes later."""
-        return self.begin_call(lambda store: _removed(store, keys))
+        return self.begin_call(lambda store: removed(store, [Entry(key, WRITER.uid) for key in keys]))
 
     def remove(self, *keys: str) -> protocol.Message:
         """Remove entries."""
@@ -82,12 +85,13 @@ class Shelf:
 
     def get(self, key: str) -> bytes | None:
         """What is stored under a key."""
-        hit = self.store.get(key)
-        if hit is None:
+        hits = self.store.find(key)
+        if not hits:
             return None
+        (hit,) = hits
         if hit.content is not None:
             return hit.content
-        with open(self.store.open_file(hit.digest), "rb") as file:
+        with open(self.store.files.open(hit.digest), "rb") as file:
             return file.read()
 
     def keys(self) -> set[str]:

@@ -11,7 +11,7 @@ import sys
 import threading
 
 import pytest
-from conftest import new_place, put_message, until
+from conftest import get_message, new_place, put_message, until
 from conversation import Conversation, key_of, open_file, talking
 
 from xcache import protocol
@@ -64,7 +64,7 @@ def test_what_is_in_flight_is_finished_and_answered(place):
 def answers_until_it_left(place) -> set[protocol.Message]:
     """What somebody is told who goes on asking while the daemon finishes its work and leaves."""
     payload = os.urandom(4_000_000)
-    question = protocol.encode(1, protocol.Get(key_of("none")))
+    question = protocol.encode(1, get_message(key_of("none")))
 
     def ask_for_ever(asking: Conversation) -> None:
         with contextlib.suppress(OSError):
@@ -89,7 +89,7 @@ def test_while_it_leaves_nobody_gets_an_error_for_an_answer(place):
     """A connection that ends is asked again elsewhere; an error would be counted and complained about."""
     for _ in range(4):
         child = place.start_daemon()
-        assert answers_until_it_left(place) == {protocol.Missing()}
+        assert answers_until_it_left(place) == {protocol.Missing(0)}
         assert has_ended(child)
 
 
@@ -159,7 +159,7 @@ def test_a_socket_that_a_killed_daemon_left_is_taken_over(place):
     place.start_daemon()
 
 
-def test_what_is_no_socket_is_not_removed(place):
+def test_what_is_no_socket_is_notremoved(place):
     place.socket.write_text("precious")
     child = place.daemon()
     assert has_ended(child)

@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import put_message, until
+from conftest import get_message, put_message, until
 from conversation import Conversation, key_of, open_file, talking
 
 from xcache import protocol
@@ -56,7 +56,7 @@ UNMANNERLY = {
     "a welcome for a hello": protocol.encode(1, protocol.Welcome(1, "v", 1, "d")),
     "an unknown message": HELLO + struct.pack(">I", 8) + b"\x92\x01\xa5Nobod",
     "a field too few": HELLO + struct.pack(">I", 6) + b"\x92\x01\xa3Get",
-    "a request and noise": HELLO + protocol.encode(2, protocol.Get("k")) + b"\x00\x00\x00\x01\xc1",
+    "a request and noise": HELLO + protocol.encode(2, get_message("k")) + b"\x00\x00\x00\x01\xc1",
 }
 
 
@@ -70,7 +70,7 @@ def test_who_breaks_the_protocol_is_hung_up_on(place, bystander, said):
 
 
 def test_half_a_frame_holds_up_nobody(place, bystander):
-    for said in (b"", b"\x00", HELLO[:-1], HELLO + protocol.encode(2, protocol.Get("k"))[:-1]):
+    for said in (b"", b"\x00", HELLO[:-1], HELLO + protocol.encode(2, get_message("k"))[:-1]):
         slow, gone = Conversation(place), Conversation(place)
         for each in (slow, gone):
             each.raw(said)
@@ -103,7 +103,7 @@ def test_many_requests_at_once_are_all_answered(place, bystander):
     """More than may be in flight; fewer than fill the socket with answers that nobody reads yet."""
     with talking(place) as eager:
         requests = [
-            eager.say(put_message(key_of(f"p{n % 70}"), b"x" * n, b"p") if n % 3 else protocol.Get(key_of("none")))
+            eager.say(put_message(key_of(f"p{n % 70}"), b"x" * n, b"p") if n % 3 else get_message(key_of("none")))
             for n in range(180)
         ]
         answers = eager.answers(requests)
@@ -115,7 +115,7 @@ def test_many_requests_at_once_are_all_answered(place, bystander):
 def test_who_never_reads_is_not_read_from_either(place, bystander):
     """What the daemon keeps for somebody who does not take it is bounded: not by how much may be asked for at once."""
     before = bystander.status()["peak_memory"]
-    request = protocol.encode(7, protocol.Get(key_of("small")))
+    request = protocol.encode(7, get_message(key_of("small")))
     with talking(place) as deaf:
         deaf.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
@@ -128,7 +128,7 @@ def test_who_never_reads_is_not_read_from_either(place, bystander):
 def test_who_never_takes_what_it_asked_for_leaves_descriptors_to_others(place, bystander):
     """Each large answer is an open file of the daemon's until it has been sent."""
     before = open_in(bystander.pid)
-    request = protocol.encode(7, protocol.Get(key_of("large")))
+    request = protocol.encode(7, get_message(key_of("large")))
     with talking(place) as deaf:
         deaf.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
@@ -158,7 +158,7 @@ def test_descriptors_that_nobody_wants_are_closed(place, bystander):
     before = open_in(bystander.pid)
     with talking(place) as generous, open_file(b"x") as file:
         for _ in range(100):
-            assert generous.ask(protocol.Get(key_of("none")), [file, file]) == protocol.Missing()
+            assert generous.ask(get_message(key_of("none")), [file, file]) == protocol.Missing(0)
         generous.raw(b"\x00", [file, file])
     assert until(lambda: open_in(bystander.pid) == before)
 
@@ -167,11 +167,11 @@ def test_a_put_behind_another_request_keeps_its_descriptors(place, bystander):
     """Both arrive in one piece, as they do at a daemon that was busy for a moment."""
     with talking(place) as hasty, open_file(LARGE + b"x") as payload:
         os.kill(bystander.pid, signal.SIGSTOP)
-        asked = hasty.say(protocol.Get(key_of("none")))
+        asked = hasty.say(get_message(key_of("none")))
         message = put_message(key_of("behind"), LARGE + b"x", b"p", payload=None)
         put = hasty.say(message, [payload])
         os.kill(bystander.pid, signal.SIGCONT)
-        assert hasty.answers([asked, put]) == {asked: protocol.Missing(), put: protocol.Stored(True)}
+        assert hasty.answers([asked, put]) == {asked: protocol.Missing(0), put: protocol.Stored(True)}
 
 
 WRONG = {
@@ -219,7 +219,7 @@ def test_two_hundred_connections(place, bystander):
     for guest in guests:
         guest.greet()
     assert bystander.status()["connections"] == 201
-    requests = [guest.say(protocol.Get(key_of("large"))) for guest in guests]
+    requests = [guest.say(get_message(key_of("large"))) for guest in guests]
     for guest, request in zip(guests, requests, strict=True):
         assert isinstance(guest.answers([request])[request], protocol.Found)
         guest.close()
@@ -235,7 +235,7 @@ def test_without_a_free_descriptor_nothing_is_lost_and_the_log_stays_quiet(place
     guests = [Conversation(place) for _ in range(20)]
     assert until(lambda: open_in(bystander.pid) >= limit)
     for _ in range(20):
-        bystander.ask(protocol.Get(key_of("large")))
+        bystander.ask(get_message(key_of("large")))
         time.sleep(0.01)
     resource.prlimit(bystander.pid, resource.RLIMIT_NOFILE, before)
     for guest in guests:
@@ -249,7 +249,7 @@ def test_who_hangs_up_before_the_answer_harms_nobody(place, bystander):
     for number in range(20):
         with talking(place) as hasty, open_file(LARGE) as file:
             hasty.say(put_message(key_of(f"h{number}"), LARGE, b"p", payload=None), [file])
-            hasty.say(protocol.Get(key_of("large")))
+            hasty.say(get_message(key_of("large")))
     assert until(lambda: open_in(bystander.pid) == before)
     assert bystander.get(key_of("h0")) == LARGE
 

@@ -8,7 +8,7 @@ import signal
 import time
 
 import pytest
-from conftest import digest, put_message, until
+from conftest import digest, get_message, put_message, until
 from conversation import key_of, talking
 
 from xcache import protocol
@@ -55,7 +55,7 @@ def test_who_wrote_an_entry_is_what_the_kernel_says(place, talk):
 
 def test_a_key_of_any_kind_is_missing(talk):
     for key in ("", "short", "x" * protocol.MAX_TEXT, "ü" * 64, "' OR 1=1 --", "../etc/passwd", "\0", key_of("none")):
-        assert talk.ask(protocol.Get(key)) == protocol.Missing()
+        assert talk.ask(get_message(key)) == protocol.Missing(0)
 
 
 BAD_PUTS = {
@@ -127,15 +127,15 @@ def test_remove_and_clear_say_what_went(talk):
 
 def test_what_cannot_be_cached_is_remembered_until_the_store_is_cleared(place, talk):
     assert talk.ask(protocol.MarkNotCacheable(key_of("a"), "jit_f", "a pointer")) == protocol.Done()
-    assert talk.ask(protocol.Get(key_of("a"))) == protocol.NotCacheable("a pointer")
+    assert talk.ask(get_message(key_of("a"))) == protocol.NotCacheable("a pointer")
     place.stop()
     place.start_daemon()
     with talking(place) as again:
-        assert again.ask(protocol.Get(key_of("a"))) == protocol.NotCacheable("a pointer")
+        assert again.ask(get_message(key_of("a"))) == protocol.NotCacheable("a pointer")
         again.put(key_of("a"), b"after all")
         assert again.get(key_of("a")) == b"after all"
         again.ask(protocol.Clear())
-        assert again.ask(protocol.Get(key_of("a"))) == protocol.Missing()
+        assert again.ask(get_message(key_of("a"))) == protocol.Missing(0)
         assert isinstance(again.ask(protocol.MarkNotCacheable("no key", "m", "r")), protocol.Refused)
 
 
@@ -143,7 +143,7 @@ def test_a_removed_mark_is_asked_for_anew(talk):
     """Who removes a key means everything that is known under it."""
     talk.ask(protocol.MarkNotCacheable(key_of("a"), "jit_f", "a pointer"))
     talk.ask(protocol.Remove([key_of("a")]))
-    assert talk.ask(protocol.Get(key_of("a"))) == protocol.Missing()
+    assert talk.ask(get_message(key_of("a"))) == protocol.Missing(0)
 
 
 def test_uses_are_seen_after_a_sync(place, talk):
@@ -236,7 +236,7 @@ def test_a_store_that_was_deleted_is_followed_by_a_new_one(place, talk, monkeypa
 
     try:
         assert until(stored, 10)
-        assert client.get(key_of("after")).sealed == b"after"
+        assert client.get(get_message(key_of("after"))).sealed == b"after"
     finally:
         client.close()
     assert place.query("SELECT key FROM entries") == [(key_of("after"),)]

@@ -17,15 +17,14 @@ from sqlite_utils import Database
 from stores import quick_folder, shelf
 
 from xcache.errors import NewerStoreError, StoreError
-from xcached import schema
-from xcached import store as store_module
+from xcached import database, schema
 from xcached.store import Store
 
 
 def test_a_new_store_has_its_version_and_its_modes(tmp_path):
     before = time.time()
     with shelf(tmp_path) as made:
-        assert made.query("PRAGMA user_version") == [(schema.VERSION,)] == [(store_module._SCHEMA_VERSION,)]
+        assert made.query("PRAGMA user_version") == [(schema.VERSION,)] == [(database.SCHEMA_VERSION,)]
         assert made.query("PRAGMA journal_mode") == [("wal",)]
         assert made.query("PRAGMA auto_vacuum") == [(2,)]
         assert made.query("PRAGMA integrity_check") == [("ok",)]

@@ -185,14 +185,14 @@ def test_making_room_costs_in_proportion_to_what_goes(tmp_path):
 
 def test_an_emptied_store_gives_the_disk_back(tmp_path):
     """Whoever clears a store wants the room."""
-    from xcached.service import _removed
+    from xcached.administration import removed
 
     with shelf(tmp_path) as made:
         for number in range(100):
             made.begin_put(key_of(str(number)), content(str(number), 30 * KB), b"program")
         made.sync()
         assert (tmp_path / "store.db").stat().st_size + (tmp_path / "store.db-wal").stat().st_size > 3000 * KB
-        assert made.call(lambda store: _removed(store, store.keys())).entries == 100
+        assert made.call(lambda store: removed(store, store.entries_of(None))).entries == 100
         made.sync()
     assert (tmp_path / "store.db").stat().st_size < 500 * KB
 

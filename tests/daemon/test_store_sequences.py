@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from stores import Shelf, quick_folder
 
 from xcache import protocol
-from xcached.service import _removed
+from xcached.administration import removed
 
 # Some small, some large, and used as executables and as programs alike, so that they are shared in every way.
 CONTENTS = {
@@ -85,7 +85,7 @@ class Sequences(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        answer = self.shelf.call(lambda store: _removed(store, store.keys()))
+        answer = self.shelf.call(lambda store: removed(store, store.entries_of(None)))
         assert answer.entries == len(self.expected)
         self.expected.clear()
 

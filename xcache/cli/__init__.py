@@ -12,7 +12,7 @@ from xcache.errors import ConfigError, ConnectionLostError, RefusedError, Xcache
 
 # Every command and the module it is in, in the order in which --help shows them.
 _COMMANDS = {
-    "status": "control",
+    "status": "status",
     "stats": "counting",
     "ls": "listing",
     "show": "showing",

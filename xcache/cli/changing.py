@@ -49,7 +49,7 @@ def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
 @click.option("--yes", is_flag=True, help="Do not ask first.")
 @json_option
 def clear(yes: bool, as_json: bool) -> None:
-    """Remove every entry, after asking. Statistics stay: see stats --zero.
+    """Remove every entry, and what was set aside, after asking. Statistics stay: see stats --zero.
 
     Starts a daemon when none runs and there is something to remove.
 
@@ -59,7 +59,8 @@ def clear(yes: bool, as_json: bool) -> None:
     settings = config.load()
     with reading.reading(settings.dir) as store:
         totals = store.totals() if store else {"entries": 0, "bytes": 0}
-    if totals["entries"]:
+        anything = totals["entries"] or (store and store.quarantined())
+    if anything:
         if not yes:
             what = f"{counted(totals['entries'], 'entry')} ({size(totals['bytes'])}) in {settings.dir}"
             click.confirm(f"Remove {what}?", abort=True, err=True)
@@ -68,7 +69,7 @@ def clear(yes: bool, as_json: bool) -> None:
         removed = protocol.Removed(0, 0)
     if as_json:
         emit({"removed": removed.entries, "bytes": removed.bytes})
-    elif totals["entries"]:
+    elif anything:
         click.echo(f"removed {counted(removed.entries, 'entry')}, {size(removed.bytes)}")
     else:
         click.echo(reading.EMPTY)

@@ -12,8 +12,8 @@ from xcache import config, protocol
 from xcache.cli import reading, talking
 from xcache.cli.output import duration, emit, json_option, moment, print_facts, size
 
-_COUNTS = ("requests", "hits", "misses", "stores", "evictions", "bytes_read", "bytes_written")
-_SECONDS = ("compile_seconds", "load_seconds", "saved_seconds")
+_COUNTS = ("requests", "hits", "misses", "stores", "evictions", "quarantined", "bytes_read", "bytes_written")
+_SECONDS = ("compile_seconds", "load_seconds", "wait_seconds", "saved_seconds")
 _GROUPS = ("uncacheable", "errors")
 
 
@@ -27,8 +27,9 @@ def stats(zero: bool, as_json: bool) -> None:
 
     \b
     JSON: {"since": float or null (the beginning), "requests": int, "hits": int, "misses": int,
-           "hit_rate": float or null, "stores": int, "evictions": int, "bytes_read": int, "bytes_written": int,
-           "compile_seconds": float, "load_seconds": float, "saved_seconds": float,
+           "hit_rate": float or null, "stores": int, "evictions": int, "quarantined": int, "bytes_read": int,
+           "bytes_written": int,
+           "compile_seconds": float, "load_seconds": float, "wait_seconds": float, "saved_seconds": float,
            "uncacheable": {REASON: int}, "errors": {KIND: int}, "other": {NAME: float}}
 
     With --zero, what it prints is what is counted from now on.
@@ -81,9 +82,11 @@ def _lines(counted: Mapping[str, Any]) -> list[tuple[str, str]]:
         *((f"  {kind}", str(amount)) for kind, amount in counted["errors"].items()),
         ("stored", f"{counted['stores']} ({size(counted['bytes_written'])})"),
         ("evicted", str(counted["evictions"])),
+        ("set aside", str(counted["quarantined"])),
         ("read", size(counted["bytes_read"])),
         ("compiling took", duration(counted["compile_seconds"])),
         ("loading took", duration(counted["load_seconds"])),
+        ("waiting for others took", duration(counted["wait_seconds"])),
         ("saved", duration(counted["saved_seconds"])),
     ]
     return lines + [(name, f"{amount:g}") for name, amount in counted["other"].items()]

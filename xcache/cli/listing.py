@@ -7,7 +7,7 @@ from operator import itemgetter
 
 import click
 
-from xcache import config
+from xcache import config, values
 from xcache.cli import reading, talking
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_table, size
 
@@ -27,10 +27,16 @@ _COLUMNS = (
     Column("used", lambda entry: ago(entry["last_used_at"]), "right"),
 )
 
+_QUARANTINED = (
+    *(column for column in _COLUMNS if column.title in ("key", "module", "platform", "jaxlib", "size")),
+    Column("set aside", lambda row: ago(row["set_aside_at"]), "right"),
+    Column("reason", itemgetter("reason")),
+)
+
 
 def _seconds(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
     try:
-        return None if text is None else config.parse_duration(text)
+        return None if text is None else values.parse_duration(text)
     except ValueError:
         raise click.BadParameter(f"{text!r} is not a duration such as 30s, 5m, 2h or 7d") from None
 
@@ -54,6 +60,7 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str | None
     type=click.IntRange(min=0),
     help=f"At most so many; 0 for all. [default: {_TABLE_LIMIT}, with --json all]",
 )
+@click.option("--quarantined", is_flag=True, help="What was set aside, and why, instead.")
 @json_option
 def ls(
     sort: str,
@@ -64,16 +71,29 @@ def ls(
     older_than: float | None,
     newer_than: float | None,
     limit: int | None,
+    quarantined: bool,
     as_json: bool,
 ) -> None:
     """List the entries.
 
+    With --quarantined: those that were damaged or ended the programs which loaded them, and are served no more. Their
+    bytes are kept for a while in the file that --json names. The other options do not apply.
+
     \b
     JSON: {"matched": int (without the limit), "entries": [{"key": str, "module_name": str, "platform": str,
            "device_kind": str, "jaxlib_version": str, "raw_size": int, "stored_size": int,
-           "compile_seconds": float, "created_at": float, "last_used_at": float, "hits": int}]}
+           "compile_seconds": float, "created_at": float, "last_used_at": float, "hits": int,
+           "writer_uid": int}]}
+    \b
+    JSON with --quarantined: {"quarantined": [{"id": int, "key": str, "writer_uid": int, "module_name": str,
+           "platform": str, "device_kind": str, "jaxlib_version": str, "compile_seconds": float,
+           "created_at": float, "stored_size": int, "blob": str, "reason": str, "set_aside_at": float,
+           "file": str or null}]}
     """
     settings = config.load()
+    if quarantined:
+        _list_quarantined(settings, as_json)
+        return
     now = time.time()
     wanted = reading.Wanted(
         name=name,
@@ -99,6 +119,17 @@ def ls(
         _print(entries)
         if matched > len(entries):
             click.echo(f"... and {matched - len(entries)} more (--limit 0 shows all)")
+
+
+def _list_quarantined(settings: config.Config, as_json: bool) -> None:
+    with reading.reading(settings.dir) as store:
+        rows = store.quarantined() if store else []
+    if as_json:
+        emit({"quarantined": rows})
+    elif rows:
+        print_table(_QUARANTINED, rows)
+    else:
+        click.echo("nothing was set aside")
 
 
 def _print(entries: list[reading.Row]) -> None:

@@ -6,14 +6,14 @@ import zstandard
 
 from xcache import stablehlo
 from xcache.cli import Failure
-from xcache.cli.reading import StoreReader
+from xcache.cli.reading import Row, StoreReader
 from xcache.errors import DamagedError
 from xcache.payload import MAX_RAW_SIZE
 
 
-def bytecode(store: StoreReader, digest: str) -> bytes:
+def bytecode(store: StoreReader, program: Row) -> bytes:
     """The MLIR bytecode of a program."""
-    program = store.program(digest)
+    digest = program["digest"]
     frame = store.content(program["blob"])
     try:
         announced = zstandard.get_frame_parameters(frame).content_size

@@ -15,7 +15,7 @@ from xcache.errors import DamagedError, NewerStoreError, StoreError
 from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
-SCHEMA = 1
+SCHEMA = 2
 EMPTY = "the store is empty"
 _BUSY_SECONDS = 5.0
 
@@ -136,7 +136,7 @@ class StoreReader:
         ((matched,),) = self._connection.execute(f"SELECT count(*) FROM entries WHERE {where}", values)  # noqa: S608
         rows = self._rows(
             "SELECT key, module_name, platform, device_kind, jaxlib_version, raw_size, stored_size, compile_seconds,"  # noqa: S608
-            f" created_at, last_used_at, hits FROM entries WHERE {where} ORDER BY {wanted.order()} LIMIT ?",
+            f" created_at, last_used_at, hits, writer_uid FROM entries WHERE {where} ORDER BY {wanted.order()} LIMIT ?",
             *values,
             wanted.limit or -1,
         )
@@ -146,23 +146,31 @@ class StoreReader:
         """Key and module name of entries whose key begins like this."""
         # "g" comes after every hexadecimal digit, and a range uses the index.
         return self._rows(
-            "SELECT key, module_name FROM entries WHERE key >= ? AND key < ? ORDER BY key LIMIT ?",
+            "SELECT key, module_name FROM entries WHERE key >= ? AND key < ? GROUP BY key ORDER BY key LIMIT ?",
             prefix,
             f"{prefix}g",
             limit,
         )
 
     def entry(self, key: str) -> Row:
-        """All columns of one entry."""
-        return self._row("SELECT * FROM entries WHERE key = ?", key)
+        """All columns of one entry: one's own where several users have it."""
+        return self._row("SELECT * FROM entries WHERE key = ? ORDER BY writer_uid = ? DESC LIMIT 1", key, os.getuid())
 
-    def program(self, digest: str) -> Row:
-        """All columns of one program, with its stored size."""
+    def program(self, digest: str, writer: int) -> Row:
+        """All columns of one writer's program, with its stored size."""
         return self._row(
             "SELECT programs.*, blobs.stored_size FROM programs JOIN blobs ON blobs.digest = programs.blob"
-            " WHERE programs.digest = ?",
+            " WHERE programs.digest = ? AND programs.writer_uid = ?",
             digest,
+            writer,
         )
+
+    def quarantined(self) -> list[Row]:
+        """What was set aside, the latest first."""
+        rows = self._rows("SELECT * FROM quarantined ORDER BY id DESC")
+        for row in rows:
+            row["file"] = row["file"] and str(self._directory / "quarantine" / row["file"])
+        return rows
 
     def description(self, component: str) -> str | None:
         """The text of a component, if one was kept."""
@@ -188,8 +196,8 @@ class StoreReader:
             raise DamagedError(f"the content {blob[:12]} is damaged: its digest differs")
         return content
 
-    def _row(self, sql: str, digest: str) -> Row:
-        rows = self._rows(sql, digest)
+    def _row(self, sql: str, digest: str, *more: Any) -> Row:
+        rows = self._rows(sql, digest, *more)
         if not rows:
             raise DamagedError(f"the store speaks of {digest[:12]} and does not have it")
         return rows[0]

@@ -62,22 +62,20 @@ def _all() -> list[Shown]:
     ]
     for setting in SETTINGS:
         value = getattr(settings, setting.name)
-        value = str(value) if isinstance(value, Path) else value
-        text = _text(value)
+        value = " ".join(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        text = _text(setting.kind, value)
         source = settings.sources[setting.name]
         shown.append(Shown(setting.name, setting.variable, value, text, source, setting.allowed, setting.meaning))
     return shown
 
 
-def _text(value: str | float) -> str:
+def _text(kind: str, value: Any) -> str:
     """A value as it could stand in the environment."""
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, int):
+    if kind == "size":
         return size(value) if value else "0"
-    if isinstance(value, float):
+    if kind == "time":
         return _length(value)
-    return value
+    return str(int(value)) if kind == "flag" else str(value)
 
 
 def _length(seconds: float) -> str:

@@ -40,7 +40,8 @@ def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bo
            "blob": str, "file": str or null (inside the database), "codec": str, "raw_size": int,
            "stored_size": int, "compile_seconds": float, "created_at": float, "last_used_at": float, "hits": int,
            "writer_uid": int, "writer_pid": int, "writer_program": str,
-           "program": {"digest": str, "raw_size": int, "stored_size": int, "codec": str, "blob": str},
+           "footprint": int (with its program), "program": {"digest": str, "writer_uid": int, "raw_size": int,
+           "stored_size": int, "codec": str, "blob": str},
            "components": {NAME: {"digest": str, "description": str or null}}}
     """
     if program + (program_bytes is not None) + as_json > 1:
@@ -51,7 +52,7 @@ def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bo
         key = chosen(store, prefix)
         assert store is not None  # noqa: S101 - chosen() fails without one
         entry = _gathered(store, key)
-        content = bytecode(store, entry["program"]["digest"]) if program or program_bytes is not None else b""
+        content = bytecode(store, entry["program"]) if program or program_bytes is not None else b""
     # Printed after the store was closed: a reader who takes their time must not keep the daemon from tidying up.
     if program:
         click.echo(as_text(content), nl=False)
@@ -73,9 +74,9 @@ def _gathered(store: reading.StoreReader, key: str) -> dict[str, Any]:
         for name, digest in entry.items()
         if name.endswith(_SUFFIX)
     }
-    plain = {name: value for name, value in entry.items() if not name.endswith(_SUFFIX)}
+    plain = {name: value for name, value in entry.items() if not name.endswith(_SUFFIX) and name != "used_order"}
     file = store.file_of(entry["blob"])
-    program = store.program(entry["program"])
+    program = store.program(entry["program"], entry["writer_uid"])
     return plain | {"file": file and str(file), "program": program, "components": components}
 
 

@@ -21,6 +21,7 @@ from xcache.errors import (
     UnavailableError,
 )
 from xcache.launcher import Launcher, alive
+from xcache.private import trusted_uids
 
 # A daemon gives what is in flight half a minute when it is told to leave.
 _LEAVING_SECONDS = 40.0
@@ -133,13 +134,17 @@ def _connect(settings: Config) -> Connection:
 
 def _connect_wherever(settings: Config) -> Connection:
     try:
-        return Connection(settings.socket, settings.timeout, __version__)
+        return _connection(settings, settings.socket)
     except NobodyThereError:
         # The store's daemon may have been started where the socket is elsewhere.
         elsewhere = Launcher(settings).address() if Launcher(settings).held() else None
         if elsewhere is None:
             raise
-        return Connection(elsewhere, settings.timeout, __version__)
+        return _connection(settings, elsewhere)
+
+
+def _connection(settings: Config, path: Path) -> Connection:
+    return Connection(path, settings.timeout, __version__, trusted_uids(settings.daemon_user))
 
 
 def _same_protocol(connection: Connection) -> Connection:

@@ -18,7 +18,7 @@ logger = logging.getLogger("xcache")
 
 def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., Any]:
     """A function that does what ``original`` does, from the cache when it can."""
-    surroundings = describe.Surroundings(jax.jaxlib_folder, jax.jaxlib_version, cache.config.dir, jax.cuda_folder)
+    surroundings = describe.Surroundings(jax.jaxlib_folder, jax.jaxlib_version, cache.config.own_dir, jax.cuda_folder)
     said = False
 
     def compile_or_get_cached(
@@ -78,6 +78,8 @@ def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., 
                 details=lambda: describe.texts(parts),
                 load=lambda raw: deserialize(backend, raw, executable_devices, compile_options, host_callbacks),
                 serialize=lambda executable: serialize(backend, executable),
+                # A compile on several processes at once may need all of them to be at it.
+                may_wait=jax.distributed.client is None,
             )
 
         outcome = cache.get_or_compile(compile_now, request)

@@ -1,0 +1,141 @@
+"""What each request about the store and the daemon means: remove, clear, count, status, stop."""
+
+from __future__ import annotations
+
+import os
+import resource
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from xcache import protocol
+from xcache.config import Config
+from xcached.caller import Answer, Caller, Reply
+from xcached.leases import Leases
+from xcached.quarantine import Quarantine
+from xcached.store import Entry, Store
+from xcached.trust import Trust
+from xcached.writer import CallJob, WriterThread
+
+_COUNTERS = frozenset(
+    {"requests", "hits", "misses", "bytes_read", "compile_seconds", "load_seconds", "saved_seconds", "wait_seconds"}
+)
+_GROUPS = ("uncacheable:", "errors:")
+_REMOVED_AT_ONCE = 500
+_NOT_YOURS = protocol.Refused("not permitted", "only root and the daemon's own account may do this")
+
+
+class Administration:
+    """Answers requests about everything at once. Who does not administer the daemon changes only their own."""
+
+    def __init__(
+        self,
+        store: Store,
+        config: Config,
+        version: str,
+        writer: WriterThread,
+        quarantine: Quarantine,
+        leases: Leases,
+        trust: Trust,
+        stop: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._config = config
+        self._version = version
+        self._writer = writer
+        self._quarantine = quarantine
+        self._leases = leases
+        self._trust = trust
+        self._stop = stop
+        self._started = time.monotonic()
+        self.connections = 0
+        self.handlers: dict[type[Any], Callable[[Caller, Any, Sequence[int]], Answer]] = {
+            protocol.Report: self._report,
+            protocol.Remove: self._remove,
+            protocol.Clear: self._clear,
+            protocol.Sync: self._sync,
+            protocol.ZeroStatistics: self._zero_statistics,
+            protocol.AskStatus: self._status,
+            protocol.Stop: self._stop_daemon,
+        }
+
+    def _report(self, caller: Caller, message: protocol.Report, descriptors: Sequence[int]) -> Answer:
+        counts = {
+            name: amount
+            for name, amount in message.counts.items()
+            if name in _COUNTERS or (name.startswith(_GROUPS) and len(name) < 200)
+        }
+        self._writer.note_counts(counts)
+        return Reply(protocol.Done())
+
+    def _remove(self, caller: Caller, message: protocol.Remove, descriptors: Sequence[int]) -> Answer:
+        def remove(store: Store) -> protocol.Message:
+            under = [entry for key in message.keys for entry in store.entries_under(key)]
+            return removed(store, [entry for entry in under if self._may_change(caller, entry)])
+
+        return self._call(remove)
+
+    def _clear(self, caller: Caller, message: protocol.Clear, descriptors: Sequence[int]) -> Answer:
+        uid = None if self._trust.administers(caller.uid) else caller.uid
+
+        def clear(store: Store) -> protocol.Message:
+            with store.transaction():
+                store.forget_marks(uid)
+            self._quarantine.clear(uid)
+            return removed(store, store.entries_of(uid))
+
+        return self._call(clear)
+
+    def _sync(self, caller: Caller, message: protocol.Sync, descriptors: Sequence[int]) -> Answer:
+        # The writer writes what it holds back before it comes to this.
+        return self._call(lambda _: protocol.Done())
+
+    def _zero_statistics(self, caller: Caller, message: protocol.ZeroStatistics, descriptors: Sequence[int]) -> Answer:
+        def zero(store: Store) -> protocol.Message:
+            with store.transaction():
+                store.zero_statistics()
+            return protocol.Done()
+
+        return self._call(zero) if self._trust.administers(caller.uid) else Reply(_NOT_YOURS)
+
+    def _status(self, caller: Caller, message: protocol.AskStatus, descriptors: Sequence[int]) -> Answer:
+        totals = self._store.totals()
+        facts: dict[str, protocol.Scalar] = {
+            "pid": os.getpid(),
+            "version": self._version,
+            "uptime_seconds": round(time.monotonic() - self._started, 3),
+            "connections": self.connections,
+            "entries": totals["entries"],
+            "bytes": totals["bytes"],
+            "max_size": self._config.max_size,
+            "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        }
+        mine = self._leases.compiles(lambda uid: uid == caller.uid or self._trust.administers(caller.uid))
+        return Reply(protocol.Status(facts, mine))
+
+    def _stop_daemon(self, caller: Caller, message: protocol.Stop, descriptors: Sequence[int]) -> Answer:
+        if not self._trust.administers(caller.uid):
+            return Reply(_NOT_YOURS)
+        self._stop(f"asked by process {caller.pid} ({caller.program!r}): {message.reason[:200]!r}")
+        return Reply(protocol.Done())
+
+    def _may_change(self, caller: Caller, entry: Entry) -> bool:
+        return entry.writer_uid == caller.uid or self._trust.administers(caller.uid)
+
+    def _call(self, call: Callable[[Store], protocol.Message]) -> Answer:
+        done: Future[protocol.Message] = Future()
+        self._writer.submit(CallJob(call, done))
+        return done
+
+
+def removed(store: Store, entries: Sequence[Entry]) -> protocol.Removed:
+    """Remove entries, and say what came free."""
+    before = store.totals_now()
+    # In steps, so that clearing a large store does not keep others waiting for one long transaction.
+    for start in range(0, len(entries), _REMOVED_AT_ONCE):
+        with store.transaction():
+            loose = store.remove(entries[start : start + _REMOVED_AT_ONCE])
+        store.delete_files(loose)
+    after = store.totals_now()
+    return protocol.Removed(before["entries"] - after["entries"], before["bytes"] - after["bytes"])

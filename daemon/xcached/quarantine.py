@@ -1,0 +1,177 @@
+"""Entries that are set aside: damaged ones, and those whose load ended processes. Belongs to the thread that writes.
+
+What is set aside is served to nobody. Its bytes are kept for a while in ``quarantine/``, for who wants to know what
+happened to them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from xcached.blobs import read_chunks
+from xcached.store import Entry, Store
+
+logger = logging.getLogger("xcached")
+
+_STRIKES = 2
+_MOST_KEPT = 100
+_MOST_BYTES = 1024**3
+_SHARE_OF_STORE = 20
+_MOST_STRIKES = 10_000
+_HEADER, _KEY_AT, _KEY_END = 48, 8, 40
+
+
+class Quarantine:
+    """Sets entries of a store aside. ``barred`` may be read by any thread."""
+
+    def __init__(self, store: Store, folder: Path, may_judge: Callable[[int, int], bool]) -> None:
+        """``may_judge(reader, writer)``: whether a reader's word is enough to set aside what a writer wrote."""
+        self._store = store
+        self._db = store.database.writing
+        self._folder = folder
+        self._may_judge = may_judge
+        folder.mkdir(mode=0o700, exist_ok=True)
+        # Digest and reader: what ended so many of the reader's processes that it is not to come back.
+        self.barred: frozenset[tuple[str, int]] = frozenset()
+        # Key and reader: what has a strike that a successful load takes back.
+        self.struck: frozenset[tuple[str, int]] = frozenset()
+        self._read_strikes()
+
+    def complain(self, key: str, digest: str, reader: int, reason: str) -> None:
+        """A reader cannot use what is stored: set it aside, or at least give it to that reader no more."""
+        for entry in self._entries_with(key, digest):
+            if self._may_judge(reader, entry.writer_uid) or not self._is_whole(entry, digest):
+                self._set_aside(entry, reason)
+            else:
+                self._strike(key, digest, reader, _STRIKES)
+
+    def strike(self, key: str, digest: str, reader: int, program: str) -> None:
+        """A process ended while it was loading this: the second time it is set aside."""
+        strikes = self._strike(key, digest, reader, 1)
+        logger.warning("%r ended while it loaded %s: strike %d", program, key[:12], strikes)
+        if strikes < _STRIKES:
+            return
+        for entry in self._entries_with(key, digest):
+            if self._may_judge(reader, entry.writer_uid):
+                self._set_aside(entry, f"{strikes} processes ended while they loaded it, the last was {program!r}")
+
+    def forgive(self, key: str, reader: int) -> None:
+        """It was loaded after all."""
+        with self._store.transaction():
+            self._db.execute(
+                "DELETE FROM strikes WHERE key = ? AND reader_uid = ? AND count < ?", (key, reader, _STRIKES)
+            )
+        self._read_strikes()
+
+    def clear(self, uid: int | None) -> None:
+        """Forget what was set aside, and why, for one user or for all."""
+        with self._store.transaction():
+            self._db.execute("DELETE FROM quarantined WHERE writer_uid = coalesce(?, writer_uid)", (uid,))
+            self._db.execute("DELETE FROM strikes WHERE reader_uid = coalesce(?, reader_uid)", (uid,))
+        self._read_strikes()
+        self.sweep()
+
+    def sweep(self) -> None:
+        """Keep no more than there is room for, and no file that no row speaks of."""
+        most = min(_MOST_BYTES, self._store.max_size // _SHARE_OF_STORE) if self._store.max_size else _MOST_BYTES
+        rows = self._db.execute("SELECT id, file, stored_size FROM quarantined ORDER BY id DESC").fetchall()
+        kept: set[str] = set()
+        size = 0
+        gone = []
+        for position, (number, file, stored) in enumerate(rows):
+            size += stored if file else 0
+            if position >= _MOST_KEPT or (file and size > most):
+                gone.append((number,))
+            elif file:
+                kept.add(file)
+        if gone:
+            with self._store.transaction():
+                self._db.executemany("DELETE FROM quarantined WHERE id = ?", gone)
+        for path in self._folder.iterdir():
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+
+    def _set_aside(self, entry: Entry, reason: str) -> None:
+        name = f"{entry.key[:16]}-{time.time_ns():x}"
+        file = name if self._copy(entry, self._folder / name) else None
+        with self._store.transaction():
+            self._db.execute(
+                "INSERT INTO quarantined (key, writer_uid, module_name, platform, device_kind, jaxlib_version,"
+                " compile_seconds, created_at, stored_size, blob, reason, set_aside_at, file)"
+                " SELECT key, writer_uid, module_name, platform, device_kind, jaxlib_version, compile_seconds,"
+                " created_at, stored_size, blob, ?, ?, ? FROM entries WHERE key = ? AND writer_uid = ?",
+                (reason[:500], time.time(), file, *entry),
+            )
+            loose = self._store.remove([entry])
+            self._store.add_statistics({"quarantined": 1})
+        self._store.delete_files(loose)
+        self.sweep()
+        logger.warning("%s is set aside: %s", entry.key[:12], reason)
+
+    def _copy(self, entry: Entry, target: Path) -> bool:
+        """Keep the bytes as they are; whether there are any."""
+        digest, content = self._content(entry)
+        try:
+            if content is not None:
+                target.write_bytes(content)
+            else:
+                # The name in blobs/ goes with the entry, or a fresh file takes it; this one stays with these bytes.
+                os.link(self._store.files.path(digest), target)
+        except OSError:
+            return False
+        return True
+
+    def _content(self, entry: Entry) -> tuple[str, bytes | None]:
+        row = self._db.execute(
+            "SELECT blobs.digest, blobs.content FROM entries JOIN blobs ON blobs.digest = entries.blob"
+            " WHERE entries.key = ? AND entries.writer_uid = ?",
+            entry,
+        ).fetchone()
+        return (row[0], row[1]) if row else ("", None)
+
+    def _is_whole(self, entry: Entry, digest: str) -> bool:
+        """Whether the bytes are those of the digest, and of this entry's key."""
+        _, content = self._content(entry)
+        found = hashlib.sha256()
+        header = b""
+        if content is not None:
+            found.update(content)
+            header = content[:_HEADER]
+        else:
+            descriptor = self._store.files.open(digest)
+            if descriptor is None:
+                return False
+            with contextlib.closing(os.fdopen(descriptor, "rb")) as file:
+                for chunk in read_chunks(file.fileno(), os.fstat(file.fileno()).st_size):
+                    header = header or chunk[:_HEADER]
+                    found.update(chunk)
+        return found.hexdigest() == digest and header[_KEY_AT:_KEY_END].hex() == entry.key
+
+    def _entries_with(self, key: str, digest: str) -> list[Entry]:
+        """Entries that still consist of what the reader got, and not of something fresher."""
+        rows = self._db.execute("SELECT key, writer_uid FROM entries WHERE key = ? AND blob = ?", (key, digest))
+        return [Entry(*row) for row in rows]
+
+    def _strike(self, key: str, digest: str, reader: int, strikes: int) -> int:
+        with self._store.transaction():
+            self._db.execute(
+                "INSERT INTO strikes (blob, reader_uid, key, count) VALUES (?, ?, ?, ?)"
+                " ON CONFLICT (blob, reader_uid) DO UPDATE SET count = count + excluded.count",
+                (digest, reader, key, strikes),
+            )
+            self._db.execute(
+                "DELETE FROM strikes WHERE rowid <= (SELECT max(rowid) FROM strikes) - ?", (_MOST_STRIKES,)
+            )
+        return self._read_strikes()[digest, reader]
+
+    def _read_strikes(self) -> dict[tuple[str, int], int]:
+        rows = self._db.execute("SELECT blob, reader_uid, key, count FROM strikes").fetchall()
+        self.barred = frozenset((blob, reader) for blob, reader, _, count in rows if count >= _STRIKES)
+        self.struck = frozenset((key, reader) for _, reader, key, count in rows if count < _STRIKES)
+        return {(blob, reader): count for blob, reader, _, count in rows}

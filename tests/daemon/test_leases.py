@@ -1,0 +1,351 @@
+"""One compiles, the others wait: for as long as that one is at it, and no longer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import digest, get_message, put_message, until
+from conversation import Conversation, key_of, talking
+
+from xcache import protocol
+
+KEY = key_of("a")
+# The longest that somebody who asks in these tests would wait.
+PATIENT = 60.0
+
+
+@pytest.fixture
+def speakers(place):
+    """Makes connections that have said hello; all of them end with the test."""
+    place.start_daemon()
+    made: list[Conversation] = []
+
+    def speaker() -> Conversation:
+        made.append(Conversation(place))
+        made[-1].greet()
+        return made[-1]
+
+    yield speaker
+    for each in made:
+        each.close()
+
+
+def take(talk: Conversation, key: str = KEY, wait: float = PATIENT) -> int:
+    """Ask for something, and be the one to compile it."""
+    answer = talk.ask(get_message(key, wait))
+    assert isinstance(answer, protocol.Missing), answer
+    assert answer.lease
+    return answer.lease
+
+
+def begin_to_wait(talk: Conversation, key: str = KEY, wait: float = PATIENT) -> int:
+    """Ask for something that another is compiling."""
+    request = talk.say(get_message(key, wait))
+    heard, word = talk.hear()
+    assert heard == request
+    assert isinstance(word, protocol.Wait), word
+    return request
+
+
+def outcome(talk: Conversation, request: int) -> protocol.Message:
+    """The answer, after however many words of it."""
+    while True:
+        heard, answer = talk.hear()
+        if heard == request and not isinstance(answer, protocol.Wait):
+            return answer
+
+
+def test_the_first_compiles_and_the_others_get_what_it_stores(speakers):
+    holder, *others = [speakers() for _ in range(5)]
+    take(holder)
+    requests = [begin_to_wait(other) for other in others]
+    assert holder.put(KEY, b"executable") == protocol.Stored(True)
+    for other, request in zip(others, requests, strict=True):
+        assert outcome(other, request).payload == b"executable"
+
+
+def test_a_large_one_is_handed_to_each_as_a_file(speakers):
+    holder, *others = [speakers() for _ in range(3)]
+    payload = os.urandom(100_000)
+    take(holder)
+    requests = [begin_to_wait(other) for other in others]
+    holder.put(KEY, payload)
+    for other, request in zip(others, requests, strict=True):
+        assert outcome(other, request).payload is None
+        with open(other.descriptors.pop(0), "rb") as file:
+            assert file.read() == payload
+
+
+def test_who_waits_hears_for_whom_and_how_long(speakers, place):
+    holder, waiter = speakers(), speakers()
+    take(holder)
+    request = begin_to_wait(waiter)
+    words = [waiter.hear() for _ in range(3)]
+    assert {heard for heard, _ in words} == {request}
+    assert {(word.pid, word.program) for _, word in words} == {(os.getpid(), "test.py")}
+    seconds = [word.seconds for _, word in words]
+    assert seconds == sorted(seconds)
+    assert all(0 < word.at_most <= PATIENT for _, word in words)
+
+
+def test_what_is_being_compiled_stands_in_the_status(speakers):
+    holder, waiter = speakers(), speakers()
+    take(holder)
+    take(holder, key_of("b"))
+    begin_to_wait(waiter)
+    status = holder.ask(protocol.AskStatus())
+    assert [(c["key"], c["pid"], c["program"], c["module_name"], c["waiting"]) for c in status.compiles] == [
+        (KEY, os.getpid(), "test.py", "jit_f", 1),
+        (key_of("b"), os.getpid(), "test.py", "jit_f", 0),
+    ]
+
+
+def test_keys_do_not_wait_for_one_another(speakers):
+    holder, other = speakers(), speakers()
+    take(holder)
+    take(other, key_of("b"))
+
+
+def test_who_would_not_wait_compiles_at_once_and_is_not_waited_for(speakers):
+    hasty, other = speakers(), speakers()
+    for wait in (0.0, -1.0, float("nan")):
+        assert hasty.ask(get_message(KEY, wait)) == protocol.Missing(0)
+    take(other)
+    assert hasty.ask(get_message(KEY, 0.0)) == protocol.Missing(0)
+
+
+def test_when_the_holder_goes_the_next_in_line_compiles_and_the_rest_wait_for_that_one(speakers):
+    holder, *others = [speakers() for _ in range(4)]
+    take(holder)
+    requests = [begin_to_wait(other) for other in others]
+    holder.close()
+    leases = []
+    for position, (other, request) in enumerate(zip(others, requests, strict=True)):
+        answer = outcome(other, request)
+        assert isinstance(answer, protocol.Missing)
+        leases.append(answer.lease)
+        assert answer.lease
+        if position < len(others) - 1:
+            other.close()
+    assert len(set(leases)) == len(leases)
+
+
+def test_a_killed_process_hands_on_what_it_compiled(place, speakers):
+    waiter = speakers()
+    program = (
+        "import os, sys, time\nfrom xcache import client, config, protocol\n"
+        f"c = client.Client(config.load(), 'test')\n"
+        f"print(c.get(protocol.Get({KEY!r}, 60.0, 'm', 'p')).lease, flush=True)\ntime.sleep(100)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], env=place.env, stdout=subprocess.PIPE)
+    try:
+        assert int(child.stdout.readline()) > 0
+        request = begin_to_wait(waiter)
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+    assert outcome(waiter, request).lease
+
+
+def test_a_stopped_process_is_not_waited_for(place, speakers):
+    """And what it stores when it goes on is welcome."""
+    waiter, later = speakers(), speakers()
+    program = (
+        "import os, sys, time\nsys.path.insert(0, sys.argv[1])\n"
+        "from conftest import Place\nfrom pathlib import Path\n"
+        "sys.path.insert(0, sys.argv[1] + '/daemon')\nfrom conversation import Conversation\n"
+        "from conftest import get_message\n"
+        "talk = Conversation(Place(Path(sys.argv[2])))\ntalk.greet()\n"
+        f"print(talk.ask(get_message({KEY!r}, 60.0)).lease, flush=True)\n"
+        "sys.stdin.readline()\n"
+        f"print(talk.put({KEY!r}, b'late'), flush=True)\n"
+    )
+    tests = os.path.dirname(os.path.dirname(__file__))
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, tests, str(place.root)],
+        env=place.env,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert int(child.stdout.readline()) > 0
+        request = begin_to_wait(waiter)
+        child.send_signal(signal.SIGSTOP)
+        assert outcome(waiter, request).lease
+        child.send_signal(signal.SIGCONT)
+        child.stdin.write(b"\n")
+        child.stdin.flush()
+        assert b"kept=True" in child.stdout.readline()
+    finally:
+        child.kill()
+        child.wait()
+        child.stdin.close()
+        child.stdout.close()
+    assert later.get(KEY) == b"late"
+
+
+def test_nobody_waits_longer_than_they_would(speakers):
+    holder, waiter, patient = speakers(), speakers(), speakers()
+    take(holder)
+    patiently = begin_to_wait(patient)
+    request = begin_to_wait(waiter, wait=0.3)
+    assert outcome(waiter, request) == protocol.Missing(0)
+    # What one gave up is there for the others.
+    holder.put(KEY, b"late")
+    assert outcome(patient, patiently).payload == b"late"
+
+
+def expectation(talk: Conversation, request: int) -> float:
+    heard, word = talk.hear()
+    assert heard == request
+    return word.at_most
+
+
+def test_the_wait_is_bounded_by_what_is_known_of_the_compile(speakers):
+    """Three times as long as last time, and a little."""
+    holder, waiter = speakers(), speakers()
+    holder.put(KEY, b"x", compile_seconds=10.0)
+    assert holder.ask(protocol.Remove([KEY])).entries == 1
+    take(holder)
+    request = begin_to_wait(waiter, wait=1000)
+    assert 34 < expectation(waiter, request) <= 35
+
+
+def test_the_same_program_in_another_way_tells_something_too(speakers):
+    holder, waiter = speakers(), speakers()
+    same_program = {"program_digest": digest(b"program"), "compile_seconds": 20.0}
+    holder.put(key_of("another toolchain"), b"x", **same_program)
+    take(holder)
+    request = begin_to_wait(waiter, wait=1000)
+    assert 64 < expectation(waiter, request) <= 65
+
+
+def test_of_what_nothing_is_known_the_asker_decides(speakers):
+    holder, waiter = speakers(), speakers()
+    take(holder)
+    request = begin_to_wait(waiter, wait=1000)
+    assert 999 < expectation(waiter, request) <= 1000
+
+
+def test_a_holder_that_gives_up_lets_the_next_one_try(speakers):
+    holder, waiter = speakers(), speakers()
+    lease = take(holder)
+    request = begin_to_wait(waiter)
+    holder.say(protocol.Release(KEY, lease + 1))
+    holder.say(protocol.Release(key_of("b"), lease))
+    assert isinstance(waiter.hear()[1], protocol.Wait)
+    holder.say(protocol.Release(KEY, lease))
+    assert outcome(waiter, request).lease > lease
+
+
+def test_a_lease_can_be_given_back_on_another_connection_of_its_process(speakers):
+    holder, other, waiter = speakers(), speakers(), speakers()
+    lease = take(holder)
+    request = begin_to_wait(waiter)
+    other.say(protocol.Release(KEY, lease))
+    assert outcome(waiter, request).lease
+
+
+def test_a_release_without_a_lease_is_nothing(speakers):
+    talk = speakers()
+    talk.say(protocol.Release(KEY, 1))
+    talk.say(protocol.Release("nonsense", -5))
+    take(talk)
+
+
+def test_what_cannot_be_stored_sends_everybody_to_compile(speakers):
+    """One after the other they would only fail in the same way."""
+    holder, *others = [speakers() for _ in range(4)]
+    take(holder)
+    requests = [begin_to_wait(other) for other in others]
+    wrong = holder.put(KEY, b"x", digest=digest(b"other"))
+    assert isinstance(wrong, protocol.Refused)
+    for other, request in zip(others, requests, strict=True):
+        assert outcome(other, request) == protocol.Missing(0)
+    take(others[0])
+
+
+def test_what_is_not_cacheable_is_said_to_all_who_wait(speakers):
+    holder, waiter = speakers(), speakers()
+    take(holder)
+    request = begin_to_wait(waiter)
+    holder.ask(protocol.MarkNotCacheable(KEY, "jit_f", "a sort"))
+    assert outcome(waiter, request) == protocol.NotCacheable("a sort")
+
+
+def test_who_leaves_while_waiting_is_forgotten(speakers):
+    holder, gone, waiter = speakers(), speakers(), speakers()
+    take(holder)
+    begin_to_wait(gone)
+    gone.close()
+    request = begin_to_wait(waiter)
+    holder.close()
+    assert outcome(waiter, request).lease
+
+
+def test_two_requests_on_one_connection_wait_for_each_other_like_any_two(speakers):
+    """Threads of one process share connections."""
+    talk = speakers()
+    take(talk)
+    request = begin_to_wait(talk)
+    talk.say(put_message(KEY, b"x", b"program"))
+    assert outcome(talk, request).payload == b"x"
+
+
+def test_a_daemon_that_leaves_sends_who_waits_to_compile(place, speakers):
+    holder, waiter = speakers(), speakers()
+    take(holder)
+    request = begin_to_wait(waiter)
+    holder.ask(protocol.Stop("a test"))
+    assert outcome(waiter, request) == protocol.Missing(0)
+
+
+def test_a_daemon_does_not_leave_while_somebody_compiles_for_others(place):
+    child = place.start_daemon(XCACHE_IDLE_EXIT="500ms")
+    with talking(place) as holder:
+        take(holder)
+        time.sleep(1.5)
+        assert child.poll() is None
+        assert holder.put(KEY, b"x").kept
+        assert until(lambda: child.poll() is not None)
+
+
+def test_many_wait_for_many(speakers):
+    """Every key is compiled once, whoever asks for it first."""
+    talks = [speakers() for _ in range(10)]
+    compiled = []
+    waiting = []
+    for number in range(50):
+        key = key_of(str(number))
+        for position in range(10):
+            talk = talks[(number + position) % 10]
+            if position == 0:
+                take(talk, key)
+                compiled.append((talk, key))
+            else:
+                waiting.append((talk, begin_to_wait_among_others(talk, key), key))
+    for talk, key in compiled:
+        talk.say(put_message(key, key.encode(), b"program"))
+    answers: dict[int, dict[int, protocol.Message]] = {id(talk): {} for talk in talks}
+    for talk, request, key in waiting:
+        heard = answers[id(talk)]
+        while request not in heard:
+            number, answer = talk.hear()
+            if not isinstance(answer, protocol.Wait):
+                heard[number] = answer
+        assert heard[request].payload == key.encode()
+
+
+def begin_to_wait_among_others(talk: Conversation, key: str) -> int:
+    request = talk.say(get_message(key, PATIENT))
+    while True:
+        heard, word = talk.hear()
+        assert isinstance(word, protocol.Wait)
+        if heard == request:
+            return request

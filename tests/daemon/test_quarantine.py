@@ -1,0 +1,232 @@
+"""What is damaged, or ends those who load it, is served no more, is kept to be looked at, and can be replaced."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import digest, until
+from conversation import Conversation, key_of, talking
+
+from xcache import protocol
+
+KEY = key_of("a")
+LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
+
+
+@pytest.fixture
+def talk(place):
+    place.start_daemon()
+    with talking(place) as conversation:
+        yield conversation
+
+
+def quarantined(place) -> list[tuple[object, ...]]:
+    return place.query("SELECT key, blob, reason FROM quarantined ORDER BY id")
+
+
+def files(place, folder: str) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (place.dir / folder).rglob("*") if path.is_file()}
+
+
+def complain(talk: Conversation, payload: bytes, reason: str = "its digest differs") -> None:
+    assert talk.ask(protocol.Complain(KEY, digest(payload), reason)) == protocol.Done()
+
+
+@pytest.mark.parametrize("payload", [b"small", LARGE], ids=["in a row", "in a file"])
+def test_what_is_complained_of_is_set_aside_with_its_bytes_and_the_reason(place, talk, payload):
+    talk.put(KEY, payload)
+    complain(talk, payload)
+    assert talk.get(KEY) is None
+    assert quarantined(place) == [(KEY, digest(payload), "its digest differs")]
+    assert list(files(place, "quarantine").values()) == [payload]
+    assert place.query("SELECT amount FROM statistics WHERE name = 'quarantined'") == [(1.0,)]
+    assert talk.status()["entries"] == 0
+    assert not [name for name in files(place, "blobs") if name == digest(payload)]
+
+
+@pytest.mark.parametrize("payload", [b"small", LARGE], ids=["in a row", "in a file"])
+def test_the_fresh_one_takes_its_place_also_if_it_is_the_same(place, talk, payload):
+    talk.put(KEY, payload)
+    complain(talk, payload)
+    assert talk.put(KEY, payload) == protocol.Stored(True)
+    assert talk.get(KEY) == payload
+    assert len(quarantined(place)) == 1
+
+
+def test_a_complaint_of_what_was_replaced_meanwhile_is_passed_over(place, talk):
+    talk.put(KEY, b"old")
+    talk.put(KEY, b"new", overwrite=True)
+    complain(talk, b"old")
+    assert talk.get(KEY) == b"new"
+    assert quarantined(place) == []
+
+
+def test_a_complaint_of_nothing_is_nothing(place, talk):
+    complain(talk, b"whatever")
+    assert talk.ask(protocol.Complain("no key", "no digest", "no reason")) == protocol.Done()
+    assert quarantined(place) == []
+
+
+def test_a_file_that_is_gone_is_set_aside_without_bytes(place, talk):
+    talk.put(KEY, LARGE)
+    (place.dir / "blobs" / digest(LARGE)[:2] / digest(LARGE)).unlink()
+    assert talk.get(KEY) is None
+    talk.ask(protocol.Sync())
+    assert quarantined(place) == [(KEY, digest(LARGE), "its file is gone")]
+    assert files(place, "quarantine") == {}
+    assert talk.put(KEY, LARGE) == protocol.Stored(True)
+    assert talk.get(KEY) == LARGE
+
+
+def test_an_entry_without_its_content_can_be_stored_again(place, talk):
+    talk.put(KEY, b"x")
+    place.stop()
+    place.execute("DELETE FROM blobs WHERE digest = ?", digest(b"x"))
+    place.start_daemon()
+    with talking(place) as again:
+        assert again.get(KEY) is None
+        assert again.put(KEY, b"x") == protocol.Stored(True)
+        assert again.get(KEY) == b"x"
+
+
+def test_only_so_much_is_kept(place):
+    place.start_daemon(XCACHE_MAX_SIZE="20M")
+    with talking(place) as talk:
+        for number in range(8):
+            payload = bytes([number]) * 300_000
+            talk.put(KEY, payload)
+            complain(talk, payload)
+        # A twentieth of the store.
+        assert sum(map(len, files(place, "quarantine").values())) == 900_000
+        assert len(quarantined(place)) == 3
+        for number in range(120):
+            talk.put(KEY, b"small %d" % number)
+            complain(talk, b"small %d" % number)
+        assert len(quarantined(place)) == 100
+
+
+def test_a_restart_keeps_it_and_sweeps_what_no_row_speaks_of(place, talk):
+    talk.put(KEY, LARGE)
+    complain(talk, LARGE)
+    (place.dir / "quarantine" / "left over").write_bytes(b"x")
+    place.stop()
+    place.start_daemon()
+    with talking(place) as again:
+        again.ask(protocol.Sync())
+    assert list(files(place, "quarantine").values()) == [LARGE]
+
+
+def test_clear_clears_it(place, talk):
+    talk.put(KEY, LARGE)
+    complain(talk, LARGE)
+    talk.ask(protocol.Clear())
+    assert quarantined(place) == []
+    assert files(place, "quarantine") == {}
+
+
+def die_while_loading(place, payload: bytes = b"poison") -> None:
+    """A process that begins to load and ends."""
+    talk = Conversation(place)
+    talk.greet()
+    assert talk.get(KEY) == payload
+    talk.say(protocol.Loading(KEY, digest(payload)))
+    talk.close()
+
+
+def loads(place) -> bytes | None:
+    with talking(place) as talk:
+        content = talk.get(KEY)
+        if content is not None:
+            talk.say(protocol.Loading(KEY, digest(content)))
+            talk.say(protocol.Loaded(KEY))
+        talk.ask(protocol.Sync())
+        return content
+
+
+def strikes(place) -> list[tuple[object, ...]]:
+    return place.query("SELECT count FROM strikes")
+
+
+def test_what_ends_two_processes_that_load_it_is_set_aside(place, talk):
+    talk.put(KEY, b"poison")
+    die_while_loading(place)
+    assert until(lambda: strikes(place) == [(1,)])
+    assert talk.get(KEY) == b"poison"
+    die_while_loading(place)
+    assert until(lambda: quarantined(place))
+    ((key, blob, reason),) = quarantined(place)
+    assert (key, blob) == (KEY, digest(b"poison"))
+    assert reason.startswith("2 processes ended while they loaded it, the last was 'test.py")
+    assert talk.get(KEY) is None
+
+
+def test_strikes_outlive_the_daemon(place, talk):
+    talk.put(KEY, b"poison")
+    die_while_loading(place)
+    assert until(lambda: strikes(place) == [(1,)])
+    place.stop()
+    place.start_daemon()
+    die_while_loading(place)
+    assert until(lambda: quarantined(place))
+
+
+def test_a_load_that_succeeds_takes_a_strike_back(place, talk):
+    """It may have been the machine, or somebody's patience, that ended the first."""
+    talk.put(KEY, b"poison")
+    for _ in range(3):
+        die_while_loading(place)
+        assert until(lambda: strikes(place) == [(1,)])
+        assert loads(place) == b"poison"
+        assert until(lambda: strikes(place) == [])
+    assert quarantined(place) == []
+
+
+def test_the_very_same_bytes_are_not_taken_again(place, talk):
+    talk.put(KEY, b"poison")
+    for _ in range(2):
+        die_while_loading(place)
+    assert until(lambda: quarantined(place))
+    assert talk.put(KEY, b"poison") == protocol.Refused(
+        "set aside", "processes that loaded exactly these bytes have ended"
+    )
+    assert talk.put(KEY, b"wholesome") == protocol.Stored(True)
+    assert loads(place) == b"wholesome"
+
+
+def test_who_ends_after_loading_or_without_it_is_no_strike(place, talk):
+    talk.put(KEY, b"fine")
+    assert loads(place) == b"fine"
+    polite = Conversation(place)
+    polite.greet()
+    assert polite.get(KEY) == b"fine"
+    polite.close()
+    talk.ask(protocol.Sync())
+    assert strikes(place) == []
+
+
+def test_a_daemon_that_leaves_or_hangs_up_strikes_nobody(place, talk):
+    talk.put(KEY, b"fine")
+    loading = Conversation(place)
+    loading.greet()
+    loading.say(protocol.Loading(KEY, digest(b"fine")))
+    rude = Conversation(place)
+    rude.greet()
+    rude.say(protocol.Loading(KEY, digest(b"fine")))
+    rude.raw(b"\xff" * 100)
+    assert rude.was_hung_up_on()
+    assert talk.ask(protocol.Sync()) == protocol.Done()
+    place.stop()
+    assert strikes(place) == []
+    loading.close()
+    rude.close()
+
+
+def test_a_complaint_ends_a_load_without_a_strike(place, talk):
+    talk.put(KEY, b"bad")
+    other = Conversation(place)
+    other.greet()
+    other.say(protocol.Loading(KEY, digest(b"bad")))
+    other.ask(protocol.Complain(KEY, digest(b"bad"), "it could not be loaded"))
+    other.close()
+    talk.ask(protocol.Sync())
+    assert strikes(place) == []
+    assert quarantined(place) == [(KEY, digest(b"bad"), "it could not be loaded")]

@@ -1,0 +1,142 @@
+"""Programs that start together compile everything once between them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import Place, until
+
+# Some seconds of compiling, and a few small programs around it.
+PROGRAM = """
+import dataclasses, json, jax, jax.numpy as jnp, numpy as np, xcache
+def f(x):
+    for i in range(300):
+        x = jnp.tanh(x @ x) * (i + 1) + jnp.cos(x)
+    return x
+x = jnp.linspace(0, 1, 48 * 48).reshape(48, 48)
+small = [float(jax.jit(lambda v, k=k: (v * k).sum())(x)) for k in range(4)]
+out = np.asarray(jax.jit(f)(x)).tolist()
+print(json.dumps([[small, out], dataclasses.asdict(xcache.stats())]))
+"""
+
+THREADS = """
+import dataclasses, json, threading, jax, jax.numpy as jnp, xcache
+def lowered():
+    def f(x):
+        for i in range(60):
+            x = jnp.tanh(x @ x) * (i + 1)
+        return x
+    return jax.jit(f).lower(jnp.ones((16, 16)))
+# One each: jax itself would compile the same one once.
+programs = [lowered() for _ in range(5)]
+before = xcache.stats()
+barrier = threading.Barrier(5)
+def work(program):
+    barrier.wait()
+    done.append(program.compile())
+done = []
+threads = [threading.Thread(target=work, args=(program,)) for program in programs]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+stats = xcache.stats()
+results = {float(compiled(jnp.ones((16, 16))).sum()) for compiled in done}
+print(json.dumps([len(done), len(results), stats.misses - before.misses, stats.hits - before.hits]))
+"""
+
+JOB = """
+import dataclasses, json, os, sys, jax
+jax.distributed.initialize(os.environ["COORDINATOR"], num_processes=2, process_id=int(os.environ["RANK"]))
+import jax.numpy as jnp, numpy as np, xcache
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+mesh = Mesh(np.array(jax.devices()), ("d",))
+rows = NamedSharding(mesh, P("d"))
+x = jax.make_array_from_callback((8, 4), rows, lambda index: np.arange(32.0).reshape(8, 4)[index])
+total = jax.jit(lambda v: (v * 2).sum(), out_shardings=NamedSharding(mesh, P()))(x)
+local = jax.jit(lambda v: v * 3 + 1)(np.float32(2))
+print(json.dumps([float(total), float(local), dataclasses.asdict(xcache.stats())]))
+jax.distributed.shutdown()
+"""
+
+
+def begin(place: Place, source: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", source],
+        env=place.env | {"XCACHE": "1"} | environment,
+        cwd=place.root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def end(child: subprocess.Popen[str]) -> tuple[list, str]:
+    try:
+        stdout, stderr = child.communicate(timeout=120)
+    finally:
+        child.kill()
+    assert child.returncode == 0, stderr[-3000:]
+    # Gloo has a word to say on stdout.
+    return json.loads(stdout.splitlines()[-1]), stderr
+
+
+def test_four_programs_started_together_compile_everything_once(place):
+    children = [begin(place, PROGRAM, XCACHE_TIMEOUT="60s") for _ in range(4)]
+    ended = [end(child) for child in children]
+    assert len({json.dumps(result) for (result, _), _ in ended}) == 1
+    stats = [stats for (_, stats), _ in ended]
+    ((stored,),) = place.query("SELECT count(*) FROM entries")
+    assert sum(each["misses"] for each in stats) == stored
+    assert sum(each["hits"] for each in stats) == 3 * stored
+    assert {stderr for _, stderr in ended} == {""}
+
+
+def compiling(place: Place) -> list[tuple[int, int]]:
+    """Who compiles the large one, and how many wait for it."""
+    with contextlib.suppress(OSError):
+        result = place.run("import sys; from xcache.cli import main; sys.argv = ['xcache', 'status', '--json']; main()")
+        compiles = json.loads(result.stdout)["compiles"]
+        return [(c["pid"], c["waiting"]) for c in compiles if c["module_name"] == "jit_f" and c["seconds"] > 0.6]
+    return []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_when_the_one_that_compiles_is_killed_or_stopped_the_others_go_on(place, number):
+    children = [begin(place, PROGRAM, XCACHE_TIMEOUT="60s", XCACHE_LOG="info") for _ in range(3)]
+    assert until(lambda: [waiting for _, waiting in compiling(place)] == [2], 60)
+    ((pid, _),) = compiling(place)
+    os.kill(pid, number)
+    (held,) = [child for child in children if child.pid == pid]
+    others = [end(child) for child in children if child is not held]
+    held.kill()
+    held.communicate()
+    (_, one), (_, two) = (said for said, _ in others)
+    assert others[0][0][0] == others[1][0][0]
+    # The second of them was handed the result of the first.
+    assert sorted((one["hits"], two["hits"]))[1] > sorted((one["hits"], two["hits"]))[0]
+    said = "".join(stderr for _, stderr in others)
+    assert f"waiting for process {pid} (-c), which has been compiling jit_f for" in said
+    assert "waited " in said
+
+
+def test_threads_of_one_program_compile_the_same_once(place):
+    said, _ = end(begin(place, THREADS, XCACHE_TIMEOUT="60s"))
+    assert said == [5, 1, 1, 4]
+
+
+def test_processes_of_one_job_do_not_wait_for_each_other_and_each_finds_its_own_again(place, free_port):
+    for expected_misses in (True, False):
+        coordinator = f"127.0.0.1:{free_port()}"
+        environment = {"COORDINATOR": coordinator, "XCACHE_TIMEOUT": "60s", "JAX_PLATFORMS": "cpu"}
+        children = [begin(place, JOB, RANK=str(rank), **environment) for rank in range(2)]
+        ended = [end(child)[0] for child in children]
+        assert [said[:2] for said in ended] == [[992.0, 7.0]] * 2
+        for *_, stats in ended:
+            assert bool(stats["misses"]) is expected_misses
+            assert stats["wait_seconds"] == 0
+            assert stats["errors"] == {}
