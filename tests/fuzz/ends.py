@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import seeds
-from conftest import PATIENCE, Place, new_place, put_message, until
+from conftest import PATIENCE, Place, get_message, new_place, put_message, until
 from conversation import Conversation, talking
 from decoders import frames
 from peers import Talk, fake_daemon
 
 from xcache import protocol
-from xcache.client import Client, Entry
+from xcache.client import Absent, Client, Entry
 from xcache.errors import XcacheError
 
 Check = Callable[[bytes], bool]
@@ -32,12 +32,16 @@ _LARGE = 13
 _LOOK_EVERY = 250
 # A frame may be large, and what is made of it: a few of them at a time are no leak.
 _MORE_MEMORY = 48 * 2**20
+# Not the key of the samples, with which anything may happen.
+_KEY = "ef" * 32
 _CALLS: list[Callable[[Client], Any]] = [
-    lambda client: client.get(seeds.KEY),
-    lambda client: client.get(seeds.KEY),
+    lambda client: client.get(get_message(seeds.KEY)),
+    lambda client: client.get(get_message(seeds.KEY, wait=PATIENCE)),
     lambda client: client.put(put_message(seeds.KEY, b"", b""), b"x" * 100_000, b"program"),
     lambda client: client.report({"hits": 1}),
     lambda client: client.mark_not_cacheable(seeds.KEY, "jit_f", "why"),
+    lambda client: client.complain(seeds.KEY, seeds.KEY, "why"),
+    lambda client: client.release(seeds.KEY, 5),
 ]
 
 
@@ -51,7 +55,7 @@ def answers() -> list[bytes]:
 
 def heard_by_clients() -> list[protocol.Message]:
     """All messages; those that are the answer to something, more often."""
-    right = [each for each in seeds.messages() if type(each).__name__ in ("Found", "Missing", "Stored", "Done")]
+    right = [each for each in seeds.messages() if type(each).__name__ in ("Found", "Missing", "Wait", "Stored", "Done")]
     return [*seeds.messages(), *(right * 8), *([_found_as_file()] * 16)]
 
 
@@ -90,7 +94,7 @@ def client_end() -> Iterator[Check]:
             return False
         finally:
             client.close()
-        assert result is None or isinstance(result, Entry | bool), result
+        assert result is None or isinstance(result, Absent | Entry | bool), result
         return True
 
     with new_place() as place, Descriptors() as descriptors, fake_daemon(place.socket, behave):
@@ -204,8 +208,8 @@ def _say(place: Place, said: bytes, descriptors: tuple[int, ...], how: int) -> b
 def _is_served(bystander: Conversation) -> None:
     """Others store and find what they stored, whatever the last case has removed."""
     content = os.urandom(8)
-    assert bystander.put(seeds.KEY, content, overwrite=True).kept
-    assert bystander.get(seeds.KEY) == content
+    assert bystander.put(_KEY, content, overwrite=True).kept
+    assert bystander.get(_KEY) == content
 
 
 def _open_in(pid: int) -> int:
