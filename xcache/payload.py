@@ -46,8 +46,12 @@ def open_sealed(key: str, expected_digest: str, sealed: bytes | memoryview) -> b
         raise DamagedError("it belongs to another key")
     frame = memoryview(sealed)[_HEADER.size :]
     try:
-        if size > MAX_RAW_SIZE or zstandard.get_frame_parameters(frame).content_size != size:
+        parameters = zstandard.get_frame_parameters(frame)
+        # Of a frame that says it holds nothing, zstandard reads no more, and not its checksum either.
+        if not 0 < size <= MAX_RAW_SIZE or parameters.content_size != size:
             raise DamagedError("its size differs")
-        return zstandard.ZstdDecompressor().decompress(frame)
+        if not parameters.has_checksum:
+            raise DamagedError("it has no checksum")
+        return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except (zstandard.ZstdError, MemoryError) as error:
         raise DamagedError(f"it cannot be decompressed ({error})") from None

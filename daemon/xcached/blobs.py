@@ -7,6 +7,7 @@ import errno
 import hashlib
 import os
 import re
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,10 @@ class BlobFiles:
 
     def write(self, source: int, size: int, digest: str) -> None:
         """Copy ``size`` bytes from a descriptor; afterwards they are on disk under ``digest``, or nothing is."""
+        status = os.fstat(source)
+        # What is no file may go on without an end, and would fill the disk before it is found to be something else.
+        if not stat.S_ISREG(status.st_mode) or status.st_size < size:
+            raise RefusedError("wrong size", f"there are no {size} bytes in what was handed over")
         target = self.path(digest)
         aside = self._unfinished / digest
         try:

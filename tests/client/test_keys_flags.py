@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -91,3 +93,33 @@ def test_the_content_of_a_file_that_xla_reads_counts(tmp_path):
     file.unlink()
     with pytest.raises(UncacheableError):
         of(flag)
+
+
+@pytest.mark.parametrize("flag", ["", "--xla_gpu_ptx_file="])
+def test_a_pipe_is_left_to_xla(tmp_path, flag):
+    """Whoever reads it first leaves nothing to the other."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with open(pipe, "wb", buffering=0) as writing:
+        writing.write(b"--xla_a=1")
+        with pytest.raises(UncacheableError, match="cannot be read"):
+            of(f"{flag}{pipe}")
+    assert os.read(reading, 100) == b"--xla_a=1"
+    os.close(reading)
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/", ".", "x" * 5000, "a\0b"])
+@pytest.mark.parametrize("flag", ["", "--xla_gpu_ptx_file="])
+def test_what_is_no_file_is_not_read(name, flag):
+    with pytest.raises(UncacheableError, match="cannot be read"):
+        of(flag + name)
+
+
+def test_a_file_of_flags_may_hold_anything(tmp_path):
+    file = tmp_path / "flags"
+    file.write_bytes(b"--xla_a=\xff --xla_b='\0' \0")
+    assert b"xla_a=" in of(str(file))
+    file.write_bytes(b"--xla_gpu_ptx_file=a\0b")
+    with pytest.raises(UncacheableError, match="cannot be read"):
+        of(str(file))

@@ -24,7 +24,7 @@ def opened(sealed: bytes, key: str = KEY) -> bytes:
     return payload.open_sealed(key, digest(sealed), sealed)
 
 
-@given(st.binary(max_size=5000))
+@given(st.binary(min_size=1, max_size=5000))
 def test_round_trip(raw):
     sealed = payload.seal(KEY, raw)
     assert opened(sealed) == raw
@@ -105,6 +105,29 @@ def test_a_bomb_whose_header_and_frame_lie_alike_does_not_go_off(claimed):
     assert zstandard.get_frame_parameters(lying).content_size == claimed
     with pytest.raises(DamagedError):
         opened(HEADER.pack(b"xcache\x00\x01", bytes.fromhex(KEY), claimed) + lying)
+
+
+def test_a_frame_that_lost_its_checksum_is_not_opened():
+    """One bit of its header says that it has one; without it, nothing in the frame would be found altered."""
+    sealed = bytearray(payload.seal(KEY, RAW))
+    sealed[HEADER.size + 4] ^= 0x04
+    with pytest.raises(DamagedError, match="checksum"):
+        opened(bytes(sealed))
+
+
+def test_a_frame_that_says_it_holds_nothing_is_not_opened():
+    frame = zstandard.ZstdCompressor(write_checksum=True, write_content_size=True).compress(RAW)
+    lying = frame[:4] + bytes([0xC0 | 0x20 | 0x04]) + bytes(8) + frame[zstandard.frame_header_size(frame) :]
+    for content in (lying, payload.compress(b"")):
+        with pytest.raises(DamagedError, match="size"):
+            opened(HEADER.pack(b"xcache\x00\x01", bytes.fromhex(KEY), 0) + content)
+
+
+def test_what_follows_the_frame_is_noticed():
+    with pytest.raises(DamagedError):
+        opened(payload.seal(KEY, RAW) + b"\0")
+    with pytest.raises(DamagedError):
+        opened(payload.seal(KEY, RAW) + payload.compress(RAW))
 
 
 def test_what_is_no_envelope_at_all():

@@ -73,6 +73,9 @@ def test_what_cannot_be_read_from_is_refused(files, tmp_path):
         with pytest.raises(RefusedError):
             files.write(source, 10, digest(b"x"))
         os.close(source)
+    # It has no end: reading it would fill the disk.
+    with open("/dev/zero", "rb") as endless, pytest.raises(RefusedError):
+        files.write(endless.fileno(), 2**50, digest(b"x"))
     folder = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(RefusedError):
         files.write(folder, 10, digest(b"x"))

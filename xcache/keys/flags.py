@@ -34,7 +34,7 @@ _READ_FROM = frozenset(
     }
 )
 _FLAG = re.compile(
-    r"""(?P<name>-[A-Za-z0-9_-]*)  # a flag starts with a dash
+    r"""\s*(?P<name>-[A-Za-z0-9_-]*)  # a flag starts with a dash
         (?:=(?:"(?P<double>(?:\\.|[^"\\])*)"?|'(?P<single>[^']*)'?)|(?P<plain>\S*))""",
     re.VERBOSE | re.DOTALL,
 )
@@ -51,7 +51,7 @@ def collect(
     environ = os.environ if environ is None else environ
     arguments = tuple(arg for arg in (sys.argv if argv is None else argv) if arg.startswith(("--xla", *prefixes)))
     flags = _parse_all(_text(environ.get("XLA_FLAGS", "")), environ.get("LIBTPU_INIT_ARGS", ""), arguments)
-    added = {f"{name} content": _content(Path(flags[name])) for name in _READ_FROM.intersection(flags)}
+    added = {f"{name} content": digest(_read(flags[name], "a flag names")) for name in _READ_FROM.intersection(flags)}
     if extra:
         added["custom key"] = extra
     return lines(flags | added) if added else _joined(tuple(flags.items()))
@@ -76,15 +76,13 @@ def _text(xla_flags: str) -> str:
     """XLA takes a value that does not begin with a dash for the name of a file with flags."""
     if not xla_flags.strip() or xla_flags.lstrip().startswith("-"):
         return xla_flags
-    try:
-        return Path(xla_flags).read_text("utf-8", "surrogateescape")
-    except OSError:
-        raise UncacheableError("XLA_FLAGS names a file that cannot be read") from None
+    return _read(xla_flags, "XLA_FLAGS names").decode("utf-8", "surrogateescape")
 
 
 def _split(text: str) -> Iterator[tuple[str, str]]:
     at = 0
-    while match := _FLAG.match(text, at + len(text[at:]) - len(text[at:].lstrip())):
+    # Matched where it stands: to cut off what has been read would copy the rest of a long file for each of its flags.
+    while match := _FLAG.match(text, at):
         at = match.end()
         if match["plain"] is None:
             value = match["single"] if match["single"] is not None else re.sub(r"\\(.)", r"\1", match["double"])
@@ -102,8 +100,13 @@ def _split_one(argument: str) -> tuple[str, str]:
     return name, value if equals else "true"
 
 
-def _content(path: Path) -> str:
+def _read(name: str, who_names_it: str) -> bytes:
+    """The bytes of a file, to which nothing may happen by reading: a pipe would be empty for XLA, or never end."""
+    path = Path(name)
     try:
-        return digest(path.read_bytes())
-    except OSError:
-        raise UncacheableError("a flag names a file that cannot be read") from None
+        if path.is_file():
+            return path.read_bytes()
+    except (OSError, ValueError):
+        # ValueError: a null character, as it may stand in a file of flags.
+        pass
+    raise UncacheableError(f"{who_names_it} a file that cannot be read")
