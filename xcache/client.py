@@ -319,6 +319,9 @@ def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:
             raise DamagedError(f"its file has {status.st_size} bytes and not {found.stored_size}")
         sealed = b"".join(_chunks(descriptor, found.stored_size))
         return Entry(found.digest, found.compile_seconds, sealed, mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError) as error:
+        # ValueError: a file that was emptied meanwhile cannot be mapped.
+        raise DamagedError(f"its file cannot be read ({error})") from None
     finally:
         os.close(descriptor)
 

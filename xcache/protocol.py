@@ -284,7 +284,7 @@ def decode(body: bytes | memoryview) -> tuple[int, Message]:
             body, raw=False, strict_map_key=True, max_array_len=MAX_LIST, max_map_len=MAX_DICTIONARY, max_ext_len=0
         )
     except (ValueError, TypeError, RecursionError, UnicodeDecodeError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"not a message: {error!r}") from None
+        raise ProtocolError(f"not a message: {type(error).__name__}: {str(error)[:200]}") from None
     if type(parts) is not list or len(parts) < 2 or type(parts[0]) is not int or not isinstance(parts[1], str):
         raise ProtocolError("not a message: no request id and name")
     request, name, values = parts[0], parts[1], parts[2:]

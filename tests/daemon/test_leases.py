@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import digest, get_message, put_message, until
@@ -166,7 +167,7 @@ def test_a_stopped_process_is_not_waited_for(place, speakers):
         "sys.stdin.readline()\n"
         f"print(talk.put({KEY!r}, b'late'), flush=True)\n"
     )
-    tests = os.path.dirname(os.path.dirname(__file__))
+    tests = str(Path(__file__).parent.parent)
     child = subprocess.Popen(
         [sys.executable, "-c", program, tests, str(place.root)],
         env=place.env,
