@@ -134,6 +134,8 @@ class Database:
 
     def _connect(self, patience: float) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=patience, isolation_level=None, check_same_thread=False)
+        # What was altered behind our back is to be found out, and not to stop the statement.
+        connection.text_factory = lambda text: text.decode("utf-8", "replace")
         # FULL: what was acknowledged survives a power cut.
         for pragma in ("synchronous = FULL", "foreign_keys = OFF"):
             connection.execute(f"PRAGMA {pragma}")

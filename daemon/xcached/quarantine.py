@@ -47,7 +47,7 @@ class Quarantine:
         """A reader cannot use what is stored: set it aside, or at least give it to that reader no more."""
         for entry in self._entries_with(key, digest):
             if self._may_judge(reader, entry.writer_uid) or not self._is_whole(entry, digest):
-                self._set_aside(entry, reason)
+                self.set_aside(entry, reason)
             else:
                 self._strike(key, digest, reader, _STRIKES)
 
@@ -59,7 +59,7 @@ class Quarantine:
             return
         for entry in self._entries_with(key, digest):
             if self._may_judge(reader, entry.writer_uid):
-                self._set_aside(entry, f"{strikes} processes ended while they loaded it, the last was {program!r}")
+                self.set_aside(entry, f"{strikes} processes ended while they loaded it, the last was {program!r}")
 
     def forgive(self, key: str, reader: int) -> None:
         """It was loaded after all."""
@@ -97,7 +97,8 @@ class Quarantine:
             if path.name not in kept:
                 path.unlink(missing_ok=True)
 
-    def _set_aside(self, entry: Entry, reason: str) -> None:
+    def set_aside(self, entry: Entry, reason: str) -> None:
+        """Serve an entry to nobody any more."""
         name = f"{entry.key[:16]}-{time.time_ns():x}"
         file = name if self._copy(entry, self._folder / name) else None
         with self._store.transaction():
@@ -119,7 +120,7 @@ class Quarantine:
         digest, content = self._content(entry)
         try:
             if content is not None:
-                target.write_bytes(content)
+                target.write_bytes(content if isinstance(content, bytes) else str(content).encode())
             else:
                 # The name in blobs/ goes with the entry, or a fresh file takes it; this one stays with these bytes.
                 os.link(self._store.files.path(digest), target)

@@ -135,17 +135,16 @@ class Service:
         return self.trust.reads(caller.uid, hit.writer_uid)
 
     def _found(self, key: str, hit: Hit) -> Reply | None:
+        entry = Entry(key, hit.writer_uid)
         descriptor = None
-        if hit.content is None:
+        wrong = "" if hit.is_sound else "its row is damaged"
+        if not wrong and hit.content is None:
             descriptor = self._store.files.open(hit.digest)
-            if descriptor is None:
-                self._call(
-                    lambda _: _done(
-                        lambda: self._quarantine.complain(key, hit.digest, hit.writer_uid, "its file is gone")
-                    )
-                )
-                return None
-        self._writer.note_use(Entry(key, hit.writer_uid), time.time())
+            wrong = "its file is gone" if descriptor is None else ""
+        if wrong:
+            self._call(lambda _: _done(lambda: self._quarantine.set_aside(entry, wrong)))
+            return None
+        self._writer.note_use(entry, time.time())
         return Reply(protocol.Found(hit.digest, hit.stored_size, hit.compile_seconds, hit.content), descriptor)
 
     def _put(self, caller: Caller, message: protocol.Put, descriptors: Sequence[int]) -> Answer:

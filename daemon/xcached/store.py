@@ -35,6 +35,12 @@ class Hit(NamedTuple):
     content: bytes | None
     writer_uid: int
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether the row holds what it should: anybody who may write the file can alter it."""
+        sizes = type(self.stored_size) is int and type(self.compile_seconds) in (int, float)
+        return sizes and type(self.digest) is str and type(self.content) in (bytes, type(None))
+
 
 class Use(NamedTuple):
     """How often an entry was asked for, and when last."""

@@ -46,6 +46,8 @@ def client(place):
 
 
 LIMIT = protocol.INLINE_LIMIT
+# What a program of its own asks for.
+WANTED = f"from xcache import protocol; wanted = protocol.Get('{key_of('a')}', 0.0, 'm', 'p')"
 
 
 @pytest.mark.parametrize("program", [1, LIMIT, LIMIT + 1], ids=lambda size: f"program {size}")
@@ -90,7 +92,7 @@ def test_a_restarted_daemon_is_found_by_connections_from_before(client, place):
         gate.wait(20)
         connection.ask(get_message(key_of("a")), timeout)
 
-    threads = [threading.Thread(target=client._with_connection, args=(get,)) for _ in range(8)]
+    threads = [threading.Thread(target=client._in_background, args=(get,)) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -147,17 +149,18 @@ def test_a_forked_child_with_a_client_of_its_own_leaves_its_parents_alone(place)
 import os
 from xcache import config
 from xcache.client import Absent, Client
+{WANTED}
 client = Client(config.load(), "test")
-assert client.get("{key_of("a")}") is None
+assert client.get(wanted) == Absent(0)
 number = client._idle[0]._socket.fileno()
 if (child := os.fork()) == 0:
     client = Client(config.load(), "test")
     for _ in range(100):
-        assert client.get("{key_of("a")}") is None
+        assert client.get(wanted) == Absent(0)
     assert len(client._idle) == 1
     os._exit(7)
 for _ in range(100):
-    assert client.get("{key_of("a")}") is None
+    assert client.get(wanted) == Absent(0)
 assert client._idle[0]._socket.fileno() == number
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 client.close()
@@ -173,13 +176,15 @@ def test_a_forked_child_warns_of_nothing(place):
 import os
 from xcache import config
 from xcache.cache import Cache
+from xcache.client import Absent
+{WANTED}
 cache = Cache(config.load(), "on", "test")
-assert cache._client.get("{key_of("a")}") is None
+assert cache._client.get(wanted) == Absent(0)
 if (child := os.fork()) == 0:
-    assert cache._client.get("{key_of("a")}") is None
+    assert cache._client.get(wanted) == Absent(0)
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert cache._client.get("{key_of("a")}") is None
+assert cache._client.get(wanted) == Absent(0)
 cache.close()
 """,
         PYTHONWARNINGS="always",
@@ -194,11 +199,12 @@ import sys
 from xcache import config
 from xcache.client import Absent, Client
 sys.argv = ["/tmp/caf\\udce9.py"]
+{WANTED}
 client = Client(config.load(), "test")
-print(client.get("{key_of("a")}"))
+print(client.get(wanted))
 client.close()
 """)
-    assert said.stdout == "None\n", said.stderr
+    assert said.stdout == f"{Absent(0)}\n", said.stderr
 
 
 def test_a_store_in_a_folder_whose_name_is_no_text_is_served(place):
@@ -220,6 +226,7 @@ import os, resource
 from xcache import config
 from xcache.client import Absent, Client
 from xcache.errors import UnavailableError
+{WANTED}
 client = Client(config.load(), "test")
 used = sorted(int(name) for name in os.listdir("/proc/self/fd"))[-1]
 resource.setrlimit(resource.RLIMIT_NOFILE, (used, used + 100))
@@ -230,7 +237,7 @@ try:
 except OSError:
     pass
 try:
-    client.get("{key_of("a")}")
+    client.get(wanted)
 except UnavailableError:
     print("unavailable")
 """)

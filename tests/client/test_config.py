@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xcache import config
+from xcache import config, values
 from xcache.errors import ConfigError
 
 
@@ -200,19 +200,19 @@ UNITS = {"": 1, "b": 1, "k": 2**10, "KiB": 2**10, "KB": 10**3, "M": 2**20, "MB":
 
 @given(st.integers(0, 2**53), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " "]))
 def test_sizes(amount, unit, space):
-    assert config.parse_size(f" {amount}{space}{unit} ") == amount * UNITS[unit]
+    assert values.parse_size(f" {amount}{space}{unit} ") == amount * UNITS[unit]
 
 
 @given(st.integers(0, 10**9), st.sampled_from([("ms", 0.001), ("", 1), ("s", 1), ("m", 60), ("h", 3600), ("d", 86400)]))
 def test_durations(amount, unit):
     name, seconds = unit
-    assert config.parse_duration(f"{amount}{name}") == pytest.approx(amount * seconds)
-    assert config.parse_duration(f"{amount}{name.upper()}") == pytest.approx(amount * seconds)
+    assert values.parse_duration(f"{amount}{name}") == pytest.approx(amount * seconds)
+    assert values.parse_duration(f"{amount}{name.upper()}") == pytest.approx(amount * seconds)
 
 
 @given(st.text())
 def test_any_text_is_a_quantity_or_an_error_of_value(text):
-    for parse in (config.parse_size, config.parse_duration):
+    for parse in (values.parse_size, values.parse_duration):
         with contextlib.suppress(ValueError, OverflowError):
             assert parse(text) >= 0
 
@@ -224,8 +224,8 @@ def test_any_text_is_a_quantity_or_an_error_of_value(text):
     autostart=st.booleans(),
     log=st.sampled_from(["debug", "info", "warning", "error"]),
 )
-def test_a_daemon_is_given_the_very_settings_of_its_starter(**values):
-    loaded = config.load({"HOME": "/h"}, **values)
+def test_a_daemon_is_given_the_very_settings_of_its_starter(**given):
+    loaded = config.load({"HOME": "/h"}, **given)
     assert config.load({"HOME": "/elsewhere"} | loaded.as_environment()) == loaded
 
 

@@ -149,7 +149,8 @@ def test_a_store_of_the_first_version_becomes_one_of_this(tmp_path):
             connection.execute("INSERT OR IGNORE INTO components VALUES ('o', 'options', 'text', 0)")
             connection.execute(
                 "INSERT INTO entries (key, module_name, blob, stored_size, compile_seconds, last_used_at, hits,"
-                " writer_uid, program, options_component, created_at) VALUES (?, 'm', ?, 3, 1.5, ?, 4, 1, 'program', 'o', 5.0)",
+                " writer_uid, program, options_component, created_at)"
+                " VALUES (?, 'm', ?, 3, 1.5, ?, 4, 1, 'program', 'o', 5.0)",
                 (key, blob, used),
             )
         connection.execute("INSERT INTO not_cacheable VALUES ('k3', 'm', 'a sort', 1.0)")

@@ -88,6 +88,27 @@ def test_an_entry_without_its_content_can_be_stored_again(place, talk):
         assert again.get(KEY) == b"x"
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        "blobs SET content = 'text'",
+        "blobs SET content = CAST(x'ff00ff' AS TEXT)",
+        "blobs SET content = 1.5",
+        "blobs SET stored_size = 'large'",
+        "entries SET compile_seconds = 'long'",
+        "entries SET compile_seconds = NULL",
+    ],
+)
+def test_a_row_that_was_altered_is_set_aside(place, talk, change):
+    talk.put(KEY, b"x")
+    place.execute(f"UPDATE {change}")
+    assert talk.get(KEY) is None
+    talk.ask(protocol.Sync())
+    assert [reason for *_, reason in quarantined(place)] == ["its row is damaged"]
+    assert talk.put(KEY, b"x") == protocol.Stored(True)
+    assert talk.get(KEY) == b"x"
+
+
 def test_only_so_much_is_kept(place):
     place.start_daemon(XCACHE_MAX_SIZE="20M")
     with talking(place) as talk:
