@@ -13,7 +13,8 @@
     ├── RefusedError            the daemon answered, and said no (with a kind and a reason)
     ├── DamagedError            an entry's bytes are not what was stored
     ├── StoreError              the store cannot be opened or written
-    │   └── NewerStoreError         it was written by a newer xcache
+    │   ├── NewerStoreError         it was written by a newer xcache
+    │   └── ClosedStoreError        only its daemon and root may look into it
     ├── UncacheableError        this program cannot be cached (with the reason)
     └── UnsupportedError        this jax, jaxlib or operating system is not one xcache can work with
 
@@ -95,6 +96,10 @@ class StoreError(XcacheError):
 
 class NewerStoreError(StoreError):
     """The store was written by a newer xcache."""
+
+
+class ClosedStoreError(StoreError):
+    """Only the store's daemon and root may look into it."""
 
 
 class UncacheableError(XcacheError):

@@ -16,6 +16,7 @@ from command_line import LONG, NAMES, Shell, names
 
 from xcache import config, protocol, stablehlo
 from xcache.cli import main, output, reading, settings
+from xcache.values import parse_duration
 from xcached.schema import VERSION as SCHEMA
 
 

@@ -224,8 +224,8 @@ def test_any_text_is_a_quantity_or_an_error_of_value(text):
     autostart=st.booleans(),
     log=st.sampled_from(["debug", "info", "warning", "error"]),
 )
-def test_a_daemon_is_given_the_very_settings_of_its_starter(**given):
-    loaded = config.load({"HOME": "/h"}, **given)
+def test_a_daemon_is_given_the_very_settings_of_its_starter(**chosen):
+    loaded = config.load({"HOME": "/h"}, **chosen)
     assert config.load({"HOME": "/elsewhere"} | loaded.as_environment()) == loaded
 
 

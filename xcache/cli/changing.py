@@ -8,9 +8,10 @@ import click
 
 from xcache import config, protocol
 from xcache.cli import reading, talking
-from xcache.cli.choosing import chosen
+from xcache.cli.choosing import chosen, is_whole
 from xcache.cli.output import counted, emit, json_option, size
 from xcache.config import Config
+from xcache.errors import ClosedStoreError
 
 # Well within what one message may hold.
 _KEYS_AT_ONCE = 1000
@@ -25,15 +26,20 @@ def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
     """Remove entries.
 
     Each KEY may be the beginning of one, as ls prints it. Where one of them fits no entry or several, nothing is
-    removed. Starts a daemon when none runs.
+    removed. In the store of a whole machine whole keys are needed, and one's own entries are removed. Starts a daemon when none runs.
 
     \b
     JSON: {"removed": int, "bytes": int, "keys": [str]}
     """
     settings = config.load()
-    with reading.reading(settings.dir) as store:
-        # Two beginnings may be those of one key.
-        keys = list(dict.fromkeys(chosen(store, prefix) for prefix in prefixes))
+    try:
+        with reading.reading(settings.dir) as store:
+            # Two beginnings may be those of one key.
+            keys = list(dict.fromkeys(chosen(store, prefix) for prefix in prefixes))
+    except ClosedStoreError:
+        if not all(map(is_whole, prefixes)):
+            raise
+        keys = list(prefixes)
     removed = freed = 0
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         some = keys[start : start + _KEYS_AT_ONCE]
@@ -51,18 +57,21 @@ def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
 def clear(yes: bool, as_json: bool) -> None:
     """Remove every entry, and what was set aside, after asking. Statistics stay: see stats --zero.
 
-    Starts a daemon when none runs and there is something to remove.
+    In the store of a whole machine these are one's own; root removes everybody's. Starts a daemon when none runs and there is something to remove.
 
     \b
     JSON: {"removed": int, "bytes": int}
     """
     settings = config.load()
-    with reading.reading(settings.dir) as store:
-        totals = store.totals() if store else {"entries": 0, "bytes": 0}
-        anything = totals["entries"] or (store and store.quarantined())
+    try:
+        with reading.reading(settings.dir) as store:
+            totals = store.totals() if store else {"entries": 0, "bytes": 0}
+            anything = totals["entries"] or (store and store.quarantined())
+        what = f"{counted(totals['entries'], 'entry')} ({size(totals['bytes'])}) in {settings.dir}"
+    except ClosedStoreError:
+        totals, anything, what = {"entries": 0}, True, f"all of your entries in {settings.dir}"
     if anything:
         if not yes:
-            what = f"{counted(totals['entries'], 'entry')} ({size(totals['bytes'])}) in {settings.dir}"
             click.confirm(f"Remove {what}?", abort=True, err=True)
         removed = _demand(settings, protocol.Clear(), totals["entries"])
     else:

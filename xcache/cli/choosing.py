@@ -11,6 +11,11 @@ _KEY_LENGTH = 64
 _SHOWN = 10
 
 
+def is_whole(prefix: str) -> bool:
+    """Whether this is a key from its beginning to its end."""
+    return re.fullmatch(rf"[0-9a-f]{{{_KEY_LENGTH}}}", prefix) is not None
+
+
 def chosen(store: reading.StoreReader | None, prefix: str) -> str:
     """The key that begins with ``prefix``; Failure where there is not exactly one."""
     prefix = prefix.lower()

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from xcache.errors import DamagedError, NewerStoreError, StoreError
+from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, StoreError
 from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
@@ -87,9 +87,14 @@ def reading(directory: Path) -> Iterator[StoreReader | None]:
 
 def _exists(path: Path) -> bool:
     try:
-        return path.exists()
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except PermissionError:
+        raise ClosedStoreError(f"{path.parent} may be looked into by root and by its daemon alone") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+    return True
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -12,7 +12,7 @@ from xcache.cli import reading, talking
 from xcache.cli.output import counted, duration, emit, json_option, note, print_facts, print_line, printable, size
 from xcache.config import Config
 from xcache.connection import Connection
-from xcache.errors import StoreError, UnavailableError
+from xcache.errors import ClosedStoreError, UnavailableError
 
 
 @click.command()
@@ -82,7 +82,7 @@ def _held(settings: Config, facts: dict[str, Any]) -> dict[str, Any]:
         with reading.reading(settings.dir) as store:
             totals = store.totals() if store else {}
             quarantined = len(store.quarantined()) if store else 0
-    except StoreError:
+    except ClosedStoreError:
         if not facts:
             raise
         totals, quarantined = facts, None
