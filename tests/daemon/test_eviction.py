@@ -14,7 +14,7 @@ sizes = st.lists(st.integers(0, 100))
 def test_the_oldest_go_and_no_more_than_needed(sizes, excess):
     candidates = [Candidate(str(n), size) for n, size in enumerate(sizes)]
     chosen = least_recently_used(candidates, excess)
-    assert chosen == [candidate.key for candidate in candidates[: len(chosen)]]
+    assert chosen == [candidate.entry for candidate in candidates[: len(chosen)]]
     freed = sum(sizes[: len(chosen)])
     assert freed >= excess or len(chosen) == len(candidates)
     # The last one was needed as well.

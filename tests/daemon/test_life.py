@@ -37,7 +37,8 @@ def test_it_leaves_when_it_is_told_to_and_leaves_nothing_behind(place, how):
     assert has_ended(child)
     assert child.returncode == 0
     assert not place.socket.exists()
-    assert sorted(path.name for path in place.dir.iterdir()) == ["blobs", "daemon.lock", "daemon.log", "store.db"]
+    left = ["blobs", "daemon.lock", "daemon.log", "quarantine", "store.db"]
+    assert sorted(path.name for path in place.dir.iterdir()) == left
     # What it had held back is written.
     assert place.query("SELECT hits FROM entries") == [(1,)]
     assert "Traceback" not in place.said() + (place.dir / "daemon.log").read_text()

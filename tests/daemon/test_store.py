@@ -8,12 +8,17 @@ import time
 import pytest
 from conftest import digest
 from conversation import key_of
-from stores import shelf
+from stores import WRITER, Shelf, shelf
 
 from xcache import protocol
 from xcached import store as store_module
+from xcached.store import Entry
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
+
+
+def entry_of(name: str) -> Entry:
+    return Entry(key_of(name), WRITER.uid)
 
 
 @pytest.fixture
@@ -85,7 +90,7 @@ def test_the_same_bytes_in_a_file_and_then_in_a_row_leave_no_file(shelved, tmp_p
 
 def test_an_overwritten_entry_begins_anew(shelved):
     shelved.put(key_of("a"), b"old", b"program")
-    shelved.writer.note_use(key_of("a"), time.time() + 100)
+    shelved.writer.note_use(entry_of("a"), time.time() + 100)
     shelved.sync()
     assert shelved.query("SELECT hits FROM entries") == [(1,)]
     assert shelved.put(key_of("a"), b"new", b"program", overwrite=True) == protocol.Stored(True)
@@ -106,23 +111,34 @@ def test_a_sync_covers_what_was_asked_before_it(shelved):
     with shelved.busy():
         done = shelved.begin_put(key_of("a"), b"a", b"program")
         synced = shelved.begin_call(
-            lambda store: protocol.Status(dict(shelved.query("SELECT name, amount FROM statistics")))
+            lambda store: protocol.Status(dict(shelved.query("SELECT name, amount FROM statistics")), [])
         )
     assert done.result(20).kept
     assert synced.result(20).facts["stores"] == 1
 
 
-def test_uses_are_written_together_and_move_the_last_use_forward_only(shelved):
+def by_last_use(shelved: Shelf) -> list[tuple[str, int]]:
+    """What goes first, first; with its hits."""
+    names = {key_of(name): name for name in "ab"}
+    return [(names[key], hits) for key, hits in shelved.query("SELECT key, hits FROM entries ORDER BY used_order")]
+
+
+def test_uses_are_written_together_and_the_last_one_counts_whatever_the_clock_says(shelved):
+    """A clock that jumps shows in the time of the last use, and not in the order in which entries are evicted."""
     shelved.put(key_of("a"), b"a", b"program")
-    ((created,),) = shelved.query("SELECT created_at FROM entries")
+    shelved.put(key_of("b"), b"b", b"program")
+    created = time.time()
     for moment in (created + 5, created + 7):
-        shelved.writer.note_use(key_of("a"), moment)
-    shelved.writer.note_use(key_of("gone"), created)
+        shelved.writer.note_use(entry_of("a"), moment)
+    shelved.writer.note_use(entry_of("gone"), created)
     shelved.sync()
-    assert shelved.query("SELECT hits, last_used_at FROM entries") == [(2, created + 7)]
-    shelved.writer.note_use(key_of("a"), created - 1000)
+    assert by_last_use(shelved) == [("b", 0), ("a", 2)]
+    assert (created + 7,) in shelved.query("SELECT last_used_at FROM entries")
+    shelved.writer.note_use(entry_of("b"), created + 8)
+    shelved.writer.note_use(entry_of("a"), created - 1000)
     shelved.sync()
-    assert shelved.query("SELECT hits, last_used_at FROM entries") == [(3, created + 7)]
+    assert by_last_use(shelved) == [("b", 1), ("a", 3)]
+    assert (created - 1000,) in shelved.query("SELECT last_used_at FROM entries")
 
 
 def test_one_bad_put_does_not_take_the_others_of_its_batch_with_it(shelved):
@@ -188,7 +204,7 @@ def test_statistics_add_up_and_start_anew(shelved):
 
 @pytest.mark.parametrize("amount", [float("nan"), 2**63, float("inf")])
 def test_a_count_that_cannot_be_written_ends_neither_the_writer_nor_the_other_counts(shelved, amount):
-    shelved.writer.note_use(key_of("a"), time.time())
+    shelved.writer.note_use(entry_of("a"), time.time())
     shelved.writer.note_counts({"misses": amount})
     shelved.writer.note_counts({"hits": 1})
     assert shelved.put(key_of("a"), b"a", b"program") == protocol.Stored(True)
@@ -203,11 +219,13 @@ def test_marks_are_kept_replaced_and_bounded(shelved, monkeypatch):
     def mark(name: str, reason: str) -> None:
         def work(store):
             with store.transaction():
-                store.mark_not_cacheable(protocol.MarkNotCacheable(key_of(name), "m", reason))
+                store.mark_not_cacheable(protocol.MarkNotCacheable(key_of(name), "m", reason), WRITER.uid)
             return protocol.Done()
 
         shelved.call(work)
 
     for name in "abcda":
         mark(name, f"reason {name}")
-    assert [shelved.store.why_not(key_of(name)) for name in "abcde"] == ["reason a", None, "reason c", "reason d", None]
+    reasons = [shelved.store.why_not(key_of(name), lambda writer: writer == WRITER.uid) for name in "abcde"]
+    assert reasons == ["reason a", None, "reason c", "reason d", None]
+    assert shelved.store.why_not(key_of("a"), lambda writer: writer != WRITER.uid) is None

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 from conversation import key_of
 from sqlite_utils import Database
-from stores import quick_folder, shelf
+from stores import WRITER, quick_folder, shelf
 
 from xcache.errors import NewerStoreError, StoreError
 from xcached import database, schema
-from xcached.store import Store
+from xcached.store import Entry, Store
 
 
 def test_a_new_store_has_its_version_and_its_modes(tmp_path):
@@ -84,11 +84,13 @@ def test_a_newer_store_whose_daemon_was_killed_keeps_its_journal(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"this is not a database " * 1000, b"SQLite format 3\x00" + b"\xff" * 5000])
-def test_what_is_no_database_is_refused_and_left_as_it_is(tmp_path, content):
+def test_what_is_no_database_is_kept_under_another_name_and_a_fresh_one_begun(tmp_path, content):
     (tmp_path / "store.db").write_bytes(content)
-    with pytest.raises(StoreError, match=r"store\.db cannot be opened"):
-        Store(tmp_path, 0)
-    assert (tmp_path / "store.db").read_bytes() == content
+    with shelf(tmp_path) as made:
+        assert made.put(key_of("a"), b"a", b"program").kept
+        made.check()
+    (kept,) = tmp_path.glob("store.db.damaged-*")
+    assert kept.read_bytes() == content
 
 
 def test_a_folder_in_the_databases_place_is_refused(tmp_path):
@@ -105,17 +107,24 @@ def test_an_empty_file_is_a_new_store(tmp_path):
 
 
 def test_no_descriptor_stays_open(tmp_path):
-    (tmp_path / "new").mkdir()
-    (tmp_path / "broken").mkdir()
-    (tmp_path / "broken" / "store.db").write_bytes(b"this is not a database " * 1000)
-    with shelf(tmp_path / "new"):
-        pass
+    for name in ("new", "newer", "broken"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "refused" / "store.db").mkdir(parents=True)
+    for name in ("new", "newer"):
+        with shelf(tmp_path / name):
+            pass
+    with contextlib.closing(sqlite3.connect(tmp_path / "newer" / "store.db")) as database:
+        database.execute("PRAGMA user_version = 99")
     before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names are all that is wanted
     for _ in range(3):
         with shelf(tmp_path / "new"):
             pass
-        with pytest.raises(StoreError):
-            Store(tmp_path / "broken", 0)
+        (tmp_path / "broken" / "store.db").write_bytes(b"this is not a database " * 1000)
+        with shelf(tmp_path / "broken"):
+            pass
+        for name in ("newer", "refused"):
+            with pytest.raises(StoreError):
+                Store(tmp_path / name, 0)
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
@@ -173,7 +182,7 @@ def test_a_cut_off_transaction_is_as_if_it_had_never_been(tmp_path):
 
         def fail(store):
             with store.transaction():
-                store.remove([key_of("a")])
+                store.remove([Entry(key_of("a"), WRITER.uid)])
                 raise ValueError("cut off")
 
         assert made.call(fail).kind == "store error"

@@ -8,10 +8,10 @@ import time
 import pytest
 from conftest import digest, put_message
 from conversation import key_of
-from stores import Shelf, shelf
+from stores import WRITER, Shelf, shelf
 
 from xcache import protocol
-from xcached.store import Source, Store, Writer
+from xcached.store import Entry, Source, Store
 
 KB = 1000
 
@@ -49,7 +49,7 @@ def test_no_limit_is_no_limit(tmp_path):
 def test_what_was_used_stays(tmp_path):
     with shelf(tmp_path, max_size=50 * KB) as made:
         fill(made, "abcde", 9 * KB)
-        made.writer.note_use(key_of("a"), time.time())
+        made.writer.note_use(Entry(key_of("a"), WRITER.uid), time.time())
         made.sync()
         fill(made, "f", 9 * KB)
         assert names_in(made, "abcdef") == "acdef"
@@ -59,7 +59,7 @@ def test_what_was_used_a_moment_ago_stays(tmp_path):
     """Uses are written every few seconds; room is made before, and must not forget them."""
     with shelf(tmp_path, max_size=50 * KB) as made:
         fill(made, "abcde", 9 * KB)
-        made.writer.note_use(key_of("a"), time.time())
+        made.writer.note_use(Entry(key_of("a"), WRITER.uid), time.time())
         fill(made, "f", 9 * KB)
         assert names_in(made, "abcdef") == "acdef"
 
@@ -175,7 +175,7 @@ def store_many(store: Store, start: int, end: int) -> None:
             payload = content(str(number), 100)
             message = put_message(key_of(str(number)), payload, b"")
             sources = (Source(message.digest, 100, payload, None), Source(digest(b""), 0, b"", None))
-            store.put(message, *sources, Writer(1, 2, "test"))
+            store.put(message, *sources, WRITER)
 
 
 def test_making_room_costs_in_proportion_to_what_goes(tmp_path):

@@ -26,7 +26,8 @@ def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
     """Remove entries.
 
     Each KEY may be the beginning of one, as ls prints it. Where one of them fits no entry or several, nothing is
-    removed. In the store of a whole machine whole keys are needed, and one's own entries are removed. Starts a daemon when none runs.
+    removed. In the store of a whole machine whole keys are needed, and one's own entries are removed. Starts a daemon
+    when none runs.
 
     \b
     JSON: {"removed": int, "bytes": int, "keys": [str]}
@@ -57,7 +58,8 @@ def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
 def clear(yes: bool, as_json: bool) -> None:
     """Remove every entry, and what was set aside, after asking. Statistics stay: see stats --zero.
 
-    In the store of a whole machine these are one's own; root removes everybody's. Starts a daemon when none runs and there is something to remove.
+    In the store of a whole machine these are one's own; root removes everybody's. Starts a daemon when none runs and
+    there is something to remove.
 
     \b
     JSON: {"removed": int, "bytes": int}
