@@ -18,7 +18,7 @@ class Breaker:
     """Open after a failure, or after slow answers have used up what a program may lose to its daemon.
 
     While it is open nothing is asked in the foreground. In the background the daemon is tried again after a second,
-    then after twice as long each time, a minute at most; one swift greeting there closes it. Thread-safe.
+    then after twice as long each time, a minute at most; one swift answer there closes it. Thread-safe.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -44,21 +44,21 @@ class Breaker:
 
     def waited(self, seconds: float) -> None:
         """The foreground had its answer after ``seconds``."""
-        if seconds > SWIFT:
-            with self._lock:
-                self._allowance -= seconds
-                if self._allowance <= 0:
-                    self._open()
-        else:
-            self._pause = _FIRST_PAUSE
+        with self._lock:
+            if seconds <= SWIFT:
+                self._pause = _FIRST_PAUSE
+                return
+            self._allowance -= seconds
+            if self._allowance <= 0:
+                self._open()
 
     def failed(self) -> None:
         """Something was asked, and there was no proper answer."""
         with self._lock:
             self._open()
 
-    def greeted(self, seconds: float) -> None:
-        """The background tried, and was greeted after ``seconds``."""
+    def answered(self, seconds: float) -> None:
+        """The background tried, and had an answer after ``seconds``."""
         with self._lock:
             if seconds > SWIFT:
                 self._open()

@@ -20,7 +20,7 @@ from xcache import executables, keys, payload, protocol
 from xcache.client import Absent, Client, Entry
 from xcache.clock import monotonic
 from xcache.config import Config
-from xcache.errors import DamagedError, NotAskedError, UncacheableError, XcacheError
+from xcache.errors import DamagedError, NotAskedError, UncacheableError, UnloadableError, XcacheError
 from xcache.keys import Key
 from xcache.launcher import Launcher
 from xcache.statistics import Counting, Statistics
@@ -203,42 +203,39 @@ class Cache:
         try:
             for _ in range(_ATTEMPTS):
                 start = monotonic()
-                found = self._client.get(wanted)
-                if found.waited:
-                    self._counting.add(wait_seconds=found.waited)
-                if isinstance(found, Absent):
-                    logger.debug("miss: %s %s", request.module_name, wanted.key[:12])
-                    return found
-                # What was waited for is counted by itself, and is not what the cache took.
-                outcome = self._load(request, found, start + found.waited)
-                if outcome is not None:
-                    return outcome
+                try:
+                    found = self._client.get(wanted)
+                    if found.waited:
+                        self._counting.add(wait_seconds=found.waited)
+                    if isinstance(found, Absent):
+                        logger.debug("miss: %s %s", request.module_name, wanted.key[:12])
+                        return found
+                    # What was waited for is counted by itself, and is not what the cache took.
+                    return self._load(request, found, start + found.waited)
+                except DamagedError as error:
+                    self._went_wrong(error)
+                    self._client.complain(wanted.key, error.digest, str(error))
         except UncacheableError:
             raise
         except Exception as error:  # noqa: BLE001 - nothing that is wrong with the cache is the program's trouble
             self._went_wrong(error)
         return Absent(lease=0)
 
-    def _load(self, request: Request, entry: Entry, start: float) -> Outcome | None:
-        """The executable of an entry; None for one that cannot be used, which is set aside."""
+    def _load(self, request: Request, entry: Entry, start: float) -> Outcome | Absent:
+        """The executable of an entry; DamagedError for one that cannot be used."""
         name, key = request.module_name, request.key.digest
-        try:
-            raw = payload.open_sealed(key, entry.digest, entry.sealed)
-        except DamagedError as error:
-            self._went_wrong(error)
-            self._client.complain(key, entry.digest, str(error))
-            return None
+        raw = payload.open_sealed(key, entry.digest, entry.sealed)
         load_start = monotonic()
         try:
             with self._client.loading(key, entry.digest):
                 executable = request.load(raw)
         except Exception as error:  # noqa: BLE001 - whatever XLA throws here, compiling is the answer
-            self._counting.error("load failed")
-            self._complain("load failed", f"{name}: {error}")
-            # What found no room on the device says nothing about the entry.
+            failure = UnloadableError(f"{name} could not be loaded: {error}", entry.digest)
             if "RESOURCE_EXHAUSTED" not in str(error):
-                self._client.complain(key, entry.digest, f"it could not be loaded: {error}")
-            return None
+                raise failure from None
+            # What found no room on the device says nothing about the entry.
+            self._went_wrong(failure)
+            return Absent(lease=0)
         now = monotonic()
         self._counting.add(
             requests=1,

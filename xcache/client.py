@@ -119,9 +119,10 @@ class Client:
 
         try:
             found = self._try(get, start + self._breaker.check_foreground())
-        finally:
-            if first_sign is not None:
-                self._breaker.waited(first_sign - start)
+        except (UncacheableError, DamagedError):
+            self._breaker.waited((first_sign or start) - start)
+            raise
+        self._breaker.waited((first_sign or start) - start)
         if waited_for is None or first_sign is None:
             return found
         waited = monotonic() - first_sign
@@ -198,11 +199,14 @@ class Client:
         """Ask what nobody waits for; this is also how a daemon that was in trouble is tried again."""
         deadline = monotonic() + self._config.timeout
         if self._breaker.check_background():
-            start = monotonic()
-            connection = self._watched(lambda: self._connect(deadline))
-            self._breaker.greeted(monotonic() - start)
-            self._put_back(connection)
+            self._try(self._knock, deadline)
         return self._try(work, deadline, patience)
+
+    def _knock(self, connection: Connection, timeout: float) -> None:
+        """Ask what any daemon knows, and see how long that takes."""
+        start = monotonic()
+        connection.demand(protocol.AskStatus(), protocol.Status, timeout)
+        self._breaker.answered(monotonic() - start)
 
     def _try(self, work: Callable[[Connection, float], Result], deadline: float, patience: float = 0.0) -> Result:
         """Ask, and once more if a connection turns out to be one to a daemon that has left."""
@@ -234,7 +238,7 @@ class Client:
     def _use(self, connection: Connection, work: Callable[[Connection, float], Result], timeout: float) -> Result:
         try:
             result = work(connection, timeout)
-        except (RefusedError, UncacheableError):
+        except (RefusedError, UncacheableError, DamagedError):
             self._put_back(connection)
             raise
         except BaseException:
@@ -316,12 +320,12 @@ def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:
         if not stat.S_ISREG(status.st_mode):
             raise ProtocolError("what was handed over is not a file")
         if status.st_size != found.stored_size or not 0 < found.stored_size <= MAX_RAW_SIZE:
-            raise DamagedError(f"its file has {status.st_size} bytes and not {found.stored_size}")
+            raise DamagedError(f"its file has {status.st_size} bytes and not {found.stored_size}", found.digest)
         sealed = b"".join(_chunks(descriptor, found.stored_size))
         return Entry(found.digest, found.compile_seconds, sealed, mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
     except (OSError, ValueError) as error:
         # ValueError: a file that was emptied meanwhile cannot be mapped.
-        raise DamagedError(f"its file cannot be read ({error})") from None
+        raise DamagedError(f"its file cannot be read ({error})", found.digest) from None
     finally:
         os.close(descriptor)
 

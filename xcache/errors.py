@@ -12,6 +12,7 @@
     │   └── UntrustedError          the socket or directory could belong to someone else
     ├── RefusedError            the daemon answered, and said no (with a kind and a reason)
     ├── DamagedError            an entry's bytes are not what was stored
+    │   └── UnloadableError         they are, and jaxlib does not take them
     ├── StoreError              the store cannot be opened or written
     │   ├── NewerStoreError         it was written by a newer xcache
     │   └── ClosedStoreError        only its daemon and root may look into it
@@ -83,9 +84,19 @@ class RefusedError(XcacheError):
 
 
 class DamagedError(XcacheError):
-    """An entry's bytes are not what was stored."""
+    """An entry's bytes are not what was stored; ``digest`` is that of what should be there."""
 
     kind = "damaged entry"
+
+    def __init__(self, reason: str, digest: str = "") -> None:
+        super().__init__(reason)
+        self.digest = digest
+
+
+class UnloadableError(DamagedError):
+    """An entry's bytes are what was stored, and jaxlib does not take them."""
+
+    kind = "load failed"
 
 
 class StoreError(XcacheError):

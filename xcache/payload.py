@@ -35,6 +35,13 @@ def seal(key: str, raw: bytes) -> bytes:
 
 def open_sealed(key: str, expected_digest: str, sealed: bytes | memoryview) -> bytes:
     """The raw bytes again, or DamagedError where a single bit is not as it was."""
+    try:
+        return _open(key, expected_digest, sealed)
+    except DamagedError as error:
+        raise DamagedError(str(error), expected_digest) from None
+
+
+def _open(key: str, expected_digest: str, sealed: bytes | memoryview) -> bytes:
     if digest(sealed) != expected_digest:
         raise DamagedError("its digest differs")
     if len(sealed) < _HEADER.size:

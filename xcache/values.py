@@ -16,11 +16,13 @@ _FLAGS = {"1": True, "on": True, "true": True, "0": False, "off": False, "false"
 _NAME = re.compile(r"@?[A-Za-z0-9_.][A-Za-z0-9_.@$-]*")
 # Sockets count in nanoseconds of 64 bits.
 _LONGEST_TIMEOUT = 1e9
+# SQLite counts in integers of 64 bits.
+_LARGEST_SIZE = 2**63 - 1
 
 
 def parse_size(text: str) -> int:
     """Bytes in ``10G``, ``512MiB``, ``1.5GB`` or ``0`` (K, M, G, T and KiB... are powers of 1024, KB... of 1000)."""
-    return int(_parse_quantity(text, _UNITS))
+    return _within(0, int(_parse_quantity(text, _UNITS)), _LARGEST_SIZE)
 
 
 def parse_size_between(least: int, most: int) -> Callable[[str], int]:
@@ -95,4 +97,5 @@ def _parse_quantity(text: str, units: Mapping[str, float]) -> float:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].upper() not in units:
         raise ValueError(text)
-    return float(match[1]) * units[match[2].upper()]
+    # As whole numbers where they are: a float is not exact beyond 9e15.
+    return (float(match[1]) if "." in match[1] else int(match[1])) * units[match[2].upper()]

@@ -18,6 +18,8 @@ class Caller:
         self.program = ""
         # Key and digest of what was begun to be loaded.
         self.loading: dict[str, str] = {}
+        # How many leases are held.
+        self.leases = 0
 
 
 class Reply(NamedTuple):

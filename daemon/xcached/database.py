@@ -18,6 +18,8 @@ SCHEMA_VERSION = 2
 # One that finds the database locked by somebody else waits: the thread that serves everybody hardly, the writer longer.
 _READING_PATIENCE, _WRITING_PATIENCE = 0.05, 10.0
 _SUFFIXES = ("", "-wal", "-shm")
+# Of those that were set aside.
+_MOST_KEPT = 5
 
 
 class GoneError(StoreError):
@@ -144,9 +146,15 @@ class Database:
 
     def _set_aside(self) -> None:
         """Give the file another name that begins with its own; it is kept for who wants to look into it."""
-        name = f"{self.path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}"
+        name = f"{self.path.name}.damaged-{time.strftime('%Y%m%d-%H%M%S')}-{time.time_ns() % 10**9:09}"
         for suffix in _SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 self.path.with_name(self.path.name + suffix).rename(self.path.with_name(name + suffix))
         self._note.unlink(missing_ok=True)
+        # Where it happens again and again, the first ones tell no more than the last.
+        all_of_it = self.path.parent.glob(f"{self.path.name}.damaged-*")
+        kept = sorted(path for path in all_of_it if not path.name.endswith(_SUFFIXES[1:]))
+        for old in kept[:-_MOST_KEPT]:
+            for suffix in _SUFFIXES:
+                old.with_name(old.name + suffix).unlink(missing_ok=True)
         logger.error("%s was damaged and is kept as %s; a fresh one is begun", self.path, name)

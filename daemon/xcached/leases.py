@@ -20,6 +20,8 @@ _TIMES_EXPECTED, _SECONDS_MORE = 3.0, 5.0
 # A holder that the kernel has called stopped for so long does not compile.
 _STOPPED_SECONDS = 1.0
 _MOST_SHOWN = 200
+# Of one connection: more than a program compiles and has not stored yet.
+_MOST_HELD = 10_000
 
 
 class Waiter:
@@ -75,6 +77,8 @@ class Leases:
         for lease in self._by_key.get(wanted.key, ()):
             if self._trusts(caller.uid, lease.holder.uid):
                 return self._wait(lease, caller, wanted)
+        if caller.leases >= _MOST_HELD:
+            return Reply(protocol.Missing(0))
         return Reply(protocol.Missing(self._grant(caller, wanted).number))
 
     def settle(self, key: str) -> None:
@@ -132,6 +136,7 @@ class Leases:
         self._last_number += 1
         lease = Lease(self._last_number, wanted, caller)
         self._by_key.setdefault(wanted.key, []).append(lease)
+        caller.leases += 1
         return lease
 
     def _wait(self, lease: Lease, caller: Caller, wanted: protocol.Get) -> Later:
@@ -149,12 +154,16 @@ class Leases:
         return math.inf if seconds is None else _TIMES_EXPECTED * seconds + _SECONDS_MORE
 
     def _take(self, key: str) -> list[Lease]:
-        return self._by_key.pop(key, [])
+        leases = self._by_key.pop(key, [])
+        for lease in leases:
+            lease.holder.leases -= 1
+        return leases
 
     def _pass_on(self, lease: Lease) -> None:
         """The first in line compiles, and the others wait for that one."""
         leases = self._by_key[lease.key]
         leases.remove(lease)
+        lease.holder.leases -= 1
         if not leases:
             del self._by_key[lease.key]
         if not lease.waiters:

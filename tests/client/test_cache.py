@@ -285,7 +285,9 @@ def test_what_cannot_be_loaded_is_set_aside(place, caches):
     cache = caches()
     assert cache.get_or_compile(compiled, lambda: request(load=fail)).kind == "miss"
     assert cache.statistics().errors == {"load failed": 1}
-    assert place.query("SELECT reason FROM quarantined") == [("it could not be loaded: INTERNAL: not an executable",)]
+    assert place.query("SELECT reason FROM quarantined") == [
+        ("jit_a could not be loaded: INTERNAL: not an executable",)
+    ]
 
 
 def test_what_finds_no_room_on_the_device_stays(place, caches):

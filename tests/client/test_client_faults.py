@@ -69,18 +69,20 @@ def advance(clock: types.SimpleNamespace, seconds: float) -> None:
 
 
 def works(
-    *, hello: Callable[[], None] = lambda: None, get: Callable[[], None] = lambda: None
+    *, status: Callable[[], None] = lambda: None, get: Callable[[], None] = lambda: None
 ) -> Callable[[Talk], None]:
     """Has nothing stored, and answers; something may happen before it does."""
 
     def behave(talk: Talk) -> None:
-        talk.read()
-        hello()
-        talk.say(protocol.Welcome(protocol.VERSION, "fake", 1, "/fake"))
+        talk.welcome()
         while True:
-            if isinstance(talk.read(), protocol.Get):
+            asked = talk.read()
+            if isinstance(asked, protocol.Get):
                 get()
                 talk.say(protocol.Missing(0))
+            elif isinstance(asked, protocol.AskStatus):
+                status()
+                talk.say(protocol.Status({}, []))
             else:
                 talk.say(protocol.Done())
 
@@ -298,7 +300,7 @@ def test_slow_answers_use_up_the_timeout_once_and_then_nothing_is_asked(place, p
             patient_client.get(get_message(KEY))
 
 
-def test_after_slow_answers_a_swift_greeting_in_the_background_has_a_little_asked_again(place, patient_client, clock):
+def test_after_slow_answers_a_swift_answer_in_the_background_has_a_little_asked_again(place, patient_client, clock):
     with fake_daemon(place.socket, works(get=lambda: advance(clock, 3.0))):
         gets_until_not_asked(patient_client)
         clock.ahead += 1000
@@ -307,8 +309,8 @@ def test_after_slow_answers_a_swift_greeting_in_the_background_has_a_little_aske
         assert gets_until_not_asked(patient_client) == 1
 
 
-def test_after_slow_answers_a_slow_greeting_in_the_background_changes_nothing(place, patient_client, clock):
-    slow = works(hello=lambda: advance(clock, 1.0), get=lambda: advance(clock, 3.0))
+def test_after_slow_answers_a_slow_answer_in_the_background_changes_nothing(place, patient_client, clock):
+    slow = works(status=lambda: advance(clock, 1.0), get=lambda: advance(clock, 3.0))
     with fake_daemon(place.socket, slow):
         gets_until_not_asked(patient_client)
         clock.ahead += 1000
@@ -316,6 +318,17 @@ def test_after_slow_answers_a_slow_greeting_in_the_background_changes_nothing(pl
         patient_client.report({"hits": 1})
         with pytest.raises(NotAskedError):
             patient_client.get(get_message(KEY))
+
+
+def test_trying_again_in_the_background_leaves_no_connections_behind(place, patient_client, clock):
+    """A program may run for days beside a daemon that is slow now and then."""
+    with fake_daemon(place.socket, works(get=lambda: advance(clock, 3.0))) as daemon:
+        for _ in range(10):
+            gets_until_not_asked(patient_client)
+            clock.ahead += 1000
+            patient_client.report({"hits": 1})
+        assert daemon.connections > 1
+        assert len(patient_client._open) == len(patient_client._idle) <= 2
 
 
 def test_swift_answers_are_asked_for_however_much_they_add_up_to(place, patient_client, clock):

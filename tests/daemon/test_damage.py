@@ -53,7 +53,7 @@ DAMAGE = {
 
 
 def set_aside(place: Place) -> list[str]:
-    return [path.name for path in place.dir.glob("store.db.damaged-*") if path.suffix not in ("-wal", "-shm")]
+    return [path.name for path in place.dir.glob("store.db.damaged-*") if not path.name.endswith(("-wal", "-shm"))]
 
 
 def works(place: Place) -> None:
@@ -172,3 +172,16 @@ def test_a_store_of_the_first_version_becomes_one_of_this(tmp_path):
         assert made.query("SELECT max(used_order) FROM entries") == [(3,)]
         made.call(lambda store: removed(store, [Entry("k1", 1), Entry("k2", 1)]))
         made.check()
+
+
+def test_of_those_that_were_set_aside_a_few_are_kept(place):
+    place.dir.mkdir(mode=0o700)
+    for number in range(8):
+        (place.dir / f"store.db.damaged-2020010{number}-000000").touch()
+        (place.dir / f"store.db.damaged-2020010{number}-000000-wal").touch()
+    (place.dir / "store.db").write_bytes(b"this is not a database " * 1000)
+    place.start_daemon()
+    works(place)
+    assert len(set_aside(place)) == 5
+    assert "store.db.damaged-20200107-000000" in set_aside(place)
+    assert len(list(place.dir.glob("*-wal"))) <= 5

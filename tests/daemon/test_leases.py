@@ -350,3 +350,17 @@ def begin_to_wait_among_others(talk: Conversation, key: str) -> int:
         assert isinstance(word, protocol.Wait)
         if heard == request:
             return request
+
+
+def test_nobody_holds_leases_without_end(speakers):
+    greedy, other = speakers(), speakers()
+    frames = [protocol.encode(n, get_message(key_of(str(n)), PATIENT)) for n in range(10, 10_012)]
+    leases = 0
+    for start in range(0, len(frames), 100):
+        greedy.raw(b"".join(frames[start : start + 100]))
+        leases += sum(greedy.hear()[1].lease > 0 for _ in frames[start : start + 100])
+    assert leases == 10_000
+    take(other)
+    # What is stored makes room for others.
+    assert greedy.put(key_of("10"), b"x") == protocol.Stored(True)
+    take(greedy, key_of("more"))

@@ -43,8 +43,9 @@ pid = os.fork()
 if pid == 0:
     from xcache.cache import current
     # The child has connections of its own; what the parent counted stays known.
-    entry = current()._client.get("ab" * 32)
-    print("child", entry, flush=True)
+    from xcache.protocol import Get
+    found = current()._client.get(Get("ab" * 32, 0.0, "m", "p"))
+    print("child", found.lease, flush=True)
     os._exit(0)
 print(os.waitpid(pid, 0)[1])
 jax.jit(lambda v: v - 3)(x).block_until_ready()
@@ -55,7 +56,7 @@ print(xcache.stats().requests, xcache.stats().errors)
 
 def test_a_forked_child_leaves_its_parents_connection_alone(place):
     result = place.run(FORKED, XCACHE="1")
-    assert result.stdout.splitlines() == ["1", "child None", "0", "2 {}"], result.stderr
+    assert result.stdout.splitlines() == ["1", "child 0", "0", "2 {}"], result.stderr
 
 
 SPAWNED = """
