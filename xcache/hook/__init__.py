@@ -32,18 +32,23 @@ class Handle:
         self._jax = jax_versions.probe()
         self._cache = cache.Cache(settings, mode, __version__)
         self._undo = contextlib.ExitStack()
-        self._undo.callback(cache.leave, self._cache)
-        self._undo.enter_context(_logging(settings))
-        compiler = self._jax.compiler
-        self._original = compiler.compile_or_get_cached
-        self._wrapped = wrapper.wrap(self._original, self._jax, self._cache)
-        compiler.compile_or_get_cached = self._wrapped
-        self._undo.callback(self._restore)
-        # jax leaves its own frames out of tracebacks; xcache's are to be seen as little.
-        self._jax.excluded_paths.append(_PACKAGE)
-        self._undo.callback(self._jax.excluded_paths.remove, _PACKAGE)
-        cache.use(self._cache)
-        self._cache.warm_up()
+        try:
+            # How to undo a step comes before it: Ctrl-C in between must not leave half a hook.
+            self._undo.callback(cache.leave, self._cache)
+            self._undo.enter_context(_logging(settings))
+            compiler = self._jax.compiler
+            self._original = compiler.compile_or_get_cached
+            self._wrapped = wrapper.wrap(self._original, self._jax, self._cache)
+            self._undo.callback(self._restore)
+            compiler.compile_or_get_cached = self._wrapped
+            # jax leaves its own frames out of tracebacks; xcache's are to be seen as little.
+            self._undo.callback(self._show_frames)
+            self._jax.excluded_paths.append(_PACKAGE)
+            cache.use(self._cache)
+            self._cache.warm_up()
+        except BaseException:
+            self._undo.close()
+            raise
 
     def uninstall(self) -> None:
         """Restore jax and finish what is still to be stored. Calling it again does nothing."""
@@ -68,8 +73,12 @@ class Handle:
     def _restore(self) -> None:
         if self._jax.compiler.compile_or_get_cached is self._wrapped:
             self._jax.compiler.compile_or_get_cached = self._original
-        else:
+        elif self._jax.compiler.compile_or_get_cached is not self._original:
             logger.warning("jax's compile function was replaced by somebody else; xcache could not take itself out")
+
+    def _show_frames(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._jax.excluded_paths.remove(_PACKAGE)
 
 
 def install(mode: str = "on", **settings: Any) -> Handle:
@@ -80,8 +89,12 @@ def install(mode: str = "on", **settings: Any) -> Handle:
     loaded = config.load(**settings)
     disable()
     handle = Handle(loaded, mode)
-    with _lock:
-        _installed = handle
+    try:
+        with _lock:
+            _installed = handle
+    except BaseException:
+        handle.uninstall()
+        raise
     return handle
 
 
