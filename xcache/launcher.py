@@ -27,12 +27,14 @@ from xcache.protocol import FAILED, LOCK, READY
 class Launcher:
     """Starts the daemon of one store, at most one at a time."""
 
+    # There from the beginning: what Ctrl-C leaves half made is closed as well.
+    _ready: int | None = None
+
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._ready: int | None = None
         self._said = b""
         # Two threads must not read, close and read again what one of them was to read.
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()
 
     def start(self) -> bool:
         """Start a daemon unless one runs or is being started; whether this call did. Does not wait for it."""

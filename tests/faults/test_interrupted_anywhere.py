@@ -136,6 +136,8 @@ xcache.disable()
 original = compiler.compile_or_get_cached
 
 def strike(where):
+    global struck
+    struck = where
     raise KeyboardInterrupt(where)
 
 def attempt(k):
@@ -151,7 +153,7 @@ def attempt(k):
     assert interrupted == (len(met) > before), (interrupted, met)
     right(lowered(k).compile(), k)
     xcache.disable()
-    assert compiler.compile_or_get_cached is original
+    assert compiler.compile_or_get_cached is original, struck
 
 at_every_line(attempt, patience=3)
 print(json.dumps({"lines": len(met), "left open": descriptors() - open_before}))

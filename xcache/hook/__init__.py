@@ -17,7 +17,7 @@ from xcache.statistics import Statistics
 
 logger = logging.getLogger("xcache")
 _PACKAGE = str(Path(__file__).parent.parent)
-_lock = threading.Lock()
+_lock = threading.RLock()
 _installed: Handle | None = None
 
 
@@ -34,6 +34,7 @@ class Handle:
         self._undo = contextlib.ExitStack()
         try:
             # How to undo a step comes before it: Ctrl-C in between must not leave half a hook.
+            self._undo.callback(self._forget)
             self._undo.callback(cache.leave, self._cache)
             self._undo.enter_context(_logging(settings))
             compiler = self._jax.compiler
@@ -46,16 +47,13 @@ class Handle:
             self._jax.excluded_paths.append(_PACKAGE)
             cache.use(self._cache)
             self._cache.warm_up()
+            self._become_the_installed()
         except BaseException:
             self._undo.close()
             raise
 
     def uninstall(self) -> None:
         """Restore jax and finish what is still to be stored. Calling it again does nothing."""
-        global _installed
-        with _lock:
-            if _installed is self:
-                _installed = None
         self._undo.close()
 
     def statistics(self) -> Statistics:
@@ -70,6 +68,17 @@ class Handle:
     ) -> None:
         self.uninstall()
 
+    def _become_the_installed(self) -> None:
+        global _installed
+        with _lock:
+            _installed = self
+
+    def _forget(self) -> None:
+        global _installed
+        with _lock:
+            if _installed is self:
+                _installed = None
+
     def _restore(self) -> None:
         if self._jax.compiler.compile_or_get_cached is self._wrapped:
             self._jax.compiler.compile_or_get_cached = self._original
@@ -83,19 +92,11 @@ class Handle:
 
 def install(mode: str = "on", **settings: Any) -> Handle:
     """Switch the cache on in this process, with these settings over all others."""
-    global _installed
     if sys.platform == "win32":
         raise UnsupportedError("xcache does not run on Windows; it stays off")
     loaded = config.load(**settings)
     disable()
-    handle = Handle(loaded, mode)
-    try:
-        with _lock:
-            _installed = handle
-    except BaseException:
-        handle.uninstall()
-        raise
-    return handle
+    return Handle(loaded, mode)
 
 
 def disable() -> None:
