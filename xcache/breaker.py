@@ -24,7 +24,7 @@ class Breaker:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._allowance = timeout
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._pause = _FIRST_PAUSE
         self._until: float | None = None
 

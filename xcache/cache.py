@@ -78,11 +78,12 @@ class Cache:
         self._version = version
         self._counting = Counting()
         self._said: set[str] = set()
+        self._begin()
         self._undo = contextlib.ExitStack()
         self._undo.enter_context(executables.serialize_first_generation())
-        atexit.register(self._at_exit)
+        # In this order, as everywhere here: Ctrl-C may come in between.
         self._undo.callback(atexit.unregister, self._at_exit)
-        self._begin()
+        atexit.register(self._at_exit)
         # Registered weakly: a cache that was closed must not live on in every child.
         this = weakref.ref(self)
         if hasattr(os, "register_at_fork"):
@@ -99,7 +100,7 @@ class Cache:
         self._launcher = Launcher(self.config)
         self._client = Client(self.config, self._version, self._launcher if self._starts_daemon() else None)
         self._queue = StoreQueue(self._store, self._tell, patience=self.config.timeout)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._finalized = False
 
     def statistics(self) -> Statistics:
@@ -123,17 +124,23 @@ class Cache:
 
         ``request`` says what to ask for; UncacheableError from it, or from the daemon, is the reason not to.
         """
-        asked, found = self._ask(request)
+        leases: list[tuple[str, int]] = []
+        try:
+            return self._get_or_compile(compile_now, request, leases)
+        finally:
+            # Also when Ctrl-C comes anywhere in there: this program would wait for itself when it tries again.
+            while leases:
+                self._release(*leases.pop())
+
+    def _get_or_compile(
+        self, compile_now: Callable[[], Any], request: Callable[[], Request], leases: list[tuple[str, int]]
+    ) -> Outcome:
+        asked, found = self._ask(request, leases)
         if isinstance(found, Outcome):
             return found
         # Outside of all handlers: an exception of the compiler must not carry one of ours as its context.
         start = monotonic()
-        executable = None
-        try:
-            executable = compile_now()
-        finally:
-            if executable is None and asked is not None:
-                self._release(asked, found.lease)
+        executable = compile_now()
         seconds = monotonic() - start
         self._counting.add(compile_seconds=seconds)
         if asked is None:
@@ -143,17 +150,21 @@ class Cache:
             self._queue.tell_soon()
         else:
             self._finish_before_exit()
-            if not self._queue.add(_Compiled(asked, executable, seconds, found.lease), weight=seconds):
+            if self._queue.add(_Compiled(asked, executable, seconds, found.lease), weight=seconds):
+                # Given back by the queue's thread, with the entry or without.
+                leases.clear()
+            else:
                 self._counting.error("store queue full")
-                self._release(asked, found.lease)
         return Outcome(executable, "miss", seconds)
 
-    def _ask(self, request: Callable[[], Request]) -> tuple[Request | None, Outcome | Absent]:
+    def _ask(
+        self, request: Callable[[], Request], leases: list[tuple[str, int]]
+    ) -> tuple[Request | None, Outcome | Absent]:
         """What was asked for, unless it is uncacheable, and what was found."""
         nothing = Absent(lease=0)
         try:
             asked = request()
-            found = nothing if self.mode == "refresh" else self._look_up(asked)
+            found = nothing if self.mode == "refresh" else self._look_up(asked, leases)
         except UncacheableError as reason:
             self.count_uncacheable(str(reason))
             return None, nothing
@@ -165,11 +176,11 @@ class Cache:
             self._counting.add(requests=1, misses=1)
         return asked, found
 
-    def _release(self, request: Request, lease: int) -> None:
+    def _release(self, key: str, lease: int) -> None:
         """Let others compile what will not be stored."""
         if lease:
             try:
-                self._client.release(request.key.digest, lease)
+                self._client.release(key, lease)
             except Exception as error:  # noqa: BLE001 - the compiler's own exception may be on its way
                 logger.debug("a lease was not given back: %s", error)
 
@@ -192,7 +203,7 @@ class Cache:
         self._finish()
         logger.info("%s", self.statistics())
 
-    def _look_up(self, request: Request) -> Outcome | Absent:
+    def _look_up(self, request: Request, leases: list[tuple[str, int]]) -> Outcome | Absent:
         waits = self.mode == "on" and request.may_wait
         wanted = protocol.Get(
             request.key.digest,
@@ -204,7 +215,7 @@ class Cache:
             for _ in range(_ATTEMPTS):
                 start = monotonic()
                 try:
-                    found = self._client.get(wanted)
+                    found = self._client.get(wanted, leases)
                     if found.waited:
                         self._counting.add(wait_seconds=found.waited)
                     if isinstance(found, Absent):
@@ -268,7 +279,7 @@ class Cache:
                 self._put(request, raw, compiled.seconds)
         except Exception as error:  # noqa: BLE001 - serialize() may raise anything, on a thread nobody watches
             self._went_wrong(error)
-            self._release(request, compiled.lease)
+            self._release(request.key.digest, compiled.lease)
 
     def _put(self, request: Request, raw: bytes, seconds: float) -> None:
         key = request.key

@@ -74,12 +74,12 @@ class Client:
         self._looking = launcher or Launcher(config)
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._breaker = Breaker(config.timeout)
         self._trusted: set[int] | None = None
 
-    def get(self, message: protocol.Get) -> Entry | Absent:
-        """What is stored, not yet checked; UncacheableError where nothing can be.
+    def get(self, message: protocol.Get, leases: list[tuple[str, int]] | None = None) -> Entry | Absent:
+        """What is stored, not yet checked; UncacheableError where nothing can be. A lease is added to ``leases``.
 
         If another program is compiling it at this moment, that is waited for as long as the message says.
         """
@@ -108,6 +108,8 @@ class Client:
             found = connection.ask(message, timeout, waiting=waiting)
             first_sign = first_sign or monotonic()
             if isinstance(found, protocol.Missing):
+                if found.lease and leases is not None:
+                    leases.append((message.key, found.lease))
                 return Absent(found.lease)
             if isinstance(found, protocol.NotCacheable):
                 raise UncacheableError(found.reason)

@@ -129,7 +129,7 @@ class _Quiet:
     _ERROR_AND_BELOW = 3
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._inside = 0
 
     @contextlib.contextmanager

@@ -10,9 +10,11 @@ import contextlib
 import fcntl
 import os
 import select
+import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from xcache.clock import monotonic
@@ -25,18 +27,20 @@ from xcache.protocol import FAILED, LOCK, READY
 class Launcher:
     """Starts the daemon of one store, at most one at a time."""
 
+    # There from the beginning: what Ctrl-C leaves half made is closed as well.
+    _ready: int | None = None
+
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._ready: int | None = None
         self._said = b""
         # Two threads must not read, close and read again what one of them was to read.
-        self._reading = threading.Lock()
+        self._reading = threading.RLock()
 
     def start(self) -> bool:
         """Start a daemon unless one runs or is being started; whether this call did. Does not wait for it."""
         prepare_directory(self._config.dir)
         prepare_meeting_place(self._config.socket.parent)
-        lock = os.open(self._config.dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = _not_standard(os.open(self._config.dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,7 +126,7 @@ class Launcher:
         self.close()
 
     def _spawn(self, lock: int) -> None:
-        reading, ready = os.pipe()
+        reading, ready = map(_not_standard, os.pipe())
         with self._reading:
             self.close()
             self._ready, self._said = reading, b""
@@ -131,22 +135,49 @@ class Launcher:
         try:
             # Through a shell that leaves at once: the daemon must not be a child that this program's own
             # os.wait() or SIGCHLD handler would meet later.
-            shell = subprocess.Popen(
-                ["/bin/sh", "-c", '"$@" &', "sh", *command],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=ready,
-                pass_fds=(lock, ready),
-                cwd="/",
-                env=os.environ | self._config.as_environment(),
-                start_new_session=True,
-            )
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                shell.wait(self._config.timeout)
+            with _heard_of_no_child():
+                shell = subprocess.Popen(
+                    ["/bin/sh", "-c", '"$@" &', "sh", *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=ready,
+                    pass_fds=(lock, ready),
+                    cwd="/",
+                    env=os.environ | self._config.as_environment(),
+                    start_new_session=True,
+                )
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    shell.wait(self._config.timeout)
         except OSError as error:
             raise UnavailableError(f"the daemon could not be started: {error}") from None
         finally:
             os.close(ready)
+
+
+def _not_standard(descriptor: int) -> int:
+    """The same above 2: in a program without stdin, what is opened gets its number, and a child's own stdin its place."""
+    if descriptor > 2:
+        return descriptor
+    try:
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _heard_of_no_child() -> Iterator[None]:
+    """Call the program's SIGCHLD handler only afterwards: one that reaps every child must not meet one of ours."""
+    handler = signal.getsignal(signal.SIGCHLD)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+        # A child of its own may have ended meanwhile.
+        signal.raise_signal(signal.SIGCHLD)
 
 
 def alive(process: int) -> bool:

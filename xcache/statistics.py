@@ -40,7 +40,7 @@ class Counting:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._total: defaultdict[str, float] = defaultdict(float)
         self._untold: defaultdict[str, float] = defaultdict(float)
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from conftest import Place
 
 from xcache import protocol
 
@@ -119,3 +123,43 @@ def answering(*answers: protocol.Message) -> Callable[[Talk], None]:
             talk.say(answers[-1])
 
     return behave
+
+
+@contextlib.contextmanager
+def relaying(path: Path, place: Place, delay: float) -> Iterator[FakeDaemon]:
+    """The daemon of a place, at another path and with each answer but the first of a connection so much later."""
+
+    def behave(talk: Talk) -> None:
+        with contextlib.closing(place.connect()) as daemon:
+            daemon.settimeout(None)
+            asking = threading.Thread(target=_pass_on, args=(talk.socket, daemon))
+            asking.start()
+            try:
+                _pass_on(daemon, talk.socket, delay)
+            finally:
+                with contextlib.suppress(OSError):
+                    talk.socket.shutdown(socket.SHUT_RDWR)
+                asking.join()
+
+    with fake_daemon(path, behave) as daemon:
+        yield daemon
+
+
+def _pass_on(source: socket.socket, target: socket.socket, delay: float = 0.0) -> None:
+    """Whatever comes, with its descriptors, until either end hangs up."""
+    greeted = False
+    with contextlib.suppress(OSError):
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(source, 1 << 20, protocol.MAX_DESCRIPTORS)
+            try:
+                if not data:
+                    break
+                if greeted:
+                    time.sleep(delay)
+                greeted = True
+                sent = socket.send_fds(target, [data], descriptors)
+                target.sendall(data[sent:])
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+        target.shutdown(socket.SHUT_RDWR)

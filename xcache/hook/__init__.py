@@ -17,7 +17,7 @@ from xcache.statistics import Statistics
 
 logger = logging.getLogger("xcache")
 _PACKAGE = str(Path(__file__).parent.parent)
-_lock = threading.Lock()
+_lock = threading.RLock()
 _installed: Handle | None = None
 
 
@@ -32,25 +32,28 @@ class Handle:
         self._jax = jax_versions.probe()
         self._cache = cache.Cache(settings, mode, __version__)
         self._undo = contextlib.ExitStack()
-        self._undo.callback(cache.leave, self._cache)
-        self._undo.enter_context(_logging(settings))
-        compiler = self._jax.compiler
-        self._original = compiler.compile_or_get_cached
-        self._wrapped = wrapper.wrap(self._original, self._jax, self._cache)
-        compiler.compile_or_get_cached = self._wrapped
-        self._undo.callback(self._restore)
-        # jax leaves its own frames out of tracebacks; xcache's are to be seen as little.
-        self._jax.excluded_paths.append(_PACKAGE)
-        self._undo.callback(self._jax.excluded_paths.remove, _PACKAGE)
-        cache.use(self._cache)
-        self._cache.warm_up()
+        try:
+            # How to undo a step comes before it: Ctrl-C in between must not leave half a hook.
+            self._undo.callback(self._forget)
+            self._undo.callback(cache.leave, self._cache)
+            self._undo.enter_context(_logging(settings))
+            compiler = self._jax.compiler
+            self._original = compiler.compile_or_get_cached
+            self._wrapped = wrapper.wrap(self._original, self._jax, self._cache)
+            self._undo.callback(self._restore)
+            compiler.compile_or_get_cached = self._wrapped
+            # jax leaves its own frames out of tracebacks; xcache's are to be seen as little.
+            self._undo.callback(self._show_frames)
+            self._jax.excluded_paths.append(_PACKAGE)
+            cache.use(self._cache)
+            self._cache.warm_up()
+            self._become_the_installed()
+        except BaseException:
+            self._undo.close()
+            raise
 
     def uninstall(self) -> None:
         """Restore jax and finish what is still to be stored. Calling it again does nothing."""
-        global _installed
-        with _lock:
-            if _installed is self:
-                _installed = None
         self._undo.close()
 
     def statistics(self) -> Statistics:
@@ -65,24 +68,35 @@ class Handle:
     ) -> None:
         self.uninstall()
 
+    def _become_the_installed(self) -> None:
+        global _installed
+        with _lock:
+            _installed = self
+
+    def _forget(self) -> None:
+        global _installed
+        with _lock:
+            if _installed is self:
+                _installed = None
+
     def _restore(self) -> None:
         if self._jax.compiler.compile_or_get_cached is self._wrapped:
             self._jax.compiler.compile_or_get_cached = self._original
-        else:
+        elif self._jax.compiler.compile_or_get_cached is not self._original:
             logger.warning("jax's compile function was replaced by somebody else; xcache could not take itself out")
+
+    def _show_frames(self) -> None:
+        with contextlib.suppress(ValueError):
+            self._jax.excluded_paths.remove(_PACKAGE)
 
 
 def install(mode: str = "on", **settings: Any) -> Handle:
     """Switch the cache on in this process, with these settings over all others."""
-    global _installed
     if sys.platform == "win32":
         raise UnsupportedError("xcache does not run on Windows; it stays off")
     loaded = config.load(**settings)
     disable()
-    handle = Handle(loaded, mode)
-    with _lock:
-        _installed = handle
-    return handle
+    return Handle(loaded, mode)
 
 
 def disable() -> None:

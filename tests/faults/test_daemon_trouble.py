@@ -1,0 +1,377 @@
+"""Whatever the daemon does or does not do, a program with many small compiles is right, and pays once for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from conftest import until
+from peers import Talk, fake_daemon, relaying
+from small_programs import Running, hardly_noticed, reference, warm
+
+from xcache import protocol
+
+__all__ = ["reference", "warm"]
+
+# The lowest number that a new descriptor may not have: all below are taken. And what it is at other times.
+NONE_FREE, (_, PLENTY) = 3, resource.getrlimit(resource.RLIMIT_NOFILE)
+
+as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
+
+
+def refuses_everything(talk: Talk) -> None:
+    talk.welcome()
+    while True:
+        talk.read()
+        talk.say(protocol.Refused("store error", "not today"))
+
+
+def hangs_up_on_every_request(talk: Talk) -> None:
+    talk.welcome()
+    talk.read()
+
+
+def says_nothing(talk: Talk) -> None:
+    talk.until_the_end()
+
+
+def says_nothing_after_hello(talk: Talk) -> None:
+    talk.welcome()
+    talk.until_the_end()
+
+
+def answers_noise(talk: Talk) -> None:
+    talk.welcome()
+    while True:
+        talk.read()
+        talk.raw(struct.pack(">I", 16) + bytes(range(0xC0, 0xD0)))
+
+
+def answers_the_wrong_thing(talk: Talk) -> None:
+    talk.welcome()
+    while True:
+        talk.read()
+        talk.say(protocol.Done())
+
+
+def finds_rubbish(talk: Talk) -> None:
+    talk.welcome()
+    while True:
+        asked = talk.read()
+        found = protocol.Found("00" * 32, 7, 1.0, b"rubbish")
+        talk.say(found if isinstance(asked, protocol.Get) else protocol.Done())
+
+
+def hands_over_a_pipe(talk: Talk) -> None:
+    talk.welcome()
+    reading, writing = os.pipe()
+    try:
+        while True:
+            asked = talk.read()
+            if isinstance(asked, protocol.Get):
+                talk.say(protocol.Found("00" * 32, 7, 1.0, None), (reading,))
+            else:
+                talk.say(protocol.Done())
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+MISBEHAVIOURS = [
+    refuses_everything,
+    hangs_up_on_every_request,
+    says_nothing,
+    says_nothing_after_hello,
+    answers_noise,
+    answers_the_wrong_thing,
+    finds_rubbish,
+    hands_over_a_pipe,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("behave", MISBEHAVIOURS, ids=lambda behave: behave.__name__)
+def test_something_else_that_answers_in_its_place(place, reference, behave: Callable[[Talk], None]):
+    with fake_daemon(place.socket, behave) as daemon:
+        errors = hardly_noticed(Running(place).ended(), reference)
+        assert daemon.connections >= 1
+    assert errors
+
+
+@pytest.mark.slow
+def test_a_daemon_whose_every_answer_takes_most_of_the_timeout(warm, reference):
+    warm.start_daemon()
+    slow = warm.root / "slow"
+    with relaying(slow, warm, delay=0.7):
+        hardly_noticed(Running(warm, XCACHE_SOCKET=str(slow)).ended(), reference)
+
+
+@pytest.mark.slow
+def test_a_daemon_whose_every_answer_takes_longer_than_the_timeout(warm, reference):
+    warm.start_daemon()
+    slow = warm.root / "slow"
+    with relaying(slow, warm, delay=3.0):
+        errors = hardly_noticed(Running(warm, XCACHE_SOCKET=str(slow)).ended(), reference)
+    assert errors
+
+
+@pytest.mark.slow
+def test_a_daemon_that_is_stopped_before(warm, reference):
+    daemon = warm.start_daemon()
+    daemon.send_signal(signal.SIGSTOP)
+    try:
+        errors = hardly_noticed(Running(warm).ended(), reference)
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+    assert errors
+
+
+@pytest.mark.slow
+def test_a_daemon_that_is_stopped_in_the_middle_and_goes_on_later(warm, reference):
+    daemon = warm.start_daemon()
+    stop = "if k == 20: os.kill(int(os.environ['DAEMON']), signal.SIGSTOP)"
+    # It has been told nothing meanwhile; once it goes on, it is asked again.
+    resume = "os.kill(int(os.environ['DAEMON']), signal.SIGCONT)"
+    try:
+        ran = Running(warm, between=stop, after=resume, DAEMON=str(daemon.pid)).ended()
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+    assert hardly_noticed(ran, reference)
+    assert ran.stats["hits"] >= 20
+
+
+@pytest.mark.slow
+def test_a_daemon_that_is_killed_whenever_it_answers(warm, reference):
+    running = Running(warm)
+    killed = 0
+    while running.runs():
+        if warm.answers():
+            with contextlib.suppress(OSError, struct.error):
+                os.kill(warm.daemon_pid(), signal.SIGKILL)
+                killed += 1
+        time.sleep(0.01)
+    hardly_noticed(running.ended(), reference)
+    assert killed
+
+
+@pytest.mark.slow
+def test_a_daemon_without_a_free_descriptor(warm, reference):
+    daemon = warm.start_daemon()
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (NONE_FREE, PLENTY))
+    # It takes nobody; who connects waits in the kernel's queue.
+    errors = hardly_noticed(Running(warm).ended(), reference)
+    assert errors
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (PLENTY, PLENTY))
+    assert until(warm.answers)
+
+
+@pytest.mark.slow
+def test_a_daemon_that_runs_out_of_descriptors_in_the_middle(warm, reference):
+    daemon = warm.start_daemon()
+    limit = f"""if k == 5:
+        resource.prlimit({daemon.pid}, resource.RLIMIT_NOFILE, ({NONE_FREE}, {PLENTY}))"""
+    ran = Running(warm, between=limit).ended()
+    resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (PLENTY, PLENTY))
+    hardly_noticed(ran, reference)
+    again = Running(warm).ended()
+    assert hardly_noticed(again, reference) == {}
+    assert again.stats["misses"] == 0
+
+
+@pytest.mark.slow
+def test_a_daemon_that_gets_no_more_memory(warm, reference):
+    daemon = warm.start_daemon()
+    limit = """if k == 5:
+        pid = int(os.environ["DAEMON"])
+        pages = int(open(f"/proc/{pid}/statm").read().split()[0])
+        resource.prlimit(pid, resource.RLIMIT_AS, (pages * 4096, resource.RLIM_INFINITY))"""
+    # What is compiled now is new, so that there is something to write as well.
+    ran = Running(warm, between=limit, DAEMON=str(daemon.pid), XCACHE="refresh").ended()
+    hardly_noticed(ran, reference)
+    if daemon.poll() is None:
+        resource.prlimit(daemon.pid, resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    again = Running(warm).ended()
+    assert hardly_noticed(again, reference) == {}
+    assert again.stats["misses"] == 0
+
+
+@pytest.mark.slow
+def test_a_program_without_a_free_descriptor(warm, reference):
+    warm.start_daemon()
+    # listdir has one of its own while it looks.
+    limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({NONE_FREE}, {PLENTY}))"
+    relief = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({PLENTY}, {PLENTY}))"
+    # Without connections: those which are open would do.
+    hang_up = "from xcache.cache import current; current()._client.close()"
+    ran = Running(warm, before=f"{hang_up}; {limit}", after=relief).ended()
+    assert hardly_noticed(ran, reference)
+
+
+@contextlib.contextmanager
+def replaced_by_a_file(path: Path) -> Iterator[None]:
+    path.write_text("not a socket")
+    yield
+    path.unlink()
+
+
+@contextlib.contextmanager
+def replaced_by_a_directory(path: Path) -> Iterator[None]:
+    path.mkdir()
+    yield
+    path.rmdir()
+
+
+@contextlib.contextmanager
+def replaced_by_a_pipe(path: Path) -> Iterator[None]:
+    os.mkfifo(path)
+    yield
+    path.unlink()
+
+
+@contextlib.contextmanager
+def replaced_by_a_link_to_nowhere(path: Path) -> Iterator[None]:
+    path.symlink_to(path.parent / "nowhere")
+    yield
+    path.unlink()
+
+
+@contextlib.contextmanager
+def replaced_by_a_link_to_itself(path: Path) -> Iterator[None]:
+    path.symlink_to(path)
+    yield
+    path.unlink()
+
+
+@contextlib.contextmanager
+def replaced_by_a_socket_that_nobody_accepts_on(path: Path) -> Iterator[None]:
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listener:
+        listener.bind(str(path))
+        listener.listen(0)
+        # One fills the queue: who comes next is not even connected.
+        with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as first:
+            first.connect(str(path))
+            yield
+    path.unlink()
+
+
+REPLACEMENTS = [
+    replaced_by_a_file,
+    replaced_by_a_directory,
+    replaced_by_a_pipe,
+    replaced_by_a_link_to_nowhere,
+    replaced_by_a_link_to_itself,
+    replaced_by_a_socket_that_nobody_accepts_on,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("replaced", REPLACEMENTS, ids=lambda replaced: replaced.__name__)
+def test_a_socket_that_is(warm, reference, replaced):
+    with replaced(warm.socket):
+        hardly_noticed(Running(warm).ended(), reference)
+
+
+REPLACE = """if k == 20:
+        os.unlink(os.environ["XCACHE_SOCKET"])
+        open(os.environ["XCACHE_SOCKET"], "w").close()
+        current()._client.close()"""
+
+
+@pytest.mark.slow
+def test_a_socket_that_is_replaced_by_a_file_while_the_daemon_runs(warm, reference):
+    warm.start_daemon()
+    ran = Running(warm, before="from xcache.cache import current", between=REPLACE).ended()
+    assert hardly_noticed(ran, reference)
+    assert ran.stats["hits"] >= 20
+
+
+@pytest.mark.slow
+def test_a_socket_that_is_removed_again_and_again(warm, reference):
+    remove = """try: os.unlink(os.environ["XCACHE_SOCKET"])
+    except FileNotFoundError: pass
+    current()._client.close()"""
+    hardly_noticed(Running(warm, before="from xcache.cache import current", between=remove).ended(), reference)
+
+
+@pytest.mark.slow
+def test_a_store_that_is_removed_while_it_is_used(warm, reference):
+    remove = "if k % 20 == 10: __import__('shutil').rmtree(os.environ['XCACHE_DIR'], ignore_errors=True)"
+    hardly_noticed(Running(warm, between=remove).ended(), reference)
+
+
+LISTEN = """
+import os, socket, sys
+os.setuid(int(sys.argv[2]))
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(sys.argv[1])
+listener.listen(50)
+print("listens", flush=True)
+kept = []
+while True:
+    connected, _ = listener.accept()
+    connected.sendall(b"give me all you have")
+    kept.append(connected)
+"""
+
+
+@as_root
+@pytest.mark.slow
+def test_a_socket_of_another_user_is_told_nothing(warm, reference):
+    # Where anybody may make a file, as in /tmp, a stranger can be there first.
+    public = warm.root / "public"
+    public.mkdir()
+    public.chmod(0o1777)
+    warm.root.chmod(0o755)
+    warm.socket = path = public / "s"
+    command = [sys.executable, "-c", LISTEN, str(path), "12345"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=warm.env) as stranger:
+        try:
+            assert stranger.stdout.readline() == b"listens\n"
+            errors = hardly_noticed(Running(warm, XCACHE_SOCKET=str(path)).ended(), reference)
+        finally:
+            stranger.kill()
+    assert set(errors) == {"untrusted socket"}
+
+
+@pytest.mark.slow
+def test_an_exit_does_not_wait_for_a_stopped_daemon_longer_than_said(warm, reference):
+    daemon = warm.start_daemon()
+    stop = "os.kill(int(os.environ['DAEMON']), signal.SIGSTOP); print(end='', flush=True)"
+    try:
+        ran = Running(warm, after=stop, DAEMON=str(daemon.pid), XCACHE="refresh").ended()
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+    hardly_noticed(ran, reference)
+
+
+@pytest.mark.slow
+def test_many_threads_pay_for_a_stopped_daemon_once(warm, reference):
+    daemon = warm.start_daemon()
+    daemon.send_signal(signal.SIGSTOP)
+    # The loop's own compiles follow: half of them are done by now, at once.
+    crowd = """
+from concurrent.futures import ThreadPoolExecutor
+begun = time.monotonic()
+with ThreadPoolExecutor(8) as pool:
+    list(pool.map(lambda k: jax.jit(lambda v: v - k)(x), range(40)))
+assert time.monotonic() - begun < 15, time.monotonic() - begun
+"""
+    try:
+        ran = Running(warm, before=crowd).ended()
+    finally:
+        daemon.send_signal(signal.SIGCONT)
+    assert ran.results == reference.without.results
+    assert ran.in_the_loop - reference.without.in_the_loop < 12
+    assert len(ran.stderr.splitlines()) <= len(ran.stats["errors"])
+    assert threading.active_count() >= 1
