@@ -74,11 +74,11 @@ class Place:
             check=False,
         )
 
-    def daemon(self, **environment: str) -> subprocess.Popen[bytes]:
-        """Begin to start a daemon by hand; ``said()`` is what it says on stderr."""
+    def daemon(self, *under: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Begin to start a daemon by hand, ``under`` a command perhaps; ``said()`` is what it says on stderr."""
         with self._said().open("ab") as said:
             child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "xcached"],
+                [*under, sys.executable, "-P", "-m", "xcached"],
                 env=self.env | environment,
                 cwd=self.root,
                 stdin=subprocess.DEVNULL,
@@ -87,9 +87,9 @@ class Place:
         self._children.append(child)
         return child
 
-    def start_daemon(self, **environment: str) -> subprocess.Popen[bytes]:
+    def start_daemon(self, *under: str, **environment: str) -> subprocess.Popen[bytes]:
         """Start a daemon and wait until it answers."""
-        child = self.daemon(**environment)
+        child = self.daemon(*under, **environment)
         until(lambda: self.answers() or child.poll() is not None)
         assert child.poll() is None, f"the daemon ended with {child.returncode}: {self.said()}"
         return child

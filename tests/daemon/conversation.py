@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from conftest import Place, digest, put_message
 
 from xcache import protocol
+from xcache.errors import RefusedError
 
 
 class Conversation:
@@ -97,10 +98,12 @@ class Conversation:
             return self.say(message, descriptors)
 
     def get(self, key: str) -> bytes | None:
-        """What is stored, read to its end."""
+        """What is stored, read to its end; RefusedError where the daemon cannot say."""
         found = self.ask(protocol.Get(key))
         if isinstance(found, protocol.Missing):
             return None
+        if isinstance(found, protocol.Refused):
+            raise RefusedError(found.kind, found.reason)
         assert isinstance(found, protocol.Found), found
         if found.payload is not None:
             return found.payload

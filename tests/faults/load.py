@@ -10,10 +10,10 @@ from typing import NamedTuple
 
 from conftest import Place
 from conversation import Conversation, key_of
+from ledger import Known, Ledger
 
 from xcache import protocol
-
-from ledger import Known, Ledger
+from xcache.errors import RefusedError
 
 _KEYS = 24
 _SHARED_KEYS = 12
@@ -54,7 +54,7 @@ class Load:
             return
         try:
             talk.greet()
-            client = _Client(talk, self._ledger, name, choose, self._evicting)
+            client = Client(talk, self._ledger, name, choose, evicting=self._evicting)
             while not self._over.is_set():
                 client.do_something()
                 self.operations += 1
@@ -80,22 +80,30 @@ class _Asked(NamedTuple):
     began: float
 
 
-class _Client:
-    """What one of them does."""
+class Client:
+    """What one of them does. With ``refused`` a daemon may say no, which changes nothing."""
 
     def __init__(
-        self, talk: Conversation, ledger: Ledger, name: str, choose: random.Random, evicting: bool
+        self,
+        talk: Conversation,
+        ledger: Ledger,
+        name: str,
+        choose: random.Random,
+        *,
+        evicting: bool = False,
+        refused: bool = False,
     ) -> None:
         self._talk = talk
         self._ledger = ledger
         self._name = name
         self._choose = choose
         self._evicting = evicting
+        self._may_be_refused = refused
         self._ways: dict[Callable[[], None], int] = {
-            self._put: 30,
+            self._put_anything: 30,
             self._burst: 10,
             self._put_the_same: 10,
-            self._get: 30,
+            self._get_anything: 30,
             self._remove: 5,
         }
 
@@ -104,12 +112,30 @@ class _Client:
         (way,) = self._choose.choices(list(self._ways), list(self._ways.values()))
         way()
 
-    def _put(self) -> None:
+    def do_everything(self) -> None:
+        """Every kind of operation: of a row and of a file, over each other, read, removed, and many at once."""
+        row, file, other = (key_of(f"{self._name} {name}") for name in ("row", "file", "other"))
+        small, large = self._choose.randbytes(500), self._choose.randbytes(70_000)
+        self._put(row, small, _PROGRAMS[0])
+        self._put(file, large, _PROGRAMS[3])
+        self._get(row)
+        self._get(file)
+        self._put(other, self._choose.randbytes(40_000), self._choose.randbytes(40_000))
+        self._put(file, small, _PROGRAMS[0])
+        self._put(row, large, _PROGRAMS[2])
+        self._remove(other)
+        self._burst(4)
+        self._get(row)
+
+    def _put_anything(self) -> None:
         self._wait_for(self._begin_put(self._own_key(), self._content()))
 
-    def _burst(self) -> None:
-        keys = {self._own_key() for _ in range(8)}
-        for asked in [self._begin_put(key, self._content()) for key in keys]:
+    def _put(self, key: str, content: bytes, program: bytes) -> None:
+        self._wait_for(self._begin_put(key, content, overwrite=True, program=program))
+
+    def _burst(self, most: int = 8) -> None:
+        keys = {self._own_key() for _ in range(most)}
+        for asked in [self._begin_put(key, self._content()) for key in sorted(keys)]:
             self._wait_for(asked)
 
     def _put_the_same(self) -> None:
@@ -118,34 +144,48 @@ class _Client:
         content = key_of(name).encode() * (1000 if name.endswith("1") else 10)
         self._wait_for(self._begin_put(key_of(name), content, overwrite=False))
 
-    def _get(self) -> None:
-        key = self._own_key()
-        wrong = self._ledger.found(key, self._talk.get(key), evicting=self._evicting)
+    def _get_anything(self) -> None:
+        self._get(self._own_key())
+
+    def _get(self, key: str) -> None:
+        try:
+            content = self._talk.get(key)
+        except RefusedError as error:
+            self._was_refused("Get", error)
+            return
+        wrong = self._ledger.found(key, content, evicting=self._evicting)
         if wrong:
             self._ledger.wrong.append(f"while running: {wrong}")
 
-    def _remove(self) -> None:
-        key = self._own_key()
+    def _remove(self, key: str | None = None) -> None:
+        key = key or self._own_key()
         self._ledger.begins_to_remove(key)
         answer = self._talk.ask(protocol.Remove([key]))
         if isinstance(answer, protocol.Removed):
             self._ledger.has_removed(key)
         else:
-            self._ledger.wrong.append(f"a Remove was answered by {answer}")
+            self._was_refused("Remove", answer)
 
-    def _begin_put(self, key: str, content: bytes, overwrite: bool | None = None) -> _Asked:
+    def _begin_put(
+        self, key: str, content: bytes, *, overwrite: bool | None = None, program: bytes | None = None
+    ) -> _Asked:
         began = time.monotonic()
         before = self._ledger.begins_to_put(key, content)
         if overwrite is None:
             overwrite = self._choose.random() < 0.5
-        request = self._talk.begin_put(key, content, self._choose.choice(_PROGRAMS), overwrite=overwrite)
+        program = program or self._choose.choice(_PROGRAMS)
+        request = self._talk.begin_put(key, content, program, overwrite=overwrite)
         return _Asked(request, key, content, before, began)
 
     def _wait_for(self, asked: _Asked) -> None:
         answer = self._talk.answer(asked.request)
         self._ledger.has_put(asked.key, asked.content, answer, asked.before, asked.began)
         if not isinstance(answer, protocol.Stored):
-            self._ledger.wrong.append(f"a Put was answered by {answer}")
+            self._was_refused("Put", answer)
+
+    def _was_refused(self, what: str, answer: object) -> None:
+        if not self._may_be_refused:
+            self._ledger.wrong.append(f"a {what} was answered by {answer}")
 
     def _own_key(self) -> str:
         return key_of(f"{self._name} {self._choose.randrange(_KEYS)}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import traceback
+
 from conftest import Campaign, Place
 from conversation import talking
 from ledger import Ledger
@@ -51,7 +53,11 @@ def check_structure(place: Place, campaign: Campaign, when: str) -> None:
     try:
         check_tables(place.query, place.dir)
     except AssertionError as error:
-        campaign.problem("other problems", f"{when}: {str(error)[:500]}")
+        campaign.problem("other problems", f"{when}: {_line_of(error)} {str(error)[:500]}")
     if leftover := list((place.dir / "blobs" / "unfinished").iterdir()):
         campaign.problem("other problems", f"{when}: half-written files are left: {leftover[:3]}")
 
+
+def _line_of(error: BaseException) -> str:
+    """What was asserted."""
+    return traceback.extract_tb(error.__traceback__)[-1].line or ""
