@@ -100,7 +100,7 @@ class Client:
         self._evicting = evicting
         self._may_be_refused = refused
         self._ways: dict[Callable[[], None], int] = {
-            self._put_anything: 30,
+            self.put_anything: 30,
             self._burst: 10,
             self._put_the_same: 10,
             self._get_anything: 30,
@@ -127,7 +127,8 @@ class Client:
         self._burst(4)
         self._get(row)
 
-    def _put_anything(self) -> None:
+    def put_anything(self) -> None:
+        """Store something under some key, and wait for the answer."""
         self._wait_for(self._begin_put(self._own_key(), self._content()))
 
     def _put(self, key: str, content: bytes, program: bytes) -> None:

@@ -103,7 +103,7 @@ def test_a_failure_of_any_call_while_working(place, campaign):
         if child.poll() is not None:
             campaign.problem("crashes", f"{when}: the daemon left with {child.returncode}")
             child = place.start_daemon(**LIMIT)
-        check(place, ledger, campaign, f"{when}, afterwards", evicting=True)
+        check(place, ledger, campaign, f"{when}, afterwards", evicting=True, swept=False)
         work(place, ledger, choose)
         ended(place, child)
         child = place.start_daemon(**LIMIT)
