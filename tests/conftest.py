@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -29,6 +31,14 @@ PATIENCE = 20.0
 
 settings.register_profile("xcache", derandomize=True, deadline=None, database=None)
 settings.load_profile("xcache")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options for campaigns of faults, which have few rounds by default."""
+    group = parser.getgroup("campaigns of faults")
+    group.addoption("--rounds", type=int, help="how many rounds each campaign has, instead of its usual few")
+    group.addoption("--seed", type=int, default=0, help="what the campaigns' random choices follow from")
+    group.addoption("--tally", type=Path, help="a JSON file to which the campaigns add what they counted")
 
 
 class Place:
@@ -64,11 +74,11 @@ class Place:
             check=False,
         )
 
-    def daemon(self, **environment: str) -> subprocess.Popen[bytes]:
-        """Begin to start a daemon by hand; ``said()`` is what it says on stderr."""
+    def daemon(self, *under: str, **environment: str) -> subprocess.Popen[bytes]:
+        """Begin to start a daemon by hand, ``under`` a command perhaps; ``said()`` is what it says on stderr."""
         with self.said_file().open("ab") as said:
             child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "xcached"],
+                [*under, sys.executable, "-P", "-m", "xcached"],
                 env=self.env | environment,
                 cwd=self.root,
                 stdin=subprocess.DEVNULL,
@@ -77,9 +87,9 @@ class Place:
         self._children.append(child)
         return child
 
-    def start_daemon(self, **environment: str) -> subprocess.Popen[bytes]:
+    def start_daemon(self, *under: str, **environment: str) -> subprocess.Popen[bytes]:
         """Start a daemon and wait until it answers."""
-        child = self.daemon(**environment)
+        child = self.daemon(*under, **environment)
         until(lambda: self.answers() or child.poll() is not None)
         assert child.poll() is None, f"the daemon ended with {child.returncode}: {self.said()}"
         return child
@@ -252,3 +262,54 @@ def free_port() -> Callable[[], int]:
             return int(probe.getsockname()[1])
 
     return find
+
+
+class Campaign:
+    """One series of faults: how long it is, what its choices follow from, and what it counted."""
+
+    def __init__(self, rounds: int | None, seed: int) -> None:
+        self.seed = seed
+        self.counts: Counter[str] = Counter()
+        self.problems: list[str] = []
+        self._rounds = rounds
+
+    def rounds(self, usual: int) -> int:
+        """How many rounds there are to be."""
+        return usual if self._rounds is None else self._rounds
+
+    def fault(self) -> None:
+        """One more fault was tried."""
+        self.counts["faults tried"] += 1
+
+    def checked(self, entries: int) -> None:
+        """So many entries were compared with what was sent."""
+        self.counts["entries checked"] += entries
+
+    def problem(self, kind: str, text: str) -> None:
+        """Something that must not be: a loss, a wrong load, a crash, or anything else."""
+        assert kind in CAMPAIGN_COUNTS, kind
+        self.counts[kind] += 1
+        self.problems.append(f"{kind}: {text}")
+
+    def judge(self) -> None:
+        """Fail if anything was seen that must not be."""
+        assert not self.problems, "\n".join([f"{len(self.problems)} problems", *self.problems[:20]])
+
+
+CAMPAIGN_COUNTS = ("faults tried", "entries checked", "losses", "wrong loads", "crashes", "other problems")
+
+
+@pytest.fixture
+def campaign(request: pytest.FixtureRequest) -> Iterator[Campaign]:
+    """A series of faults; its counts are added to the file that ``--tally`` names."""
+    option = request.config.getoption
+    made = Campaign(option("--rounds"), option("--seed"))
+    start = time.monotonic()
+    yield made
+    if path := option("--tally"):
+        tallied = json.loads(path.read_text()) if path.exists() else {}
+        before = tallied.setdefault(request.node.nodeid.rpartition("/")[2], {})
+        for name in CAMPAIGN_COUNTS:
+            before[name] = before.get(name, 0) + made.counts[name]
+        before["seconds"] = round(before.get("seconds", 0) + time.monotonic() - start, 1)
+        path.write_text(json.dumps(tallied, indent=2) + "\n")

@@ -155,7 +155,7 @@ class Launcher:
 
 
 def _not_standard(descriptor: int) -> int:
-    """The same above 2: in a program without stdin, what is opened gets its number, and a child's own stdin its place."""
+    """The same above 2: a program without stdin opens things under its number, where a child expects its own."""
     if descriptor > 2:
         return descriptor
     try:

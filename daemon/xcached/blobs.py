@@ -45,9 +45,7 @@ class BlobFiles:
         target = self.path(digest)
         aside = self._unfinished / digest
         try:
-            if not target.parent.exists():
-                target.parent.mkdir(mode=0o700, exist_ok=True)
-                _sync_folder(self._folder)
+            self._make_folders(target.parent)
             with open(aside, "wb", opener=_opener) as file:
                 found = hashlib.sha256()
                 for chunk in read_chunks(source, size):
@@ -63,6 +61,13 @@ class BlobFiles:
             raise RefusedError(_kind(error), f"{target.parent}: {error.strerror}") from None
         finally:
             aside.unlink(missing_ok=True)
+
+    def _make_folders(self, needed: Path) -> None:
+        """Make what is missing of the folders, which somebody may have deleted; never the store they belong to."""
+        for folder in (self._folder, self._unfinished, needed):
+            if not folder.exists():
+                folder.mkdir(mode=0o700, exist_ok=True)
+                _sync_folder(folder.parent)
 
     def delete(self, digest: str) -> None:
         """Remove a content; one that is gone already is no trouble."""

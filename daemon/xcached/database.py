@@ -17,7 +17,7 @@ logger = logging.getLogger("xcached")
 SCHEMA_VERSION = 2
 # One that finds the database locked by somebody else waits: the thread that serves everybody hardly, the writer longer.
 _READING_PATIENCE, _WRITING_PATIENCE = 0.05, 10.0
-_SUFFIXES = ("", "-wal", "-shm")
+_SUFFIXES = ("", "-wal", "-shm", "-journal")
 # Of those that were set aside.
 _MOST_KEPT = 5
 
@@ -131,8 +131,27 @@ class Database:
         """The version of the store that is there, found without writing to it; 0 if there is none."""
         if not self.path.exists():
             return 0
-        with contextlib.closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, timeout=10)) as connection:
-            return int(connection.execute("PRAGMA user_version").fetchone()[0])
+        try:
+            version, tables = self._look("ro")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+                raise
+            # One that was made halfway: nobody can read it before it is brought back to what it was.
+            version, tables = self._look("rw")
+        if version == 0 and tables - {"_sqlite_migrations"}:
+            error = sqlite3.DatabaseError("it is no store")
+            error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+            raise error
+        return version
+
+    def _look(self, mode: str) -> tuple[int, set[str]]:
+        """The version that stands in the file, and its tables."""
+        with contextlib.closing(
+            sqlite3.connect(f"{self.path.as_uri()}?mode={mode}", uri=True, timeout=10)
+        ) as connection:
+            ((version,),) = connection.execute("PRAGMA user_version").fetchall()
+            tables = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+        return version, {name for (name,) in tables}
 
     def _connect(self, patience: float) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=patience, isolation_level=None, check_same_thread=False)

@@ -198,7 +198,6 @@ def test_mode_is_off_unless_asked_for_and_says_what_it_could_be():
 UNITS = {"": 1, "b": 1, "k": 2**10, "KiB": 2**10, "KB": 10**3, "M": 2**20, "MB": 10**6, "G": 2**30, "TiB": 2**40}
 
 
-# A size is a float on its way: exact below 9 PB.
 @given(st.integers(0, 2**22), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " "]))
 def test_sizes(amount, unit, space):
     assert values.parse_size(f" {amount}{space}{unit} ") == amount * UNITS[unit]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from conftest import Place, digest, get_message, put_message
 
 from xcache import protocol
+from xcache.errors import RefusedError
 
 
 class Conversation:
@@ -33,7 +34,10 @@ class Conversation:
 
     def ask(self, message: protocol.Message, descriptors: Sequence[int] = ()) -> protocol.Message:
         """Say something, and hear the answer to it."""
-        request = self.say(message, descriptors)
+        return self.answer(self.say(message, descriptors))
+
+    def answer(self, request: int) -> protocol.Message:
+        """The answer to this request; others that come before it are passed over."""
         while True:
             heard, answer = self.hear()
             if heard == request:
@@ -79,6 +83,10 @@ class Conversation:
 
     def put(self, key: str, payload: bytes, program: bytes = b"program", **changes: object) -> protocol.Message:
         """Store something, by descriptor what is large."""
+        return self.answer(self.begin_put(key, payload, program, **changes))
+
+    def begin_put(self, key: str, payload: bytes, program: bytes = b"program", **changes: object) -> int:
+        """Begin to store something; the number under which the answer will come."""
         message = put_message(key, payload, program, **changes)
         with contextlib.ExitStack() as stack:
             descriptors = []
@@ -87,13 +95,15 @@ class Conversation:
                 if content is not None and len(content) > protocol.INLINE_LIMIT:
                     message = message._replace(**{field: None})
                     descriptors.append(stack.enter_context(open_file(content)))
-            return self.ask(message, descriptors)
+            return self.say(message, descriptors)
 
     def get(self, key: str) -> bytes | None:
-        """What is stored, read to its end."""
+        """What is stored, read to its end; RefusedError where the daemon cannot say."""
         found = self.ask(get_message(key))
         if isinstance(found, protocol.Missing):
             return None
+        if isinstance(found, protocol.Refused):
+            raise RefusedError(found.kind, found.reason)
         assert isinstance(found, protocol.Found), found
         if found.payload is not None:
             return found.payload

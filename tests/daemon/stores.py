@@ -7,7 +7,7 @@ import os
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -105,23 +105,26 @@ class Shelf:
 
     def check(self) -> None:
         """Totals are the sums of what is there, and nothing is there that nothing refers to."""
-        entries = self.query("SELECT blob, program FROM entries")
-        programs = dict(self.query("SELECT digest, blob FROM programs"))
-        blobs = self.query("SELECT digest, stored_size, content FROM blobs")
-        assert set(programs) == {program for _, program in entries}
-        assert {digest for digest, _, _ in blobs} == {blob for blob, _ in entries} | set(programs.values())
-        assert dict(self.query("SELECT name, amount FROM totals")) == {
-            "entries": len(entries),
-            "bytes": sum(size for _, size, _ in blobs),
-        }
-        assert self.store.totals()["entries"] == len(entries)
-        described = {digest for (digest,) in self.query("SELECT digest FROM components")}
-        keys = self.query(
-            "SELECT options_component, flags_component, platform_component, toolchain_component FROM entries"
-        )
-        assert described == {digest for key in keys for digest in key}
-        files = {path.name: path.stat().st_size for path in self.directory.glob("blobs/*/*") if path.is_file()}
-        assert files == {digest: size for digest, size, content in blobs if content is None}
+        check_tables(self.query, self.directory)
+        assert self.store.totals()["entries"] == len(self.keys())
+
+
+def check_tables(query: Callable[[str], list[tuple[Any, ...]]], directory: Path) -> None:
+    """The store in this folder, which ``query`` reads, is whole in itself: sums, references and files."""
+    entries = query("SELECT blob, program FROM entries")
+    programs = dict(query("SELECT digest, blob FROM programs"))
+    blobs = query("SELECT digest, stored_size, content FROM blobs")
+    assert set(programs) == {program for _, program in entries}
+    assert {digest for digest, _, _ in blobs} == {blob for blob, _ in entries} | set(programs.values())
+    assert dict(query("SELECT name, amount FROM totals")) == {
+        "entries": len(entries),
+        "bytes": sum(size for _, size, _ in blobs),
+    }
+    described = {digest for (digest,) in query("SELECT digest FROM components")}
+    keys = query("SELECT options_component, flags_component, platform_component, toolchain_component FROM entries")
+    assert described == {digest for key in keys for digest in key}
+    files = {path.name: path.stat().st_size for path in directory.glob("blobs/*/*") if path.is_file()}
+    assert files == {digest: size for digest, size, content in blobs if content is None}
 
 
 def source_of(digest: str, size: int, content: bytes) -> Source:

@@ -1,0 +1,182 @@
+"""A disk that is full, or read-only, at every write there is: refused, nothing lost, and as before when it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import until
+from conversation import Conversation, key_of, talking
+from ledger import Ledger
+from load import Client
+from verdict import check
+
+from xcache import protocol
+
+pytestmark = pytest.mark.slow
+
+
+def mount(*arguments: str) -> None:
+    result = subprocess.run(["mount", *arguments], capture_output=True, text=True)
+    if result.returncode:
+        pytest.skip(f"mounting is not permitted here: {result.stderr.strip()}")
+
+
+@contextlib.contextmanager
+def small_disk(place, size: int) -> Iterator[None]:
+    """The store is on a file system of its own, of so many bytes, for as long as the block lasts."""
+    place.dir.mkdir(mode=0o700)
+    mount("-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(place.dir))
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "-l", str(place.dir)], check=True)
+        place.dir.rmdir()
+
+
+def fill(path: Path, leave: int) -> None:
+    """Take all the room there is but ``leave`` bytes."""
+    free = max(0, shutil.disk_usage(path.parent).free - leave)
+    with open(path, "wb") as file:
+        file.write(b"\0" * free)
+
+
+def test_a_disk_of_any_size_that_fills_up(place, campaign):
+    """Puts until nothing more fits; then room is made, and they are taken again."""
+    choose = random.Random(f"sizes {campaign.seed}")
+    rounds = campaign.rounds(8)
+    for number in range(rounds):
+        size = 200_000 + (1_800_000 * number // rounds) + choose.randrange(4) * 4096
+        with small_disk(place, size):
+            fill_up_and_make_room(place, campaign, choose, f"a disk of {size} bytes")
+    campaign.judge()
+
+
+def fill_up_and_make_room(place, campaign, choose, when: str) -> None:
+    ledger = Ledger()
+    child = place.daemon()
+    refused = 0
+    if not started(place, child):
+        # Not even an empty store fits, and it has said so.
+        campaign.fault()
+        assert child.returncode == 1
+        assert "cannot be opened" in place.said()
+        return
+    with talking(place) as talk:
+        client = Client(talk, ledger, "filler", choose, refused=True)
+        for _ in range(60):
+            client.do_something()
+        for number in range(200):
+            content = choose.randbytes(choose.choice((100, 20_000, 50_000)))
+            key = key_of(f"more {number}")
+            before = ledger.begins_to_put(key, content)
+            answer = talk.put(key, content)
+            ledger.has_put(key, content, answer, before, 0.0)
+            if isinstance(answer, protocol.Refused):
+                refused += 1
+                assert answer.kind in ("disk full", "store error"), answer
+                if refused > 10:
+                    break
+    campaign.counts["faults tried"] += refused
+    check(place, ledger, campaign, f"{when}, full")
+    # What was acknowledged is not only in the memory of the one that acknowledged it.
+    child.kill()
+    child.wait()
+    child = place.daemon()
+    if started(place, child):
+        check(place, ledger, campaign, f"{when}, full, after a kill")
+    child.kill()
+    child.wait()
+    mount("-o", "remount,size=8M", str(place.dir))
+    place.start_daemon()
+    check(place, ledger, campaign, f"{when}, with room again")
+    with talking(place) as talk:
+        assert talk.put(key_of("after"), b"fits" * 20_000) == protocol.Stored(True)
+    place.stop()
+
+
+def started(place, child) -> bool:
+    until(lambda: place.answers() or child.poll() is not None)
+    return child.poll() is None
+
+
+def test_a_disk_that_is_full_for_a_while(place, campaign):
+    """The same daemon goes on: full down to each last page, then with room again."""
+    ledger, choose = Ledger(), random.Random(f"a while {campaign.seed}")
+    with small_disk(place, 6_000_000):
+        child = place.start_daemon()
+        ballast = place.dir / "ballast"
+        for number in range(campaign.rounds(12)):
+            left = 4096 * choose.choice((0, 1, 2, 3, 5, 8, 13, 21, 34))
+            with talking(place) as talk:
+                Client(talk, ledger, "worker", choose).do_everything()
+                fill(ballast, left)
+                Client(talk, ledger, "worker", choose, refused=True).do_everything()
+                campaign.fault()
+                check(place, ledger, campaign, f"round {number}, {left} bytes free")
+                ballast.unlink()
+                Client(talk, ledger, "worker", choose).do_everything()
+            check(place, ledger, campaign, f"round {number}, with room again")
+            if number % 3 == 2:
+                child.kill()
+                child.wait()
+                child = place.start_daemon()
+                check(place, ledger, campaign, f"round {number}, after a kill")
+        place.stop()
+    campaign.judge()
+
+
+def test_a_disk_that_becomes_read_only_for_a_while(place, campaign):
+    """As a file system does that has met an error: what is there is served, what is new is refused."""
+    ledger, choose = Ledger(), random.Random(f"read-only {campaign.seed}")
+    with small_disk(place, 8_000_000):
+        for number in range(campaign.rounds(4)):
+            child = place.start_daemon()
+            talk = Conversation(place)
+            talk.greet()
+            Client(talk, ledger, "worker", choose).do_everything()
+            # Files are open for writing, so that only the mount can be made read-only, and not the file system.
+            mount("--bind", str(place.dir), str(place.dir))
+            mount("-o", "remount,bind,ro", str(place.dir))
+            try:
+                Client(talk, ledger, "worker", choose, refused=True).do_everything()
+                campaign.fault()
+                for key in ledger.all():
+                    wrong = ledger.found(key, talk.get(key))
+                    if wrong:
+                        campaign.problem("losses", f"round {number}, read-only: {wrong}")
+            finally:
+                subprocess.run(["umount", "-l", str(place.dir)], check=True)
+            Client(talk, ledger, "worker", choose).do_everything()
+            talk.close()
+            check(place, ledger, campaign, f"round {number}, writable again", swept=False)
+            child.kill()
+            child.wait()
+        place.start_daemon()
+        check(place, ledger, campaign, "at the end")
+        place.stop()
+    campaign.judge()
+
+
+def test_a_disk_that_is_read_only_from_the_start(place):
+    """A daemon cannot serve it, says so and leaves; it does when the disk can be written again."""
+    place.start_daemon()
+    with talking(place) as talk:
+        assert talk.put(key_of("a"), b"a" * 100_000).kept
+    place.stop()
+    mount("--bind", str(place.dir), str(place.dir))
+    try:
+        mount("-o", "remount,bind,ro", str(place.dir))
+        child = place.daemon()
+        assert child.wait(20) == 1
+        assert "cannot be written" in place.said()
+    finally:
+        subprocess.run(["umount", "-l", str(place.dir)], check=True)
+    place.start_daemon()
+    with talking(place) as talk:
+        assert talk.get(key_of("a")) == b"a" * 100_000

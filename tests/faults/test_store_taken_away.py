@@ -1,0 +1,184 @@
+"""A store that is deleted, moved, replaced, or loses a part of itself while it is in use."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import threading
+import time
+
+import pytest
+from conftest import until
+from conversation import Conversation, key_of, talking
+from ledger import Ledger
+from load import Client
+from verdict import check
+
+from xcache import protocol
+
+LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
+
+
+def filled(place, talk) -> None:
+    """A small entry and a large one."""
+    assert talk.put(key_of("small"), b"small").kept
+    assert talk.put(key_of("large"), LARGE).kept
+    assert talk.ask(protocol.Sync()) == protocol.Done()
+
+
+def acknowledges_nothing(talk) -> None:
+    """Puts are refused: what would be written now, nobody would find."""
+    for name, content in (("row", b"row"), ("file", LARGE + b"file")):
+        answer = talk.put(key_of(name), content)
+        assert isinstance(answer, protocol.Refused), answer
+        assert answer.kind == "store error"
+
+
+def a_fresh_one_works(place, child, *, empty: bool = True) -> None:
+    """The daemon leaves by itself; the next one has a store of its own, and what is put there stays."""
+    assert until(lambda: child.poll() is not None)
+    assert child.returncode == 0
+    place.start_daemon()
+    with talking(place) as talk:
+        assert (talk.get(key_of("small")) is None) == empty
+        assert talk.put(key_of("new"), LARGE + b"new") == protocol.Stored(True)
+    place.stop()
+    place.start_daemon()
+    with talking(place) as talk:
+        assert talk.get(key_of("new")) == LARGE + b"new"
+
+
+@pytest.mark.slow
+def test_a_store_that_is_deleted_while_in_use(place):
+    child = place.start_daemon()
+    with talking(place) as talk:
+        filled(place, talk)
+        shutil.rmtree(place.dir)
+        acknowledges_nothing(talk)
+        # What was open can still be read; that is as good as a miss.
+        assert talk.get(key_of("small")) in (b"small", None)
+        assert talk.get(key_of("large")) is None
+        a_fresh_one_works(place, child)
+
+
+@pytest.mark.slow
+def test_a_store_that_is_moved_away_and_back(place):
+    child = place.start_daemon()
+    with talking(place) as talk:
+        filled(place, talk)
+        place.dir.rename(place.root / "elsewhere")
+        acknowledges_nothing(talk)
+        a_fresh_one_works(place, child)
+    place.stop()
+    shutil.rmtree(place.dir)
+    (place.root / "elsewhere").rename(place.dir)
+    place.start_daemon()
+    with talking(place) as talk:
+        assert talk.get(key_of("small")) == b"small"
+        assert talk.get(key_of("large")) == LARGE
+
+
+@pytest.mark.slow
+def test_a_database_that_is_deleted_while_in_use(place):
+    """Its lock stays, so that the daemon does too: nothing is acknowledged which the next one would not find."""
+    place.start_daemon()
+    with talking(place) as talk:
+        filled(place, talk)
+        for path in place.dir.glob("store.db*"):
+            path.unlink()
+        acknowledges_nothing(talk)
+    place.stop()
+    place.start_daemon()
+    with talking(place) as talk:
+        assert talk.get(key_of("small")) is None
+        assert talk.put(key_of("small"), b"small") == protocol.Stored(True)
+        assert talk.get(key_of("small")) == b"small"
+
+
+@pytest.mark.slow
+def test_a_database_that_is_replaced_while_in_use(place):
+    """By a copy of yesterday's, say: the daemon writes to neither, and the next one has what is whole."""
+    place.start_daemon()
+    with talking(place) as talk:
+        filled(place, talk)
+    place.stop()
+    yesterday = (place.dir / "store.db").read_bytes()
+    place.start_daemon()
+    with talking(place) as talk:
+        assert talk.put(key_of("today"), b"today").kept
+        (place.dir / "copy").write_bytes(yesterday)
+        (place.dir / "copy").rename(place.dir / "store.db")
+        acknowledges_nothing(talk)
+    place.stop()
+    place.start_daemon()
+    with talking(place) as talk:
+        assert talk.get(key_of("small")) == b"small"
+        # SQLite takes the journal that is there for the new one's own.
+        assert talk.get(key_of("today")) in (None, b"today")
+    assert place.query("PRAGMA integrity_check") == [("ok",)]
+
+
+def test_the_folder_of_files_is_deleted_while_in_use(place):
+    """Its entries are misses from then on, and what is put is kept: the folders are made again."""
+    place.start_daemon()
+    with talking(place) as talk:
+        filled(place, talk)
+        shutil.rmtree(place.dir / "blobs")
+        assert talk.get(key_of("large")) is None
+        assert talk.get(key_of("small")) == b"small"
+        assert talk.put(key_of("row"), b"row") == protocol.Stored(True)
+        assert talk.put(key_of("large"), LARGE) == protocol.Stored(True)
+        assert talk.get(key_of("large")) == LARGE
+
+
+def test_a_file_is_deleted_while_in_use(place):
+    """A miss, and the entry goes with it; what is put in its place is kept."""
+    place.start_daemon()
+    with talking(place) as talk:
+        filled(place, talk)
+        for path in place.dir.glob("blobs/??/*"):
+            path.unlink()
+        assert talk.get(key_of("large")) is None
+        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert place.query("SELECT key FROM entries") == [(key_of("small"),)]
+        assert talk.put(key_of("large"), LARGE) == protocol.Stored(True)
+        assert talk.get(key_of("large")) == LARGE
+
+
+@pytest.mark.slow
+def test_a_database_that_somebody_else_locks(place, campaign):
+    """Shorter than the daemon waits, and longer: reading goes on; a Put waits, and is refused or kept as it says."""
+    ledger, choose = Ledger(), random.Random(campaign.seed)
+    place.start_daemon()
+    waits = []
+    with talking(place) as talk:
+        filled(place, talk)
+        for seconds in (1.0, 12.0):
+            other = sqlite3.connect(place.dir / "store.db", isolation_level=None, check_same_thread=False)
+            # In this journal mode EXCLUSIVE keeps writers out, as a backup or a curious person may.
+            other.execute("BEGIN EXCLUSIVE")
+            release = threading.Timer(seconds, other.close)
+            release.start()
+            try:
+                writer = Conversation(place)
+                writer.greet()
+                client = Client(writer, ledger, f"{seconds}", choose, refused=True)
+                put = threading.Thread(target=client.put_anything)
+                put.start()
+                while put.is_alive():
+                    asked = time.monotonic()
+                    assert talk.get(key_of("small")) == b"small"
+                    assert talk.get(key_of("large")) == LARGE
+                    waits.append(time.monotonic() - asked)
+                    time.sleep(0.02)
+                put.join()
+                writer.close()
+            finally:
+                release.join()
+            campaign.fault()
+            assert talk.put(key_of(f"after {seconds}"), LARGE) == protocol.Stored(True)
+    # Not a bound on speed: who waits for the lock would have waited for seconds.
+    assert max(waits) < 1.0, max(waits)
+    check(place, ledger, campaign, "afterwards")
+    campaign.judge()
