@@ -33,6 +33,7 @@ _LOG_SIZE = 1024 * 1024
 # What is in flight when the daemon is told to leave has this long.
 _LAST_ORDERS = 30.0
 _LOOK_EVERY = 2.0
+_TELL_TO_LEAVE = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
@@ -46,14 +47,11 @@ def main() -> None:
     os.umask(0o077)
     try:
         settings = config.load()
-        lock = asyncio.run(serve(settings, arguments.lock_fd, ready))
+        asyncio.run(serve(settings, arguments.lock_fd, ready))
     except (XcacheError, OSError, sqlite3.Error) as error:
         logger.error("%s", error)
         ready.say(f"{FAILED}{error}")
         sys.exit(f"xcached: {error}" if arguments.ready_fd is None else 1)
-    if lock is not None:
-        os.set_inheritable(lock, True)
-        os.execv(sys.executable, [sys.executable, "-P", "-m", "xcached", "--lock-fd", str(lock)])  # noqa: S606
 
 
 class Ready:
@@ -77,13 +75,15 @@ class Ready:
         os.close(nowhere)
 
 
-async def serve(settings: config.Config, lock: int | None, ready: Ready) -> int | None:
-    """Start, serve, stop; the store's lock if the daemon is to begin anew."""
+async def serve(settings: config.Config, lock: int | None, ready: Ready) -> None:
+    """Start, serve, stop; and begin anew in the same process if the store needs that."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    again = False
+    again, told_to_leave = False, False
 
     def stop(reason: str) -> None:
+        nonlocal told_to_leave
+        told_to_leave = True
         logger.info("leaving: %s", reason)
         stopping.set()
 
@@ -101,7 +101,7 @@ async def serve(settings: config.Config, lock: int | None, ready: Ready) -> int 
     allow_descriptors(settings.max_connections)
     lock = take_lock(settings.dir, lock)
     # Signals are held back from here on, so that one which comes early still finds everything to be undone.
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for number in _TELL_TO_LEAVE:
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
     store = Store(settings.dir, settings.max_size, settings.user_quota if trust.shared else 0)
     service = Service(store, settings, trust, __version__, stop, begin_anew)
@@ -117,7 +117,14 @@ async def serve(settings: config.Config, lock: int | None, ready: Ready) -> int 
         server.stop_listening()
         await finish(server, service)
         logger.info("left")
-    return lock if again else None
+    if again:
+        # From here on a signal ends this process at once; one that came before is still to be heard of.
+        for number in _TELL_TO_LEAVE:
+            signal.signal(number, signal.SIG_DFL)
+        await asyncio.sleep(0.01)
+        if not told_to_leave:
+            os.set_inheritable(lock, True)
+            os.execv(sys.executable, [sys.executable, "-P", "-m", "xcached", "--lock-fd", str(lock)])  # noqa: S606
 
 
 class MeetingPlace:

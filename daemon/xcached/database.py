@@ -139,9 +139,9 @@ class Database:
             # One that was made halfway: nobody can read it before it is brought back to what it was.
             version, tables = self._look("rw")
         if version == 0 and tables - {"_sqlite_migrations"}:
-            error = sqlite3.DatabaseError("it is no store")
-            error.sqlite_errorcode = sqlite3.SQLITE_NOTADB
-            raise error
+            foreign = sqlite3.DatabaseError("it is no store")
+            foreign.sqlite_errorcode = sqlite3.SQLITE_NOTADB
+            raise foreign
         return version
 
     def _look(self, mode: str) -> tuple[int, set[str]]:
