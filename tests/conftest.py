@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
 import os
 import shutil
 import signal
@@ -36,9 +35,26 @@ settings.load_profile("xcache")
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options for campaigns of faults, which have few rounds by default."""
     group = parser.getgroup("campaigns of faults")
-    group.addoption("--rounds", type=int, help="how many rounds each campaign has, instead of its usual few")
+    group.addoption("--rounds", type=int, help="run only campaigns, with so many rounds each instead of their few")
     group.addoption("--seed", type=int, default=0, help="what the campaigns' random choices follow from")
-    group.addoption("--tally", type=Path, help="a JSON file to which the campaigns add what they counted")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Who says how many rounds there are to be is interested in the campaigns alone."""
+    if config.getoption("--rounds") is not None:
+        others = [item for item in items if "campaign" not in getattr(item, "fixturenames", ())]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What the campaigns counted."""
+    if tallies := config.stash.get(_TALLIES, {}):
+        terminalreporter.section("campaigns of faults")
+        everything = sum(tallies.values(), Counter())
+        for name, counts in [*tallies.items(), ("all", everything)]:
+            counted = ", ".join(f"{counts[kind]:,} {kind}" for kind in CAMPAIGN_COUNTS)
+            terminalreporter.line(f"{name}: {counted}, {counts['seconds']:,.0f} s")
 
 
 class Place:
@@ -299,17 +315,15 @@ class Campaign:
 CAMPAIGN_COUNTS = ("faults tried", "entries checked", "losses", "wrong loads", "crashes", "other problems")
 
 
+_TALLIES = pytest.StashKey[dict[str, "Counter[str]"]]()
+
+
 @pytest.fixture
 def campaign(request: pytest.FixtureRequest) -> Iterator[Campaign]:
-    """A series of faults; its counts are added to the file that ``--tally`` names."""
+    """A series of faults; its counts are said at the end of the run."""
     option = request.config.getoption
     made = Campaign(option("--rounds"), option("--seed"))
     start = time.monotonic()
     yield made
-    if path := option("--tally"):
-        tallied = json.loads(path.read_text()) if path.exists() else {}
-        before = tallied.setdefault(request.node.nodeid.rpartition("/")[2], {})
-        for name in CAMPAIGN_COUNTS:
-            before[name] = before.get(name, 0) + made.counts[name]
-        before["seconds"] = round(before.get("seconds", 0) + time.monotonic() - start, 1)
-        path.write_text(json.dumps(tallied, indent=2) + "\n")
+    made.counts["seconds"] = time.monotonic() - start
+    request.config.stash.setdefault(_TALLIES, {})[request.node.nodeid.rpartition("/")[2]] = made.counts
