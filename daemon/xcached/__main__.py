@@ -135,7 +135,9 @@ class MeetingPlace:
         self._lock_path = directory / LOCK
         self._lock = lock
         self._inode = path.stat().st_ino
-        os.pwrite(lock, b"%d\n%s" % (os.getpid(), os.fsencode(path)), 0)
+        # On a full disk those who look elsewhere do not find it; that is no reason to serve nobody.
+        with contextlib.suppress(OSError):
+            os.pwrite(lock, b"%d\n%s" % (os.getpid(), os.fsencode(path)), 0)
 
     def stands(self) -> bool:
         """Whether the name still leads here."""
