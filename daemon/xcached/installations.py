@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import hashlib
-import os
 import stat
 from pathlib import Path
 from typing import Any, NamedTuple

@@ -58,7 +58,8 @@ class Records:
         with self._store.transaction():
             self._db.execute("UPDATE toolchains SET stale_since = ? WHERE digest = ?", (time.time(), toolchain))
             entries, stored = self._db.execute(
-                "SELECT count(*), coalesce(sum(stored_size), 0) FROM entries WHERE toolchain_component = ?", (toolchain,)
+                "SELECT count(*), coalesce(sum(stored_size), 0) FROM entries WHERE toolchain_component = ?",
+                (toolchain,),
             ).fetchone()
             self._note(reason, entries, stored, toolchain)
 

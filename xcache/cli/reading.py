@@ -15,7 +15,7 @@ from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, Store
 from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
-SCHEMA = 2
+SCHEMA = 3
 EMPTY = "the store is empty"
 _BUSY_SECONDS = 5.0
 
@@ -39,6 +39,7 @@ class Wanted:
     name: str | None = None
     platform: str | None = None
     jaxlib: str | None = None
+    toolchain: str | None = None
     created_before: float | None = None
     created_after: float | None = None
     sort: str = "used"
@@ -53,6 +54,7 @@ class Wanted:
             "lower(platform) = lower(?)": (self.platform,),
             # 0.10 stands for 0.10.2, and not for 0.1.
             "(jaxlib_version = ? OR instr(jaxlib_version, ? || '.') = 1)": (self.jaxlib, self.jaxlib),
+            "instr(toolchain_component, lower(?)) = 1": (self.toolchain,),
             "created_at < ?": (self.created_before,),
             "created_at > ?": (self.created_after,),
         }
@@ -176,6 +178,32 @@ class StoreReader:
         for row in rows:
             row["file"] = row["file"] and str(self._directory / "quarantine" / row["file"])
         return rows
+
+    def toolchains(self) -> list[Row]:
+        """What compiled the entries, and where it is installed; the one with the most entries first."""
+        rows = self._rows(
+            # A toolchain that nobody announced is only known from the entries it made.
+            "SELECT known.digest, platform, jaxlib_version, description, first_seen, stale_since, entries, bytes,"
+            " compile_seconds FROM (SELECT digest FROM toolchains UNION SELECT toolchain_component FROM entries) known"
+            " LEFT JOIN toolchains ON toolchains.digest = known.digest"
+            " LEFT JOIN (SELECT toolchain_component, count(*) AS entries, sum(stored_size) AS bytes,"
+            " sum(compile_seconds) AS compile_seconds FROM entries GROUP BY toolchain_component) made"
+            " ON made.toolchain_component = known.digest"
+            " WHERE known.digest IS NOT NULL ORDER BY entries DESC, first_seen DESC"
+        )
+        for row in rows:
+            row["state"] = "unknown" if row["first_seen"] is None else "live" if row["stale_since"] is None else "stale"
+            row["installations"] = self._rows(
+                "SELECT place, state, uid, seen_at FROM installations WHERE toolchain = ? ORDER BY seen_at DESC",
+                row["digest"],
+            )
+            row |= {name: row[name] or 0 for name in ("entries", "bytes", "compile_seconds")}
+        return rows
+
+    def invalidations(self, limit: int) -> list[Row]:
+        """What made entries useless, the latest first."""
+        sql = "SELECT at, toolchain, reason, entries, bytes FROM invalidations ORDER BY rowid DESC LIMIT ?"
+        return self._rows(sql, limit)
 
     def description(self, component: str) -> str | None:
         """The text of a component, if one was kept."""
