@@ -187,7 +187,7 @@ class Remove(NamedTuple):
     """Delete the entries under these keys; with a reason, that is remembered."""
 
     keys: list[str]
-    reason: str
+    reason: str = ""
 
 
 class Clear(NamedTuple):

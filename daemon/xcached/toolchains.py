@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 from xcache import protocol
@@ -108,16 +109,17 @@ class Toolchains:
         if known is None and not self._has_room(new.uid):
             return
         # A program that has run for long may speak of what is no longer there: only another look makes it live again.
-        again = known is not None and known.state != HERE and known.files == new.files
-        if again:
-            new.known_wrong = known.known_wrong
-        new.state = HERE if new.look() else known.state if again else ELSEWHERE
-        if known is not None and (known.state, known.files) == (new.state, new.files):
-            # Seldom, so that a program that starts every second does not write every second.
-            if abs(new.seen_at - known.seen_at) < _WORTH_NOTING_SECONDS:
-                return
+        new.state = ELSEWHERE
+        if known is not None and known.state != HERE and known.files == new.files:
+            new.state, new.known_wrong = known.state, known.known_wrong
+        if new.look():
+            new.state = HERE
+        same = known is not None and (known.state, known.files) == (new.state, new.files)
+        # Seldom, so that a program that starts every second does not write every second.
+        if known is not None and same and abs(new.seen_at - known.seen_at) < _WORTH_NOTING_SECONDS:
+            return
         self._installations[_name(new)] = new
-        self._submit(lambda: self._records.save(new, message))
+        self._submit(partial(self._records.save, new, message))
         self._find_stale()
         self._watch()
 
@@ -132,7 +134,7 @@ class Toolchains:
             before = installation.state, installation.files
             installation.state = HERE if installation.look() else GONE
             if (installation.state, installation.files) != before:
-                self._submit(lambda installation=installation: self._records.save(installation))
+                self._submit(partial(self._records.save, installation))
         self._find_stale()
         self._watch()
         return self._purge()
@@ -145,12 +147,12 @@ class Toolchains:
         for toolchain in self._stale_since.keys() - stale:
             del self._stale_since[toolchain]
             logger.info("toolchain %s is installed again", toolchain[:12])
-            self._submit(lambda toolchain=toolchain: self._records.revive(toolchain))
+            self._submit(partial(self._records.revive, toolchain))
         for toolchain in stale - self._stale_since.keys():
             self._stale_since[toolchain] = time.time()
             reason = "; ".join(one.reason for one in places[toolchain])
             logger.info("toolchain %s is stale: %s", toolchain[:12], reason)
-            self._submit(lambda toolchain=toolchain, reason=reason: self._records.make_stale(toolchain, reason))
+            self._submit(partial(self._records.make_stale, toolchain, reason))
         self.stale = frozenset(self._stale_since)
 
     def _watch(self) -> None:
@@ -164,7 +166,7 @@ class Toolchains:
         for toolchain, since in list(self._stale_since.items()):
             if now - since < self._grace():
                 continue
-            done = self._submit(lambda toolchain=toolchain: self._records.purge(toolchain)).result(_LONGEST_WRITE)
+            done = self._submit(partial(self._records.purge, toolchain)).result(_LONGEST_WRITE)
             if done != protocol.Removed(0, 0):
                 return isinstance(done, protocol.Removed)
             del self._stale_since[toolchain]

@@ -15,7 +15,7 @@ _MOST_WATCHES = 2000
 
 
 class Watcher:
-    """Tells when something may have changed in one of a set of folders: not what, and perhaps more often than it did."""
+    """Tells when something may have changed in some folders: not what, and perhaps more often than it did."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         """``on_change`` is called on a thread of its own, and must be quick."""
@@ -48,7 +48,7 @@ class Watcher:
 
     # What watchdog calls, on its thread.
 
-    def on_event(self, event: object) -> None:
+    def on_event(self, event: object) -> None:  # noqa: ARG002
         """Something happened in a folder."""
         self._on_change()
 

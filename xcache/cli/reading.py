@@ -16,6 +16,7 @@ from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
 SCHEMA = 3
+_TOOLCHAINS_SINCE = 3
 EMPTY = "the store is empty"
 _BUSY_SECONDS = 5.0
 
@@ -82,7 +83,7 @@ def reading(directory: Path) -> Iterator[StoreReader | None]:
                     f"{path} was written by a newer xcache (schema {schema}; this one knows {SCHEMA})"
                 )
             # 0: a daemon has made the file, and not yet the tables.
-            yield StoreReader(connection, directory) if schema else None
+            yield StoreReader(connection, directory, schema) if schema else None
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be read: {error}") from None
 
@@ -124,7 +125,9 @@ def _begin(uri: str) -> sqlite3.Connection:
 class StoreReader:
     """What can be asked of a store; rows are dictionaries by the names of the columns."""
 
-    def __init__(self, connection: sqlite3.Connection, directory: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, directory: Path, schema: int) -> None:
+        # Below that of this version until its daemon has opened the store: tables may be missing.
+        self._schema = schema
         self._connection = connection
         self._directory = directory
 
@@ -181,6 +184,8 @@ class StoreReader:
 
     def toolchains(self) -> list[Row]:
         """What compiled the entries, and where it is installed; the one with the most entries first."""
+        if self._schema < _TOOLCHAINS_SINCE:
+            return []
         rows = self._rows(
             # A toolchain that nobody announced is only known from the entries it made.
             "SELECT known.digest, platform, jaxlib_version, description, first_seen, stale_since, entries, bytes,"
@@ -202,6 +207,8 @@ class StoreReader:
 
     def invalidations(self, limit: int) -> list[Row]:
         """What made entries useless, the latest first."""
+        if self._schema < _TOOLCHAINS_SINCE:
+            return []
         sql = "SELECT at, toolchain, reason, entries, bytes FROM invalidations ORDER BY rowid DESC LIMIT ?"
         return self._rows(sql, limit)
 

@@ -79,6 +79,7 @@ def invalidate(
     \b
     JSON: {"matched": int, "removed": int, "bytes": int, "dry_run": bool}
     """
+    settings = config.load()
     given = {
         "toolchain": toolchain,
         "jaxlib": jaxlib,
@@ -96,7 +97,6 @@ def invalidate(
         created_before=None if older_than is None else time.time() - older_than,
         name=name,
     )
-    settings = config.load()
     with reading.reading(settings.dir) as store:
         entries, _ = store.entries(wanted) if store else ([], 0)
     keys = list(dict.fromkeys(entry["key"] for entry in entries))
@@ -122,4 +122,4 @@ def _where(row: dict[str, Any]) -> str:
     if not there:
         return ""
     place = there[0]["place"] + ("" if there[0]["state"] == "here" else f" ({there[0]['state']})")
-    return place + (f" and {len(there) - 1} more" if len(there) > 1 else "")
+    return f"{place} and {len(there) - 1} more" if len(there) > 1 else str(place)

@@ -124,8 +124,8 @@ class _Digests:
                     raise UncacheableError("a native library was replaced while the program runs")
                 mark = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
                 known = self._known.get(str(path))
-                remembered = isinstance(known, list) and known[:-1] == mark
-                digest = str(known[-1]) if remembered else hashlib.file_digest(file, "sha256").hexdigest()
+                remembered = known[-1] if isinstance(known, list) and known[:-1] == mark else None
+                digest = str(remembered or hashlib.file_digest(file, "sha256").hexdigest())
         except OSError:
             raise UncacheableError("a native library that cannot be read") from None
         if not remembered and time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
