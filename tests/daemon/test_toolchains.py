@@ -243,7 +243,8 @@ def test_hundreds_of_environments_cost_one_descriptor_and_few_threads(place):
     with talking(place) as talk:
         for environment in environments:
             assert talk.ask(environment.announcement()) == protocol.Done()
-    assert until(lambda: (_open_files(child.pid), _threads(child.pid)) == before), (_open_files(child.pid), _threads(child.pid), before)
+    # The connection that put something may not have been closed yet when it was counted first.
+    assert until(lambda: _open_files(child.pid) <= before[0] and _threads(child.pid) <= before[1])
     for environment in environments[::3]:
         shutil.rmtree(environment.root)
     assert until(lambda: sum(state == "stale" for state in states(place).values()) == 100, SOON)
