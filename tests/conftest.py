@@ -37,12 +37,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("campaigns of faults")
     group.addoption("--rounds", type=int, help="run only campaigns, with so many rounds each instead of their few")
     group.addoption("--soak", type=float, help="run only campaigns; the steady load lasts so many seconds")
+    group.addoption("--crowd", type=int, help="run only campaigns; so many programs ask at once")
     group.addoption("--seed", type=int, default=0, help="what the campaigns' random choices follow from")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Who says how many rounds there are to be, or how long they last, is interested in the campaigns alone."""
-    if config.getoption("--rounds") is not None or config.getoption("--soak") is not None:
+    """Who says how many rounds there are to be, or how much of them, is interested in the campaigns alone."""
+    if any(config.getoption(name) is not None for name in ("--rounds", "--soak", "--crowd")):
         others = [item for item in items if "campaign" not in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
@@ -287,13 +288,14 @@ def free_port() -> Callable[[], int]:
 class Campaign:
     """One series of faults: how long it is, what its choices follow from, and what it counted."""
 
-    def __init__(self, rounds: int | None, soak: float | None, seed: int) -> None:
+    def __init__(self, rounds: int | None, seed: int, *, soak: float | None = None, crowd: int | None = None) -> None:
         self.seed = seed
         self.notes: list[str] = []
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
         self._rounds = rounds
         self._soak = soak
+        self._crowd = crowd
 
     def rounds(self, usual: int) -> int:
         """How many rounds there are to be."""
@@ -302,6 +304,10 @@ class Campaign:
     def seconds(self, usual: float) -> float:
         """How long a steady load is to last."""
         return usual if self._soak is None else self._soak
+
+    def programs(self, usual: int) -> int:
+        """How many programs are to ask at once."""
+        return usual if self._crowd is None else self._crowd
 
     def note(self, text: str) -> None:
         """Something measured, to be said at the end of the run."""
@@ -339,7 +345,7 @@ _NOTES = pytest.StashKey[list[str]]()
 def campaign(request: pytest.FixtureRequest) -> Iterator[Campaign]:
     """A series of faults; its counts are said at the end of the run."""
     option = request.config.getoption
-    made = Campaign(option("--rounds"), option("--soak"), option("--seed"))
+    made = Campaign(option("--rounds"), option("--seed"), soak=option("--soak"), crowd=option("--crowd"))
     start = time.monotonic()
     yield made
     made.counts["seconds"] = time.monotonic() - start

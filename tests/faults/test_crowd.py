@@ -12,7 +12,7 @@ from pathlib import Path
 
 import crowd
 import pytest
-from conftest import REPOSITORY, digest, get_message, until
+from conftest import REPOSITORY, digest, until
 from conversation import key_of, talking
 from resources import complaints, descriptors_of
 
@@ -29,7 +29,7 @@ def search_path(place) -> str:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_hundred_programs_at_once_find_everything_right_and_compile_it_once(place, campaign):
-    programs = campaign.rounds(100)
+    programs = campaign.programs(100)
     child = place.start_daemon(XCACHE_MAX_CONNECTIONS=str(4 * programs))
     with talking(place) as talk:
         # From here on everything is open that a daemon opens when it is first needed.
