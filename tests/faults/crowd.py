@@ -16,7 +16,7 @@ from pathlib import Path
 
 from conftest import digest
 
-from xcache import config
+from xcache import config, protocol
 from xcache.cache import Cache, Request
 from xcache.keys import Key
 
@@ -30,11 +30,14 @@ class Loadable:
     def __init__(self, raw: bytes) -> None:
         self.raw = raw
 
+    def keep_alive(self, what: object) -> None:
+        self._kept = what
+
 
 def content_of(name: str) -> bytes:
-    """What a name compiles to: anybody can say whether it is right."""
+    """What a name compiles to, too large for a message if it says so: anybody can say whether it is right."""
     choose = random.Random(name)
-    return choose.randbytes(choose.randrange(100, 3000))
+    return choose.randbytes(choose.randrange(100, 3000) + (protocol.INLINE_LIMIT if name.startswith("large") else 0))
 
 
 def request_of(name: str) -> Request:
