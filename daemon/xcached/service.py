@@ -12,12 +12,12 @@ from concurrent.futures import Future
 from typing import Any
 
 from xcache import protocol
-from xcache.config import Config
 from xcached.administration import Administration
 from xcached.caller import Answer, Caller, Reply
 from xcached.database import is_damage
 from xcached.leases import Leases
 from xcached.quarantine import Quarantine
+from xcached.settings import Settings
 from xcached.store import Entry, Hit, Source, Store, Writer
 from xcached.trust import ROOT, Trust
 from xcached.writer import CallJob, PutJob, WriterThread
@@ -34,7 +34,7 @@ class Service:
     def __init__(
         self,
         store: Store,
-        config: Config,
+        settings: Settings,
         trust: Trust,
         version: str,
         stop: Callable[[str], None],
@@ -42,13 +42,13 @@ class Service:
     ) -> None:
         """``begin_anew`` has the daemon leave and start again, with a fresh store for a damaged one."""
         self._store = store
-        self._config = config
+        self._settings = settings
         self._version = version
         self._begin_anew = begin_anew
         self._loop = asyncio.get_running_loop()
         self.trust = trust
         self._writer = WriterThread(store, self._damaged_behind)
-        self._quarantine = Quarantine(store, config.dir / "quarantine", self._may_judge)
+        self._quarantine = Quarantine(store, settings.now.dir / "quarantine", self._may_judge)
         self._leases = Leases(
             trusts=self.trust.reads,
             look_up=self._look_up,
@@ -57,7 +57,7 @@ class Service:
         )
         self._call(lambda _: _done(self._quarantine.sweep))
         self.administration = Administration(
-            store, config, version, self._writer, self._quarantine, self._leases, self.trust, stop
+            store, settings, version, self._writer, self._quarantine, self._leases, self.trust, stop
         )
         self._handlers: dict[type[Any], Callable[[Caller, Any, Sequence[int]], Answer]] = (
             self.administration.handlers
@@ -86,7 +86,9 @@ class Service:
 
     def welcome(self) -> protocol.Welcome:
         """The answer to Hello."""
-        return protocol.Welcome(protocol.VERSION, self._version, os.getpid(), protocol.path_text(self._config.dir))
+        return protocol.Welcome(
+            protocol.VERSION, self._version, os.getpid(), protocol.path_text(self._settings.now.dir)
+        )
 
     def leave(self, caller: Caller) -> None:
         """A connection has ended, and with it what the client held and waited for."""
@@ -184,8 +186,10 @@ class Service:
             came = f"{len(descriptors)} descriptors came, not {message.wants_descriptors}"
             return protocol.Refused("protocol error", came)
         largest = max(message.stored_size, message.program_stored_size)
-        if largest > self._config.max_payload:
-            return protocol.Refused("too large", f"{largest} bytes are above the limit of {self._config.max_payload}")
+        if largest > self._settings.now.max_payload:
+            return protocol.Refused(
+                "too large", f"{largest} bytes are above the limit of {self._settings.now.max_payload}"
+            )
         if (message.digest, caller.uid) in self._quarantine.barred:
             return protocol.Refused("set aside", "processes that loaded exactly these bytes have ended")
         return None
@@ -194,7 +198,7 @@ class Service:
         self._leases.release(caller, message.key, message.lease)
 
     def _loading(self, caller: Caller, message: protocol.Loading, descriptors: Sequence[int]) -> None:
-        if len(caller.loading) < self._config.max_requests and _is_digest(message.digest):
+        if len(caller.loading) < self._settings.now.max_requests and _is_digest(message.digest):
             caller.loading[message.key] = message.digest
 
     def _loaded(self, caller: Caller, message: protocol.Loaded, descriptors: Sequence[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -43,10 +44,12 @@ def reach(settings: Config) -> tuple[Connection, bool]:
     """A connection to the daemon, which is started when none runs; and whether it was."""
     launcher = Launcher(settings)
     started = False
+    # Where a service manager listens, connecting starts it.
+    slept = _sleeps(settings)
     deadline = time.monotonic() + settings.timeout
     while True:
         try:
-            return _same_protocol(_connect(settings)), started
+            return _same_protocol(_connect(settings)), started or slept
         except _BETWEEN as error:
             if started or time.monotonic() >= deadline:
                 raise _silent(settings, error) from None
@@ -105,8 +108,10 @@ def bring_up_to_date(settings: Config) -> None:
 
 
 def _find_any(settings: Config) -> Connection | None:
-    """A connection to whatever version runs."""
+    """A connection to whatever version runs; none is started by looking for it."""
     launcher = Launcher(settings)
+    if _sleeps(settings):
+        return None
     deadline = time.monotonic() + min(settings.timeout, _BETWEEN_SECONDS)
     while True:
         try:
@@ -119,6 +124,11 @@ def _find_any(settings: Config) -> Connection | None:
         except ConnectionLostError as error:
             raise _silent(settings, error) from None
         time.sleep(_RETRY_EVERY)
+
+
+def _sleeps(settings: Config) -> bool:
+    """Whether no daemon has the store, as far as this user may know: somebody may listen for it all the same."""
+    return os.access(settings.dir, os.R_OK | os.X_OK) and not Launcher(settings).held()
 
 
 def _connect(settings: Config) -> Connection:
