@@ -20,7 +20,7 @@ from pathlib import Path
 
 from xcache.clock import monotonic
 from xcache.config import Config
-from xcache.errors import UnavailableError
+from xcache.errors import UnavailableError, UntrustedError
 from xcache.private import check_directory, prepare_directory, prepare_meeting_place
 from xcache.protocol import FAILED, LOCK, READY
 
@@ -66,7 +66,7 @@ class Launcher:
     def _activate(self) -> bool:
         """Whether somebody listens although no daemon has the store; then the daemon is on its way now."""
         for path in (self._config.socket, self.address()):
-            with contextlib.suppress(OSError), contextlib.closing(_stream()) as probe:
+            with contextlib.suppress(OSError, UntrustedError), contextlib.closing(_stream()) as probe:
                 if path is not None:
                     check_directory(path.parent)
                     probe.settimeout(self._config.timeout)

@@ -136,7 +136,7 @@ def _identity(path: Path) -> tuple[int, ...] | None:
 
 
 def _folders() -> list[str]:
-    """The folders in which a change of the files shows: theirs and those they are linked from, or what there is above."""
+    """Where a change of the files shows: in their folders, those they are linked from, or what there is above them."""
     folders: dict[str, None] = {}
     for path in config.files():
         for place in (path, Path(os.path.realpath(path))):

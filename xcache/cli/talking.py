@@ -45,12 +45,13 @@ def reach(settings: Config) -> tuple[Connection, bool]:
     launcher = Launcher(settings)
     started = False
     # Where a service manager listens, connecting starts it.
-    slept = _sleeps(settings)
+    slept = _sleeps(settings) and settings.socket.is_socket()
     deadline = time.monotonic() + settings.timeout
     while True:
         try:
             return _same_protocol(_connect(settings)), started or slept
         except _BETWEEN as error:
+            slept = False
             if started or time.monotonic() >= deadline:
                 raise _silent(settings, error) from None
         except ConnectionLostError as error:
@@ -94,6 +95,12 @@ def leave(settings: Config) -> protocol.Welcome | None:
             )
         time.sleep(_RETRY_EVERY)
     return welcome
+
+
+def knock(settings: Config) -> protocol.Welcome:
+    """The welcome of a daemon that somebody else starts, however long that takes."""
+    with contextlib.closing(_connection(settings, settings.socket, _STARTING_SECONDS)) as connection:
+        return connection.welcome
 
 
 def bring_up_to_date(settings: Config) -> None:
@@ -153,8 +160,8 @@ def _connect_wherever(settings: Config) -> Connection:
         return _connection(settings, elsewhere)
 
 
-def _connection(settings: Config, path: Path) -> Connection:
-    return Connection(path, settings.timeout, __version__, trusted_uids(settings.daemon_user))
+def _connection(settings: Config, path: Path, timeout: float | None = None) -> Connection:
+    return Connection(path, timeout or settings.timeout, __version__, trusted_uids(settings.daemon_user))
 
 
 def _same_protocol(connection: Connection) -> Connection:
