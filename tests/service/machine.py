@@ -77,7 +77,9 @@ class Machine:
     def add_user(self, user: int) -> None:
         """An account, with a service manager of its own."""
         self.run("useradd", "--create-home", "--uid", str(user), "--user-group", f"u{user}")
-        self.run("install", "-d", "-m", "700", "-o", str(user), "-g", str(user), f"/run/user/{user}")
+        # What everybody has who has used a computer.
+        folders = [f"/run/user/{user}", *(f"{self.home(user)}/{name}" for name in (".cache", ".config"))]
+        self.run("install", "-d", "-m", "700", "-o", str(user), "-g", str(user), *folders)
         self.run("systemctl", "start", f"manager-of@{user}.service")
 
     def read(self, path: str) -> str:

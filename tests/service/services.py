@@ -186,6 +186,7 @@ class Service:
         for pid in self.daemons():
             self.machine.run("kill", "-9", str(pid), check=False)
         leftovers = [str(Path(self.drop_in).parent), self.directory, str(Path(self.socket).parent), self.config]
-        self.machine.run("rm", "-rf", *leftovers, f"{self.machine.home(USER)}/.config", f"/tmp/xcache-{USER}")
-        self.machine.run("rm", "-rf", f"{self.machine.home(USER)}/.cache")
+        home = self.machine.home(USER)
+        folders = [f"{home}/.config/xcache", f"{home}/.config/systemd", f"{home}/.cache/xcache", f"/tmp/xcache-{USER}"]
+        self.machine.run("rm", "-rf", *leftovers, *folders)
         self.systemctl("daemon-reload")

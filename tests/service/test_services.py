@@ -353,4 +353,4 @@ def test_a_user_cannot_install_for_the_machine_and_others_files_stay(machine):
         assert "was not written by xcache and stays" in service.xcache("service", "uninstall", "--user").stderr
         assert machine.read(unit) == "[Service]\nExecStart=/bin/true\n"
     finally:
-        machine.run("rm", "-rf", f"{machine.home(USER)}/.config", f"{machine.home(USER)}/.cache")
+        service.clean()
