@@ -319,7 +319,12 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def _temporary() -> Path:
-    return Path(tempfile.gettempdir()) / f"xcache-{os.getuid() if hasattr(os, 'getuid') else 0}"
+    try:
+        folder = tempfile.gettempdir()
+    except OSError:
+        # There is none that can be written, as for a service; here it is only a name.
+        folder = "/tmp"  # noqa: S108
+    return Path(folder) / f"xcache-{os.getuid() if hasattr(os, 'getuid') else 0}"
 
 
 def _default_socket(environ: Mapping[str, str], directory: Path) -> Path:

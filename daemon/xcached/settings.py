@@ -53,7 +53,7 @@ class Settings:
             changes = _changes(self.now, new)
             for take in self._takers if changes else ():
                 take(new)
-        except ConfigError as error:
+        except (ConfigError, OSError) as error:
             self.problem = str(error)
             logger.error("the settings were not changed: %s", error)
             return

@@ -80,7 +80,7 @@ class Machine:
         # What everybody has who has used a computer.
         folders = [f"/run/user/{user}", *(f"{self.home(user)}/{name}" for name in (".cache", ".config"))]
         self.run("install", "-d", "-m", "700", "-o", str(user), "-g", str(user), *folders)
-        self.run("systemctl", "start", f"manager-of@{user}.service")
+        self.run("systemctl", "start", f"user@{user}.service")
 
     def read(self, path: str) -> str:
         """A file's content in there."""
@@ -93,7 +93,18 @@ class Machine:
 
     def log(self) -> str:
         """The end of its journal."""
-        command = ["nsenter", "-t", str(self._pid), "-a", "journalctl", "--no-pager", "-n", "60", "-o", "short-monotonic"]
+        command = [
+            "nsenter",
+            "-t",
+            str(self._pid),
+            "-a",
+            "journalctl",
+            "--no-pager",
+            "-n",
+            "60",
+            "-o",
+            "short-monotonic",
+        ]
         said = subprocess.run(command, capture_output=True, text=True, timeout=_LONG, check=False)
         return f"\n{said.stdout}{said.stderr}"
 
@@ -118,7 +129,17 @@ class Machine:
     def _boot(self, shown: Sequence[str]) -> None:
         # The cgroup first, so that the namespace begins there; and with this process's end it is all over.
         script = 'echo $$ >"$0/cgroup.procs" && exec setpriv --pdeathsig KILL "$@"'
-        command = ["sh", "-c", script, str(self._cgroup), *NAMESPACES, "bash", str(BOOT), str(self._canary), self._probe]
+        command = [
+            "sh",
+            "-c",
+            script,
+            str(self._cgroup),
+            *NAMESPACES,
+            "bash",
+            str(BOOT),
+            str(self._canary),
+            self._probe,
+        ]
         self._process = subprocess.Popen(
             [*command, *shown],
             stdin=subprocess.PIPE,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,13 @@ def shown() -> dict[Path, str]:
 def pip_install(machine: Machine, version: str) -> None:
     """What a user does to upgrade."""
     built = f"/opt/{'newer' if version else 'wheels'}/{wheel(version).name}"
-    options = ["--no-deps", "--no-index", "--force-reinstall", "--disable-pip-version-check", "--root-user-action=ignore"]
+    options = [
+        "--no-deps",
+        "--no-index",
+        "--force-reinstall",
+        "--disable-pip-version-check",
+        "--root-user-action=ignore",
+    ]
     machine.run("/opt/xcache/bin/python", "-m", "pip", "install", "-q", *options, built, PYTHONDONTWRITEBYTECODE="1")
 
 
@@ -103,8 +110,11 @@ class Service:
         self.administrator = USER if kind == "user" else None
         self.directory = f"{machine.home(USER)}/.cache/xcache" if kind == "user" else "/var/cache/xcache"
         self.socket = f"/run/user/{USER}/xcache/xcached.sock" if kind == "user" else "/run/xcache/xcached.sock"
-        self.config = f"{machine.home(USER)}/.config/xcache/config.toml" if kind == "user" else "/etc/xcache/config.toml"
+        self.config = (
+            f"{machine.home(USER)}/.config/xcache/config.toml" if kind == "user" else "/etc/xcache/config.toml"
+        )
         units = f"{machine.home(USER)}/.config/systemd/user" if kind == "user" else "/etc/systemd/system"
+        self._began = time.time()
         self.drop_in = f"{units}/xcached.service.d/test.conf"
 
     def xcache(self, *arguments: str, code: int | None = 0, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -146,12 +156,13 @@ class Service:
         self.machine.write(self.drop_in, f"[Service]\n{text}\n", user=self.administrator)
         self.systemctl("daemon-reload")
 
-    def talk(self, key: str = "a", user: int = USER, **environment: str) -> tuple[str, int]:
-        """Have a program use it: whether it stored or found, and the daemon's process."""
+    def talk(self, key: str = "a", user: int = USER, *, check: bool = True, **environment: str) -> tuple[str, int]:
+        """Have a program use it: whether it stored or found, and the daemon's process; without ``check`` it may fail."""
         path = "/opt/tests:/opt/tests/client"
         command = ["/opt/xcache/bin/python", "-c", TALK, key]
-        result = self.machine.run(*command, user=user, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1", **environment)
-        what, pid = result.stdout.split()
+        environment |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        result = self.machine.run(*command, user=user, check=check, **environment)
+        what, pid = result.stdout.split() or ("failed", "0")
         return what, int(pid)
 
     def program(self) -> str:
@@ -171,10 +182,11 @@ class Service:
         return int(self.show("MainPID"))
 
     def journal(self, *options: str) -> list[dict[str, Any]]:
-        """What the daemon has logged."""
+        """What the daemon has logged since this service is there."""
         unit = "_SYSTEMD_USER_UNIT" if self.kind == "user" else "_SYSTEMD_UNIT"
-        command = ["journalctl", "--no-pager", "-o", "json", *options, f"{unit}=xcached.service"]
-        return [json.loads(line) for line in self.machine.run(*command).stdout.splitlines()]
+        command = ["journalctl", "--no-pager", "-o", "json", f"--since=@{self._began:.6f}"]
+        said = self.machine.run(*command, *options, f"{unit}=xcached.service", check=False).stdout
+        return [json.loads(line) for line in said.splitlines()]
 
     def says(self, pattern: str) -> bool:
         """Whether its status line comes to be like this."""
