@@ -109,6 +109,7 @@ async def serve(settings: Settings, lock: int | None, ready: Ready) -> None:
     # Signals are held back from here on, so that one which comes early still finds everything to be undone.
     for number in _TELL_TO_LEAVE:
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
+    upkeep = Upkeep(manager, settings, lambda: f"serves {config.dir}, {server.describe()}")
     # One that begins anew was being watched already.
     manager.alive()
     store = Store(config.dir, *limits(config, trust))
@@ -121,7 +122,6 @@ async def serve(settings: Settings, lock: int | None, ready: Ready) -> None:
     logger.info("xcached %s serves %s on %s", __version__, config.dir, address(listener))
     take_changes(settings, trust, store)
     ready.say(READY)
-    upkeep = Upkeep(manager, settings, lambda: f"serves {config.dir}, {server.describe()}")
     upkeep.begin()
     try:
         await leave_when_idle(server, place, upkeep, stopping)

@@ -31,6 +31,7 @@ _DESCRIPTOR = array.array("i").itemsize
 _ONE_USERS_SHARE = 4
 # How often, within the time that silence may last, there is a look at who is silent.
 _LOOKS = 4
+_LOOK_EVERY = 1.0
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -47,7 +48,7 @@ class Server:
         self._listening = True
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept)
-        self._loop.call_later(settings.now.silence / _LOOKS, self._drop_the_silent)
+        self._look_again()
 
     def stop_listening(self) -> None:
         """Take no new connections. The socket may go on to listen, for the next daemon."""
@@ -117,7 +118,11 @@ class Server:
         now = time.monotonic()
         for connection in list(self._connections):
             connection.drop_if_silent(now)
-        self._loop.call_later(self.settings.now.silence / _LOOKS, self._drop_the_silent)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        # Soon, too, where it may become shorter meanwhile.
+        self._loop.call_later(min(self.settings.now.silence / _LOOKS, _LOOK_EVERY), self._drop_the_silent)
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""

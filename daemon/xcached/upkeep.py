@@ -23,11 +23,13 @@ class Upkeep:
         self._describe = describe
         self._loop = asyncio.get_running_loop()
         self._ticking: asyncio.TimerHandle | None = None
-        self._following = Following(settings, self._say)
+        self._following: Following | None = None
+        # From here on one is not missed; it is heard when the loop runs.
+        self._loop.add_signal_handler(signal.SIGHUP, self.reload)
 
     def begin(self) -> None:
         """The daemon serves."""
-        self._loop.add_signal_handler(signal.SIGHUP, self.reload)
+        self._following = Following(self._settings, self._say)
         self._manager.ready(self._status())
         self._tick()
 
@@ -40,12 +42,14 @@ class Upkeep:
 
     def look(self) -> None:
         """Now and then: what may have changed unnoticed."""
-        self._following.look()
+        if self._following is not None:
+            self._following.look()
         self._say()
 
     def close(self) -> None:
         """The daemon has finished."""
-        self._following.close()
+        if self._following is not None:
+            self._following.close()
         if self._ticking is not None:
             self._ticking.cancel()
 

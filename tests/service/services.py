@@ -157,7 +157,7 @@ class Service:
         self.systemctl("daemon-reload")
 
     def talk(self, key: str = "a", user: int = USER, *, check: bool = True, **environment: str) -> tuple[str, int]:
-        """Have a program use it: whether it stored or found, and the daemon's process; without ``check`` it may fail."""
+        """Have a program use it: what it did, and the daemon's process; without ``check`` it may fail."""
         path = "/opt/tests:/opt/tests/client"
         command = ["/opt/xcache/bin/python", "-c", TALK, key]
         environment |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
