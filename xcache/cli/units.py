@@ -48,10 +48,12 @@ class Scope(NamedTuple):
 
     def filled(self, unit: str, python: str) -> str:
         """A unit's text for an interpreter that has xcache."""
+        if any(character in "\"'\\" or not character.isprintable() for character in python):
+            raise ConfigError(f"systemd runs no program of such a name: {python!r}; install xcache elsewhere")
         text = (_templates() / self.name / unit).read_text("utf-8")
         values = {
             "SOCKET": self.socket,
-            "PYTHON": escaped(python).replace("$", "$$"),
+            "PYTHON": without_specifiers(python),
             "DIRECTORY": escaped(str(self.settings.dir)),
             "ACCOUNT": self.settings.daemon_user,
         }
