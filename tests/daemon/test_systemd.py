@@ -60,8 +60,15 @@ def activator(place) -> Iterator[subprocess.Popen[bytes]]:
                 "systemd-socket-activate",
                 f"--listen={place.socket}",
                 "--fdname=xcached",
-                *(f"--setenv={name}={value}" for name, value in place.env.items() if name.startswith(("XCACHE", "PYTHON"))),
-                sys.executable, "-P", "-m", "xcached",
+                *(
+                    f"--setenv={name}={value}"
+                    for name, value in place.env.items()
+                    if name.startswith(("XCACHE", "PYTHON"))
+                ),
+                sys.executable,
+                "-P",
+                "-m",
+                "xcached",
             ],  # fmt: skip
             env=place.env,
             cwd="/",

@@ -47,14 +47,21 @@ def test_its_exposure_is_ok(kind, tmp_path):
 
 
 @needs_systemd
-@pytest.mark.parametrize("directory", ["/var/cache/xcache", "/a 100% \"quoted\" \\ $HOME folder"])
+@pytest.mark.parametrize("directory", ["/var/cache/xcache", '/a 100% "quoted" \\ $HOME folder'])
 def test_systemd_understands_every_line(tmp_path, directory):
     """Also with folders that have in them what means something to systemd."""
     python = tmp_path / "a b 5% $HOME" / "python"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
     units = written(scope("system", directory), tmp_path, str(python))
-    command = ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", str(units / SERVICE), str(units / SOCKET)]
+    command = [
+        "systemd-analyze",
+        "verify",
+        "--man=no",
+        "--recursive-errors=no",
+        str(units / SERVICE),
+        str(units / SOCKET),
+    ]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     ours = [line for line in said.stderr.splitlines() if "xcached" in line]
     assert (said.returncode, ours) == (0, []), said.stderr
