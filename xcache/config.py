@@ -25,6 +25,8 @@ MACHINE_SOCKET = Path("/run/xcache/xcached.sock")
 _MODES = {"1": "on", "on": "on", "0": "off", "off": "off", "": "off", "readonly": "readonly", "refresh": "refresh"}
 # A Unix socket's path has 108 bytes, the last of them zero.
 MAX_SOCKET_PATH = 107
+# What a daemon is: with another of these it would be another daemon.
+FIXED = ("dir", "socket", "daemon_user")
 # What a value may be in a file or from code.
 _TYPES = {
     "path": (str, type(Path())),
@@ -194,11 +196,18 @@ class Config:
     # Where this user keeps what is no business of the daemon's.
     own_dir: Path
     sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    # The file that XCACHE_CONFIG names.
+    named: Path | None = dataclasses.field(default=None, compare=False)
 
     def as_environment(self) -> dict[str, str]:
-        """The variables that give another process these settings, whatever files it would read."""
-        # No file to be named from another working directory: all of them have been read.
-        return {"XCACHE_CONFIG": ""} | {s.variable: _as_text(getattr(self, s.name)) for s in SETTINGS}
+        """The variables that give a daemon these settings; it reads the same files, and follows them as they change."""
+        given = {"environment", "code", None}
+        return {"XCACHE_CONFIG": str(self.named or "")} | {
+            setting.variable: _as_text(getattr(self, setting.name))
+            for setting in SETTINGS
+            # Which daemon it is stays as it was when it was started.
+            if setting.name in FIXED or self.sources.get(setting.name) in given
+        }
 
 
 def mode(environ: Mapping[str, str] | None = None) -> str:
@@ -219,7 +228,7 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
     for name in overrides:
         if name not in known:
             raise ConfigError(f"{name!r} is not a setting; there are {', '.join(known)}")
-    files = [(path, _read_file(path, known)) for path in _files(environ)]
+    content_of = [(path, _read_file(path, known)) for path in _files(environ)]
     found: dict[str, Any] = {}
     sources: dict[str, str] = {}
     for name, setting in known.items():
@@ -229,7 +238,7 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
         elif setting.variable in environ:
             value, source = _check(setting, environ[setting.variable], "environment"), "environment"
         else:
-            for path, content in files:
+            for path, content in content_of:
                 if name in content:
                     value, source = _check(setting, content[name], str(path)), str(path)
                     break
@@ -245,7 +254,21 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
             f"socket={str(found['socket'])!r} ({sources['socket']}) is too long for a Unix socket; "
             f"use {known['socket'].allowed} (XCACHE_SOCKET)"
         )
-    return Config(**found, sources=sources, own_dir=own if machine else found["dir"])
+    named = environ.get("XCACHE_CONFIG")
+    return Config(
+        **found,
+        sources=sources,
+        own_dir=own if machine else found["dir"],
+        named=Path(named).absolute() if named else None,
+    )
+
+
+def files(environ: Mapping[str, str] | None = None) -> list[Path]:
+    """Where settings are read from, whether there is a file or not; the first that knows a setting wins."""
+    environ = os.environ if environ is None else environ
+    named = environ.get("XCACHE_CONFIG")
+    usual = [_xdg(environ, "XDG_CONFIG_HOME", ".config") / "xcache" / "config.toml", SYSTEM_FILE]
+    return [Path(named), *usual] if named else usual
 
 
 def _check(setting: Setting, value: Any, source: str) -> Any:
@@ -272,10 +295,8 @@ def _files(environ: Mapping[str, str]) -> list[Path]:
     named = environ.get("XCACHE_CONFIG")
     if named and not Path(named).is_file():
         raise ConfigError(f"XCACHE_CONFIG={named!r} (environment) is not a file")
-    files = [Path(named)] if named else []
-    usual = (_xdg(environ, "XDG_CONFIG_HOME", ".config") / "xcache" / "config.toml", SYSTEM_FILE)
     # os.path says no where Path raises: a program that gave up its rights may not even look.
-    return files + [path for path in usual if os.path.isfile(path)]  # noqa: PTH113
+    return [path for path in files(environ) if os.path.isfile(path)]  # noqa: PTH113
 
 
 def _read_file(path: Path, known: Mapping[str, Setting]) -> dict[str, Any]:
@@ -307,7 +328,12 @@ def _home(environ: Mapping[str, str]) -> Path:
 
 
 def _temporary() -> Path:
-    return Path(tempfile.gettempdir()) / f"xcache-{os.getuid() if hasattr(os, 'getuid') else 0}"
+    try:
+        folder = tempfile.gettempdir()
+    except OSError:
+        # There is none that can be written, as for a service; here it is only a name.
+        folder = "/tmp"  # noqa: S108
+    return Path(folder) / f"xcache-{os.getuid() if hasattr(os, 'getuid') else 0}"
 
 
 def _default_socket(environ: Mapping[str, str], directory: Path) -> Path:

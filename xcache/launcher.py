@@ -11,6 +11,7 @@ import fcntl
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -19,8 +20,8 @@ from pathlib import Path
 
 from xcache.clock import monotonic
 from xcache.config import Config
-from xcache.errors import UnavailableError
-from xcache.private import prepare_directory, prepare_meeting_place
+from xcache.errors import UnavailableError, UntrustedError
+from xcache.private import check_directory, prepare_directory, prepare_meeting_place
 from xcache.protocol import FAILED, LOCK, READY
 
 
@@ -37,20 +38,41 @@ class Launcher:
         self._reading = threading.RLock()
 
     def start(self) -> bool:
-        """Start a daemon unless one runs or is being started; whether this call did. Does not wait for it."""
+        """Start a daemon unless one runs or is being started; whether this call did. Does not wait for it.
+
+        Where a service manager listens for the daemon, having connected is what starts it.
+        """
         prepare_directory(self._config.dir)
         prepare_meeting_place(self._config.socket.parent)
         lock = _not_standard(os.open(self._config.dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            if not _lock(lock):
                 return False
+            if self._may_be_activated():
+                # Not with the lock in hand, which the daemon that is activated wants.
+                fcntl.flock(lock, fcntl.LOCK_UN)
+                if self._activate() or not _lock(lock):
+                    return False
             self._spawn(lock)
         finally:
             # The daemon holds the lock from here on, through its own descriptor of the same open file.
             os.close(lock)
         return True
+
+    def _may_be_activated(self) -> bool:
+        """Whether there is a name on which somebody may listen although no daemon has the store."""
+        return self._config.socket.exists() or self.address() is not None
+
+    def _activate(self) -> bool:
+        """Whether somebody listens although no daemon has the store; then the daemon is on its way now."""
+        for path in (self._config.socket, self.address()):
+            with contextlib.suppress(OSError, UntrustedError), contextlib.closing(_stream()) as probe:
+                if path is not None:
+                    check_directory(path.parent)
+                    probe.settimeout(self._config.timeout)
+                    probe.connect(os.fspath(path))
+                    return True
+        return False
 
     def address(self) -> Path | None:
         """Where the daemon that has the store listens, if it has said so."""
@@ -152,6 +174,18 @@ class Launcher:
             raise UnavailableError(f"the daemon could not be started: {error}") from None
         finally:
             os.close(ready)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _stream() -> socket.socket:
+    return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
 def _not_standard(descriptor: int) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import fcntl
 import logging
 import logging.handlers
 import os
@@ -14,17 +13,20 @@ import signal
 import sqlite3
 import sys
 import time
-from pathlib import Path
 
-from xcache import config
 from xcache._version import __version__
-from xcache.errors import StoreError, XcacheError
+from xcache.config import Config
+from xcache.errors import XcacheError
 from xcache.private import prepare_directory, prepare_meeting_place
-from xcache.protocol import FAILED, LOCK, READY
+from xcache.protocol import FAILED, READY
+from xcached.place import MeetingPlace, take_lock, take_over
 from xcached.server import Server, listen
 from xcached.service import Service
+from xcached.settings import Settings
 from xcached.store import Store
+from xcached.systemd import JournalFormatter, Manager, address, inherited, leads_to_journal
 from xcached.trust import Trust
+from xcached.upkeep import Upkeep
 
 logger = logging.getLogger("xcached")
 
@@ -45,9 +47,10 @@ def main() -> None:
     arguments = parser.parse_args()
     ready = Ready(arguments.ready_fd)
     os.umask(0o077)
+    # Until there are settings to be read again.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        settings = config.load()
-        asyncio.run(serve(settings, arguments.lock_fd, ready))
+        asyncio.run(serve(Settings(), arguments.lock_fd, ready))
     except (XcacheError, OSError, sqlite3.Error) as error:
         logger.error("%s", error)
         ready.say(f"{FAILED}{error}")
@@ -75,7 +78,7 @@ class Ready:
         os.close(nowhere)
 
 
-async def serve(settings: config.Config, lock: int | None, ready: Ready) -> None:
+async def serve(settings: Settings, lock: int | None, ready: Ready) -> None:
     """Start, serve, stop; and begin anew in the same process if the store needs that."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -93,77 +96,77 @@ async def serve(settings: config.Config, lock: int | None, ready: Ready) -> None
         logger.error("beginning anew: %s", reason)
         stopping.set()
 
-    trust = Trust(settings)
-    prepare_directory(settings.dir)
-    prepare_meeting_place(settings.socket.parent, for_everybody=trust.shared)
+    config, manager = settings.now, Manager()
+    trust = Trust(config)
+    listener = inherited()
+    prepare_directory(config.dir)
+    if listener is None:
+        prepare_meeting_place(config.socket.parent, for_everybody=trust.shared)
     # Who started it by another program has no eye on its stderr.
-    start_logging(settings, to_stderr=not ready.awaited)
-    allow_descriptors(settings.max_connections)
-    lock = take_lock(settings.dir, lock)
+    start_logging(config, to_stderr=not ready.awaited)
+    allow_descriptors(config.max_connections)
+    lock = take_lock(config.dir, lock) if listener is None else await take_over(config.dir, lock)
     # Signals are held back from here on, so that one which comes early still finds everything to be undone.
     for number in _TELL_TO_LEAVE:
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
-    store = Store(settings.dir, settings.max_size, settings.user_quota if trust.shared else 0)
+    upkeep = Upkeep(manager, settings, lambda: f"serves {config.dir}, {server.describe()}")
+    # One that begins anew was being watched already.
+    manager.alive()
+    store = Store(config.dir, *limits(config, trust))
     service = Service(store, settings, trust, __version__, stop, begin_anew)
-    server = Server(listen(settings.socket, for_everybody=trust.shared), service, settings)
-    place = MeetingPlace(settings.socket, settings.dir, lock)
-    logger.info("xcached %s serves %s on %s", __version__, settings.dir, settings.socket)
+    activated = listener is not None
+    if listener is None:
+        listener = listen(config.socket, for_everybody=trust.shared)
+    server = Server(listener, service, settings)
+    place = MeetingPlace(address(listener), config.dir, lock, stays=activated)
+    logger.info("xcached %s serves %s on %s", __version__, config.dir, address(listener))
+    take_changes(settings, trust, store)
     ready.say(READY)
+    upkeep.begin()
     try:
-        await leave_when_idle(server, place, settings.idle_exit, stopping)
+        await leave_when_idle(server, place, upkeep, stopping)
     finally:
+        if not again:
+            manager.leaving()
         # First the name, so that who comes now starts a fresh daemon and waits for the lock.
         place.leave()
         server.stop_listening()
+        if not activated:
+            listener.close()
         await finish(server, service)
+        upkeep.close()
         logger.info("left")
     if again:
         # From here on a signal ends this process at once; one that came before is still to be heard of.
         for number in _TELL_TO_LEAVE:
             signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         await asyncio.sleep(0.01)
         if not told_to_leave:
             os.set_inheritable(lock, True)
+            if activated:
+                # The process is the same, and so the variables still speak of it.
+                os.set_inheritable(listener.fileno(), True)
             os.execv(sys.executable, [sys.executable, "-P", "-m", "xcached", "--lock-fd", str(lock)])  # noqa: S606
 
 
-class MeetingPlace:
-    """The socket's name; it also stands in the lock file, for who looks for the store's daemon elsewhere."""
-
-    def __init__(self, path: Path, directory: Path, lock: int) -> None:
-        self._path = path
-        self._lock_path = directory / LOCK
-        self._lock = lock
-        self._inode = path.stat().st_ino
-        # On a full disk those who look elsewhere do not find it; that is no reason to serve nobody.
-        with contextlib.suppress(OSError):
-            os.pwrite(lock, b"%d\n%s" % (os.getpid(), os.fsencode(path)), 0)
-
-    def stands(self) -> bool:
-        """Whether the name still leads here."""
-        return _inode(self._path) == self._inode
-
-    def store_stands(self) -> bool:
-        """Whether the lock is still that of the store which others would open."""
-        return _inode(self._lock_path) == os.fstat(self._lock).st_ino
-
-    def leave(self) -> None:
-        """Take the name away, so that nobody comes here any more."""
-        os.ftruncate(self._lock, 0)
-        if self.stands():
-            self._path.unlink(missing_ok=True)
+def take_changes(settings: Settings, trust: Trust, store: Store) -> None:
+    """Have those who do not ask for a setting each time told of a change; who may refuse it comes first."""
+    settings.when_changed(trust.take)
+    settings.when_changed(lambda new: store.limit(*limits(new, trust)))
+    settings.when_changed(lambda new: allow_descriptors(new.max_connections))
+    settings.when_changed(set_level)
 
 
-def _inode(path: Path) -> int | None:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return None
+def limits(config: Config, trust: Trust) -> tuple[int, int]:
+    """How much the store may hold, and each user's entries; a quota is for where there are several."""
+    return config.max_size, config.user_quota if trust.shared else 0
 
 
-async def leave_when_idle(server: Server, place: MeetingPlace, idle: float, stopping: asyncio.Event) -> None:
-    """Return when told to stop, when nobody has asked for ``idle`` seconds (0: never), or when nobody can any more."""
+async def leave_when_idle(server: Server, place: MeetingPlace, upkeep: Upkeep, stopping: asyncio.Event) -> None:
+    """Return when told to stop, when nobody has asked for a while, or when nobody can any more."""
     while not stopping.is_set():
+        idle = server.settings.now.idle_exit
         left = server.last_request + idle - time.monotonic() if idle else _LOOK_EVERY
         if left <= 0 and not server.busy():
             logger.info("leaving: idle for %g s", idle)
@@ -175,6 +178,7 @@ async def leave_when_idle(server: Server, place: MeetingPlace, idle: float, stop
         if not place.store_stands():
             logger.info("leaving: the store was removed")
             return
+        upkeep.look()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopping.wait(), min(max(left, 0.1), _LOOK_EVERY))
 
@@ -191,20 +195,28 @@ async def finish(server: Server, service: Service) -> None:
     server.close()
 
 
-def start_logging(settings: config.Config, *, to_stderr: bool) -> None:
-    """Log to a file that stays bounded, and to stderr when somebody is looking."""
-    file = logging.handlers.RotatingFileHandler(settings.dir / LOG, maxBytes=_LOG_SIZE, backupCount=1)
-    handlers: list[logging.Handler] = [file]
-    if to_stderr:
-        handlers.append(logging.StreamHandler())
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s"))
+def start_logging(config: Config, *, to_stderr: bool) -> None:
+    """Log to a file that stays bounded, and to stderr when somebody is looking; or to the journal instead."""
+    line = logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s")
+    handlers: list[tuple[logging.Handler, logging.Formatter]] = []
+    if leads_to_journal(2):
+        handlers.append((logging.StreamHandler(), JournalFormatter()))
+    else:
+        file = logging.handlers.RotatingFileHandler(config.dir / LOG, maxBytes=_LOG_SIZE, backupCount=1)
+        handlers.append((file, line))
+        if to_stderr:
+            handlers.append((logging.StreamHandler(), line))
+    for handler, formatter in handlers:
+        handler.setFormatter(formatter)
         logger.addHandler(handler)
-    # What a daemon does is worth a line even where a program should be silent.
-    level = "info" if settings.log == "warning" else settings.log
-    logger.setLevel(level.upper())
+    set_level(config)
     # A log that cannot be written is no reason to stop.
     logging.raiseExceptions = False
+
+
+def set_level(config: Config) -> None:
+    """What a daemon does is worth a line even where a program should be silent."""
+    logger.setLevel("INFO" if config.log == "warning" else config.log.upper())
 
 
 def allow_descriptors(connections: int) -> None:
@@ -216,22 +228,6 @@ def allow_descriptors(connections: int) -> None:
             resource.setrlimit(
                 resource.RLIMIT_NOFILE, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard)
             )
-
-
-def take_lock(directory: Path, inherited: int | None) -> int:
-    """Hold the store's lock for as long as this process lives: one daemon a store."""
-    if inherited is not None:
-        os.set_inheritable(inherited, False)
-        lock = inherited
-    else:
-        lock = os.open(directory / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise StoreError(f"another daemon serves {directory}") from None
-    # What stands there is where the last one listened.
-    os.ftruncate(lock, 0)
-    return lock
 
 
 if __name__ == "__main__":

@@ -10,11 +10,11 @@ from concurrent.futures import Future
 from typing import Any
 
 from xcache import protocol
-from xcache.config import Config
 from xcached.caller import Answer, Caller, Reply
 from xcached.leases import Leases
 from xcached.quarantine import Quarantine
 from xcached.records import Records
+from xcached.settings import Settings
 from xcached.store import Entry, Store
 from xcached.trust import Trust
 from xcached.writer import CallJob, WriterThread
@@ -33,7 +33,7 @@ class Administration:
     def __init__(
         self,
         store: Store,
-        config: Config,
+        settings: Settings,
         version: str,
         writer: WriterThread,
         quarantine: Quarantine,
@@ -43,7 +43,7 @@ class Administration:
         stop: Callable[[str], None],
     ) -> None:
         self._store = store
-        self._config = config
+        self._settings = settings
         self._version = version
         self._writer = writer
         self._quarantine = quarantine
@@ -114,7 +114,8 @@ class Administration:
             "connections": self.connections,
             "entries": totals["entries"],
             "bytes": totals["bytes"],
-            "max_size": self._config.max_size,
+            "max_size": self._settings.now.max_size,
+            "configuration_problem": self._settings.problem,
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         mine = self._leases.compiles(lambda uid: uid == caller.uid or self._trust.administers(caller.uid))

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xcache import protocol
-from xcache.config import Config
 from xcache.errors import ProtocolError, StoreError, XcacheError
 from xcache.private import peer_of
 from xcached.caller import Caller, Later, Reply
 from xcached.service import Service
+from xcached.settings import Settings
 from xcached.writer import refusal
 
 logger = logging.getLogger("xcached")
@@ -31,27 +31,29 @@ _DESCRIPTOR = array.array("i").itemsize
 _ONE_USERS_SHARE = 4
 # How often, within the time that silence may last, there is a look at who is silent.
 _LOOKS = 4
+_LOOK_EVERY = 1.0
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
 class Server:
     """Listens, and keeps the connections."""
 
-    def __init__(self, listener: socket.socket, service: Service, settings: Config) -> None:
+    def __init__(self, listener: socket.socket, service: Service, settings: Settings) -> None:
         self.last_request = time.monotonic()
         self.settings = settings
         self._listener = listener
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._connections: set[Connection] = set()
+        self._listening = True
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept)
-        self._loop.call_later(settings.silence / _LOOKS, self._drop_the_silent)
+        self._look_again()
 
     def stop_listening(self) -> None:
-        """Take no new connections."""
+        """Take no new connections. The socket may go on to listen, for the next daemon."""
+        self._listening = False
         self._loop.remove_reader(self._listener.fileno())
-        self._listener.close()
         for connection in self._connections:
             connection.hear_no_more()
 
@@ -59,6 +61,11 @@ class Server:
         """Drop every connection."""
         for connection in list(self._connections):
             connection.drop()
+
+    def describe(self) -> str:
+        """What it is doing, in a few words."""
+        count = len(self._connections)
+        return f"{count} connection{'' if count == 1 else 's'}"
 
     def busy(self) -> bool:
         """Whether an answer is still owed to anybody, or somebody compiles for others."""
@@ -92,7 +99,7 @@ class Server:
         self._service.administration.connections = len(self._connections)
 
     def _why_refused(self, uid: int) -> protocol.Refused | None:
-        trust, most = self._service.trust, self.settings.max_connections
+        trust, most = self._service.trust, self.settings.now.max_connections
         if not trust.admits(uid):
             return protocol.Refused("not permitted", f"this daemon is not for other users (uid {uid})")
         if len(self._connections) >= most:
@@ -104,14 +111,18 @@ class Server:
         return None
 
     def _listen_again(self) -> None:
-        if self._listener.fileno() >= 0:
+        if self._listening:
             self._loop.add_reader(self._listener.fileno(), self._accept)
 
     def _drop_the_silent(self) -> None:
         now = time.monotonic()
         for connection in list(self._connections):
             connection.drop_if_silent(now)
-        self._loop.call_later(self.settings.silence / _LOOKS, self._drop_the_silent)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        # Soon, too, where it may become shorter meanwhile.
+        self._loop.call_later(min(self.settings.now.silence / _LOOKS, _LOOK_EVERY), self._drop_the_silent)
 
     def forget(self, connection: Connection) -> None:
         """A connection has ended."""
@@ -145,10 +156,10 @@ class Connection:
         self._server = server
         self._settings = server.settings
         # Room for one descriptor too many, so that it is noticed.
-        self._ancillary = socket.CMSG_SPACE((self._settings.max_descriptors + 1) * _DESCRIPTOR)
+        self._ancillary = socket.CMSG_SPACE((self._settings.now.max_descriptors + 1) * _DESCRIPTOR)
         self._service = service
         self._loop = loop
-        self._reader = protocol.FrameReader(self._settings.max_frame)
+        self._reader = protocol.FrameReader(self._settings.now.max_frame)
         self._owes_since: float | None = time.monotonic()
         self._descriptors: list[int] = []
         self._waiting: deque[Asked] = deque()
@@ -184,9 +195,9 @@ class Connection:
         if not self._reading and not self._writing:
             # It has asked for so much that it is not heard for the moment.
             self._owes_since = None
-        elif self._owes_since is not None and now - self._owes_since >= self._settings.silence:
+        elif self._owes_since is not None and now - self._owes_since >= self._settings.now.silence:
             what = "took no answer" if self._writing else "said nothing"
-            logger.warning("process %d %s for %g s and was dropped", self.caller.pid, what, self._settings.silence)
+            logger.warning("process %d %s for %g s and was dropped", self.caller.pid, what, self._settings.now.silence)
             self.drop()
 
     def hear_no_more(self) -> None:
@@ -211,8 +222,8 @@ class Connection:
             self.close()
             return
         try:
-            if len(self._descriptors) > self._settings.max_descriptors:
-                raise ProtocolError(f"more than {self._settings.max_descriptors} descriptors")
+            if len(self._descriptors) > self._settings.now.max_descriptors:
+                raise ProtocolError(f"more than {self._settings.now.max_descriptors} descriptors")
             for request, message in self._reader.feed(data):
                 self._waiting.append(Asked(request, message, self._descriptors_for(message)))
         except ProtocolError as error:
@@ -341,7 +352,7 @@ class Connection:
         self._reading = read
 
     def _may_ask_more(self) -> bool:
-        return self.in_flight < self._settings.max_requests
+        return self.in_flight < self._settings.now.max_requests
 
     def _note_what_is_owed(self) -> None:
         """Since when the client owes the rest of a frame, or its hello, or to take an answer."""

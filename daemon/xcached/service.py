@@ -12,13 +12,13 @@ from concurrent.futures import Future
 from typing import Any
 
 from xcache import protocol
-from xcache.config import Config
 from xcached.administration import Administration
 from xcached.caller import Answer, Caller, Later, Reply
 from xcached.database import is_damage
 from xcached.leases import Leases
 from xcached.quarantine import Quarantine
 from xcached.records import Records
+from xcached.settings import Settings
 from xcached.store import Entry, Hit, Source, Store, Writer
 from xcached.toolchains import Toolchains
 from xcached.trust import ROOT, Trust
@@ -38,7 +38,7 @@ class Service:
     def __init__(
         self,
         store: Store,
-        config: Config,
+        settings: Settings,
         trust: Trust,
         version: str,
         stop: Callable[[str], None],
@@ -46,13 +46,13 @@ class Service:
     ) -> None:
         """``begin_anew`` has the daemon leave and start again, with a fresh store for a damaged one."""
         self._store = store
-        self._config = config
+        self._settings = settings
         self._version = version
         self._begin_anew = begin_anew
         self._loop = asyncio.get_running_loop()
         self.trust = trust
         self._writer = WriterThread(store, self._damaged_behind)
-        self._quarantine = Quarantine(store, config.dir / "quarantine", self._may_judge)
+        self._quarantine = Quarantine(store, settings.now.dir / "quarantine", self._may_judge)
         self._leases = Leases(
             trusts=self.trust.reads,
             look_up=self._look_up,
@@ -61,9 +61,9 @@ class Service:
         )
         self._call(lambda _: _done(self._quarantine.sweep))
         records = Records(store)
-        self._toolchains = Toolchains(records, self._writer, grace=lambda: config.stale_grace)
+        self._toolchains = Toolchains(records, self._writer, grace=lambda: settings.now.stale_grace)
         self.administration = Administration(
-            store, config, version, self._writer, self._quarantine, self._leases, records, trust, stop
+            store, settings, version, self._writer, self._quarantine, self._leases, records, trust, stop
         )
         self._handlers: dict[type[Any], Callable[[Caller, Any, Sequence[int]], Answer]] = (
             self.administration.handlers
@@ -93,7 +93,9 @@ class Service:
 
     def welcome(self) -> protocol.Welcome:
         """The answer to Hello."""
-        return protocol.Welcome(protocol.VERSION, self._version, os.getpid(), protocol.path_text(self._config.dir))
+        return protocol.Welcome(
+            protocol.VERSION, self._version, os.getpid(), protocol.path_text(self._settings.now.dir)
+        )
 
     def leave(self, caller: Caller) -> None:
         """A connection has ended, and with it what the client held and waited for."""
@@ -206,8 +208,10 @@ class Service:
             came = f"{len(descriptors)} descriptors came, not {message.wants_descriptors}"
             return protocol.Refused("protocol error", came)
         largest = max(message.stored_size, message.program_stored_size)
-        if largest > self._config.max_payload:
-            return protocol.Refused("too large", f"{largest} bytes are above the limit of {self._config.max_payload}")
+        if largest > self._settings.now.max_payload:
+            return protocol.Refused(
+                "too large", f"{largest} bytes are above the limit of {self._settings.now.max_payload}"
+            )
         if (message.digest, caller.uid) in self._quarantine.barred:
             return protocol.Refused("set aside", "processes that loaded exactly these bytes have ended")
         return None
@@ -216,7 +220,7 @@ class Service:
         self._leases.release(caller, message.key, message.lease)
 
     def _loading(self, caller: Caller, message: protocol.Loading, descriptors: Sequence[int]) -> None:
-        if len(caller.loading) < self._config.max_requests and _is_digest(message.digest):
+        if len(caller.loading) < self._settings.now.max_requests and _is_digest(message.digest):
             caller.loading[message.key] = message.digest
 
     def _loaded(self, caller: Caller, message: protocol.Loaded, descriptors: Sequence[int]) -> None:

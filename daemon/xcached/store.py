@@ -78,8 +78,7 @@ class Store:
     """Opens or makes the store in a folder; NewerStoreError for one that a newer xcache wrote."""
 
     def __init__(self, directory: Path, max_size: int, user_quota: int = 0) -> None:
-        self.max_size = max_size
-        self.user_quota = user_quota
+        self.limit(max_size, user_quota)
         self.database = Database(directory)
         self.transaction, self.part = self.database.transaction, self.database.part
         self._db = self.database.writing
@@ -91,8 +90,14 @@ class Store:
             raise StoreError(f"{directory / 'blobs'} cannot be used: {error.strerror}") from None
         (last,) = self._db.execute("SELECT max(used_order) FROM entries").fetchone()
         self._used_order = last or 0
-        # Who put something since there was last looked at quotas.
+        # Who put something since there was last looked at quotas, and by which quota that was.
         self._grown: set[int] = set()
+        self._looked_by = user_quota
+
+    def limit(self, max_size: int, user_quota: int) -> None:
+        """How much there may be from now on, in all and of each user (0: no limit)."""
+        self.max_size = max_size
+        self.user_quota = user_quota
 
     def close(self) -> None:
         """Close the database, which leaves no journal behind."""
@@ -285,11 +290,16 @@ class Store:
     def evict(self) -> tuple[int, int]:
         """Make room while there is too much; returns how many entries and bytes went."""
         before = self.totals_now()
-        while self._grown and self.user_quota:
+        # They may be changed meanwhile.
+        max_size, quota = self.max_size, self.user_quota
+        if quota != self._looked_by:
+            self._grown.update(uid for (uid,) in self._db.execute("SELECT uid FROM users"))
+            self._looked_by = quota
+        while self._grown and quota:
             uid = self._grown.pop()
-            while (excess := self._bytes_of(uid) - self.user_quota) > 0 and self._evict_some(excess, uid):
+            while (excess := self._bytes_of(uid) - quota) > 0 and self._evict_some(excess, uid):
                 pass
-        while self.max_size and (excess := self.totals_now()["bytes"] - self.max_size) > 0:
+        while max_size and (excess := self.totals_now()["bytes"] - max_size) > 0:
             if not self._evict_some(excess, None):
                 break
         after = self.totals_now()

@@ -23,15 +23,19 @@ class Trust:
     def __init__(self, settings: Config) -> None:
         self._own = os.getuid()
         self.shared = bool(settings.daemon_user) and uid_of_account(settings.daemon_user) == self._own
-        self._everybodys = {ROOT}
-        self._groups: set[int] = set()
         self._known: dict[int, tuple[float, frozenset[int]]] = {}
         self._nobody = _overflow_uid()
+        self.take(settings)
+
+    def take(self, settings: Config) -> None:
+        """Go by these settings from now on; ConfigError, and nothing changed, where they name nobody."""
+        everybodys, groups = {ROOT}, set()
         for name in settings.trusted_writers if self.shared else ():
             if name.startswith("@"):
-                self._groups.add(_gid_of_group(name[1:]))
+                groups.add(_gid_of_group(name[1:]))
             else:
-                self._everybodys.add(uid_of_account(name))
+                everybodys.add(uid_of_account(name))
+        self._everybodys, self._groups = everybodys, groups
 
     def admits(self, uid: int) -> bool:
         """Whether this user may connect. Who has no number here is nobody in particular, and cannot be told apart."""

@@ -24,6 +24,7 @@ _COMMANDS = {
     "start": "control",
     "stop": "control",
     "restart": "control",
+    "service": "service",
 }
 # What these say by themselves leaves open who said it.
 _BEFORE = {ConnectionLostError: "the daemon was lost: ", RefusedError: "the daemon refuses: "}

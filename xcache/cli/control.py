@@ -38,7 +38,8 @@ def start(as_json: bool) -> None:
 def stop(as_json: bool) -> None:
     """Stop the daemon, and wait until it has left.
 
-    It finishes what it is writing. The next program that needs a daemon starts one.
+    It finishes what it is writing. The next program that needs a daemon starts one; where systemd listens for it, the
+    next program that asks does.
 
     \b
     JSON: {"stopped": bool, "pid": int or null}
@@ -55,7 +56,8 @@ def stop(as_json: bool) -> None:
 def restart(as_json: bool) -> None:
     """Stop the daemon, if one runs, and start a fresh one.
 
-    A daemon keeps the settings that it was started with; this is how it gets new ones.
+    It follows the files of settings by itself. Variables, and where its store and its socket are, are those it was
+    started with; this is how it gets new ones.
 
     \b
     JSON: {"stopped_pid": int or null, "pid": int, "version": str, "socket": str, "directory": str}

@@ -28,6 +28,7 @@ def status(as_json: bool) -> None:
            "uptime_seconds": float or null, "connections": int or null, "socket": str, "directory": str,
            "entries": int, "bytes": int, "max_size": int (0: no limit), "quarantined": int or null,
            "damaged_databases": [str],
+           "configuration_problem": str or null (why the daemon goes on with the settings it had),
            "compiles": [{"key": str, "module_name": str, "pid": int, "program": str, "seconds": float,
                          "waiting": int}]}
 
@@ -57,6 +58,7 @@ def status(as_json: bool) -> None:
         **held,
         "max_size": facts.get("max_size", settings.max_size),
         "damaged_databases": _damaged(settings),
+        "configuration_problem": facts.get("configuration_problem") or None,
         "compiles": compiles,
     }
     if as_json:
@@ -65,6 +67,8 @@ def status(as_json: bool) -> None:
         _print(found)
     for path in found["damaged_databases"]:
         note(f"a damaged database was set aside and a fresh one begun; look into it or delete it: {path}")
+    if found["configuration_problem"]:
+        note(f"the daemon goes on with the settings it had: {found['configuration_problem']}")
     if problem:
         note(problem)
         click.get_current_context().exit(1)

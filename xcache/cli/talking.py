@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from pathlib import Path
 
@@ -43,11 +44,14 @@ def reach(settings: Config) -> tuple[Connection, bool]:
     """A connection to the daemon, which is started when none runs; and whether it was."""
     launcher = Launcher(settings)
     started = False
+    # Where a service manager listens, connecting starts it.
+    slept = _sleeps(settings) and settings.socket.is_socket()
     deadline = time.monotonic() + settings.timeout
     while True:
         try:
-            return _same_protocol(_connect(settings)), started
+            return _same_protocol(_connect(settings)), started or slept
         except _BETWEEN as error:
+            slept = False
             if started or time.monotonic() >= deadline:
                 raise _silent(settings, error) from None
         except ConnectionLostError as error:
@@ -93,6 +97,12 @@ def leave(settings: Config) -> protocol.Welcome | None:
     return welcome
 
 
+def knock(settings: Config) -> protocol.Welcome:
+    """The welcome of a daemon that somebody else starts, however long that takes."""
+    with contextlib.closing(_connection(settings, settings.socket, _STARTING_SECONDS)) as connection:
+        return connection.welcome
+
+
 def bring_up_to_date(settings: Config) -> None:
     """Have a daemon, if one runs, write what it holds back; say so where that fails."""
     try:
@@ -105,8 +115,10 @@ def bring_up_to_date(settings: Config) -> None:
 
 
 def _find_any(settings: Config) -> Connection | None:
-    """A connection to whatever version runs."""
+    """A connection to whatever version runs; none is started by looking for it."""
     launcher = Launcher(settings)
+    if _sleeps(settings):
+        return None
     deadline = time.monotonic() + min(settings.timeout, _BETWEEN_SECONDS)
     while True:
         try:
@@ -119,6 +131,11 @@ def _find_any(settings: Config) -> Connection | None:
         except ConnectionLostError as error:
             raise _silent(settings, error) from None
         time.sleep(_RETRY_EVERY)
+
+
+def _sleeps(settings: Config) -> bool:
+    """Whether no daemon has the store, as far as this user may know: somebody may listen for it all the same."""
+    return os.access(settings.dir, os.R_OK | os.X_OK) and not Launcher(settings).held()
 
 
 def _connect(settings: Config) -> Connection:
@@ -143,8 +160,8 @@ def _connect_wherever(settings: Config) -> Connection:
         return _connection(settings, elsewhere)
 
 
-def _connection(settings: Config, path: Path) -> Connection:
-    return Connection(path, settings.timeout, __version__, trusted_uids(settings.daemon_user))
+def _connection(settings: Config, path: Path, timeout: float | None = None) -> Connection:
+    return Connection(path, timeout or settings.timeout, __version__, trusted_uids(settings.daemon_user))
 
 
 def _same_protocol(connection: Connection) -> Connection:

@@ -1,0 +1,272 @@
+"""What the daemon says to a service manager, and takes from it: with real sockets, and without systemd as PID 1."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from conftest import Place, until
+from conversation import key_of, talking
+
+from xcache import protocol
+from xcache.errors import StoreError
+from xcached.systemd import JournalFormatter, Manager, inherited
+
+
+class Listener:
+    """Hears what a service is supposed to tell."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.socket.bind(str(path))
+        self.socket.settimeout(10)
+        self.heard: list[str] = []
+
+    def hears(self, word: str) -> bool:
+        """Whether a message with this line comes."""
+        with contextlib.suppress(TimeoutError):
+            while not any(line.startswith(word) for line in (self.heard[-1:] or [""])[0].splitlines()):
+                self.heard.append(self.socket.recv(65536).decode())
+            return True
+        return False
+
+
+@pytest.fixture
+def listener(place) -> Iterator[Listener]:
+    made = Listener(place.root / "notify")
+    yield made
+    made.socket.close()
+
+
+@pytest.fixture
+def activator(place) -> Iterator[subprocess.Popen[bytes]]:
+    """What listens on the place's socket, and starts the daemon there when somebody comes."""
+    if not shutil.which("systemd-socket-activate"):
+        pytest.skip("there is no systemd-socket-activate")
+    with place.said_file().open("ab") as said:
+        child = subprocess.Popen(
+            [
+                "systemd-socket-activate",
+                f"--listen={place.socket}",
+                "--fdname=xcached",
+                *(
+                    f"--setenv={name}={value}"
+                    for name, value in place.env.items()
+                    if name.startswith(("XCACHE", "PYTHON"))
+                ),
+                sys.executable,
+                "-P",
+                "-m",
+                "xcached",
+            ],  # fmt: skip
+            env=place.env,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            stderr=said,
+        )
+    place.adopt(child)
+    assert until(place.socket.exists)
+    return child
+
+
+def test_it_says_when_it_is_ready_and_that_it_lives_and_leaves(place, listener):
+    child = place.start_daemon(NOTIFY_SOCKET=str(listener.path), WATCHDOG_USEC="200000")
+    assert listener.hears("READY=1")
+    ready = listener.heard[-1].splitlines()
+    assert f"STATUS=serves {place.dir}, 0 connections" in ready
+    assert f"MAINPID={child.pid}" in ready
+    begin = time.monotonic()
+    for _ in range(5):
+        listener.heard.append("")
+        assert listener.hears("WATCHDOG=1")
+    assert time.monotonic() - begin < 2
+    child.send_signal(signal.SIGHUP)
+    assert listener.hears("RELOADING=1")
+    (moment,) = (line for line in listener.heard[-1].splitlines() if line.startswith("MONOTONIC_USEC="))
+    assert 0 <= time.clock_gettime(time.CLOCK_MONOTONIC) - int(moment.partition("=")[2]) / 1e6 < 10
+    assert listener.hears("READY=1")
+    child.send_signal(signal.SIGTERM)
+    assert listener.hears("STOPPING=1")
+
+
+def test_a_loop_that_hangs_gives_no_sign_of_life(place, listener):
+    child = place.start_daemon(NOTIFY_SOCKET=str(listener.path), WATCHDOG_USEC="200000")
+    assert listener.hears("WATCHDOG=1")
+    child.send_signal(signal.SIGSTOP)
+    try:
+        listener.socket.settimeout(0.5)
+        with pytest.raises(TimeoutError):
+            for _ in range(20):
+                listener.socket.recv(65536)
+    finally:
+        child.send_signal(signal.SIGCONT)
+
+
+def test_an_abstract_socket_is_told_as_well_and_a_dead_one_does_no_harm(place):
+    name = f"xcache-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
+        listening.bind(f"\0{name}")
+        listening.settimeout(5)
+        Manager({"NOTIFY_SOCKET": f"@{name}"}).ready("two\nlines")
+        assert b"STATUS=two lines" in listening.recv(1000).splitlines()
+    Manager({"NOTIFY_SOCKET": f"@{name}"}).ready("nobody there")
+    Manager({"NOTIFY_SOCKET": str(place.root / "none")}).alive()
+    Manager({}).alive()
+
+
+@pytest.mark.parametrize(
+    ("environment", "every"),
+    [
+        ({"WATCHDOG_USEC": "3000000"}, 1.5),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": str(os.getpid())}, 1.5),
+        ({"WATCHDOG_USEC": "3000000", "WATCHDOG_PID": "1"}, None),
+        ({"WATCHDOG_USEC": "0"}, None),
+        ({"WATCHDOG_USEC": "soon"}, None),
+        ({}, None),
+    ],
+)
+def test_how_often_it_gives_a_sign_of_life(environment, every):
+    assert Manager({"NOTIFY_SOCKET": "/none"} | environment).watch_every == every
+    assert Manager(environment).watch_every is None
+
+
+def test_the_first_client_starts_it_and_the_socket_stays(place, activator):
+    inode = place.socket.stat().st_ino
+    with talking(place) as talk:
+        assert talk.put(key_of("a"), b"a") == protocol.Stored(True)
+        # It took the process's place, as a daemon that systemd starts does.
+        assert talk.pid == activator.pid
+        talk.ask(protocol.Stop("a test"))
+    assert until(lambda: activator.poll() is not None)
+    assert place.socket.stat().st_ino == inode
+    # The lock file goes on to say where somebody listens.
+    assert (place.dir / "daemon.lock").read_bytes().endswith(b"\n" + os.fsencode(place.socket))
+
+
+def test_a_damaged_database_leaves_the_socket_in_hand(place, activator):
+    with talking(place) as talk:
+        talk.put(key_of("a"), b"a")
+    with contextlib.suppress(OSError):
+        place.execute("INSERT INTO statistics VALUES ('hits', 1) ON CONFLICT (name) DO UPDATE SET amount = 0")
+        place.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with (place.dir / "store.db").open("r+b") as file:
+        file.seek(4096)
+        file.write(os.urandom(200_000))
+
+    def begun_anew() -> bool:
+        with contextlib.suppress(OSError, ConnectionError), talking(place) as talk:
+            talk.put(key_of("b"), b"b")
+        return "beginning anew" in (place.dir / "daemon.log").read_text()
+
+    assert until(begun_anew)
+    with talking(place) as talk:
+        assert talk.put(key_of("c"), b"c") == protocol.Stored(True)
+        assert talk.pid == activator.pid
+
+
+def test_one_that_was_started_beside_it_makes_way(place):
+    beside = place.daemon(XCACHE_SOCKET=str(place.root / "beside"))
+    assert until((place.root / "beside").exists)
+    assert until(lambda: b"beside" in (place.dir / "daemon.lock").read_bytes())
+    if not shutil.which("systemd-socket-activate"):
+        pytest.skip("there is no systemd-socket-activate")
+    command = ["systemd-socket-activate", f"--listen={place.socket}", sys.executable, "-P", "-m", "xcached"]
+    passed_on = [f"--setenv={name}" for name in place.env if name.startswith(("XCACHE", "PYTHON"))]
+    with place.said_file().open("ab") as said:
+        child = subprocess.Popen([command[0], *passed_on, *command[1:]], env=place.env, cwd="/", stderr=said)
+    place.adopt(child)
+    assert until(place.socket.exists)
+    with talking(place) as talk:
+        assert talk.pid == child.pid
+    assert until(lambda: beside.poll() == 0)
+    assert "the service manager's daemon takes over" in (place.dir / "daemon.log").read_text()
+
+
+PASSES = """
+import os, socket, sys
+kind, count, names = sys.argv[1:4]
+made = socket.socket(socket.AF_INET if kind == "internet" else socket.AF_UNIX,
+                     socket.SOCK_DGRAM if kind == "datagrams" else socket.SOCK_STREAM)
+if kind != "internet":
+    made.bind(os.environ["XCACHE_SOCKET"] if kind != "abstract" else "\\0xcache-test-%d" % os.getpid())
+if kind in ("good", "abstract"):
+    made.listen()
+if kind == "file":
+    os.dup2(os.open("/dev/null", os.O_RDONLY), 3)
+elif kind != "none":
+    os.dup2(made.fileno(), 3) if made.fileno() != 3 else made.detach()
+    os.set_inheritable(3, True)
+os.environ |= {"LISTEN_FDS": count, "LISTEN_FDNAMES": names, "LISTEN_PID": str(os.getpid())}
+os.execv(sys.executable, [sys.executable, "-P", "-m", "xcached"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "count", "names", "problem"),
+    [
+        ("datagrams", "1", "xcached", "is not a Unix socket that listens for streams"),
+        ("internet", "1", "xcached", "is not a Unix socket that listens for streams"),
+        ("deaf", "1", "xcached", "is not a Unix socket that listens for streams"),
+        ("abstract", "1", "xcached", "has no path"),
+        ("file", "1", "xcached", "is not a socket"),
+        ("good", "2", "a:b", "2 sockets were handed over and none is called xcached"),
+    ],
+)
+def test_what_cannot_be_the_socket_is_refused(place, kind, count, names, problem):
+    run = subprocess.run(
+        [sys.executable, "-c", PASSES, kind, count, names], env=place.env, capture_output=True, text=True, timeout=30
+    )
+    assert run.returncode == 1
+    assert problem in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_what_was_handed_to_another_process_is_not_taken():
+    assert inherited({}) is None
+    assert inherited({"LISTEN_PID": "1", "LISTEN_FDS": "1"}) is None
+    assert inherited({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "0"}) is None
+    with pytest.raises(StoreError, match="cannot be used"):
+        inherited({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "5000", "LISTEN_FDNAMES": "a:" * 4000 + "xcached"})
+
+
+def test_lines_for_the_journal_have_a_priority_each():
+    def line(level: int, text: str) -> str:
+        return JournalFormatter().format(logging.LogRecord("xcached", level, "", 0, text, (), None))
+
+    assert line(logging.ERROR, "a\nb") == "<3>a\n<3>b"
+    assert [line(level, "a")[:3] for level in (logging.CRITICAL, logging.WARNING, logging.INFO, logging.DEBUG)] == [
+        "<3>", "<4>", "<6>", "<7>",
+    ]  # fmt: skip
+    assert line(logging.INFO, "") == "<6>"
+
+
+def test_where_stderr_is_the_journal_there_is_no_file(place: Place):
+    reading, writing = os.pipe()
+    found = os.fstat(writing)
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "xcached"],
+        env=place.env | {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"},
+        cwd="/",
+        stderr=writing,
+    )
+    place.adopt(child)
+    os.close(writing)
+    assert until(place.answers)
+    child.terminate()
+    child.wait(20)
+    with os.fdopen(reading, "rb") as journal:
+        lines = journal.read().splitlines()
+    assert lines
+    assert all(one.startswith(b"<6>") for one in lines)
+    assert not (place.dir / "daemon.log").exists()

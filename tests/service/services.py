@@ -1,0 +1,204 @@
+"""The service of a user, or of the machine, as tests meet it: installed from a wheel, under a real systemd."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from conftest import REPOSITORY, until
+from machine import Machine
+
+USER, OTHER = 2001, 2002
+NEWER = "99.0.0"
+# A program that stores something, and finds it; what it prints is the daemon's process.
+TALK = """
+import contextlib, sys
+from command_line import made_up
+from conftest import get_message
+from xcache import config
+from xcache._version import __version__
+from xcache.client import Absent, Client
+from xcache.launcher import Launcher
+settings = config.load()
+key = sys.argv[1] * 64
+launcher = None if settings.daemon_user else Launcher(settings)
+with contextlib.closing(Client(settings, __version__, launcher)) as client:
+    if isinstance(client.get(get_message(key)), Absent):
+        message, sealed, program = made_up("jit_f", key=key)
+        assert client.put(message, sealed, program)
+        print("stored", end=" ")
+    else:
+        print("found", end=" ")
+    print(client._idle[0].welcome.pid)
+"""
+PROGRAM = """
+import jax, xcache
+result = float(jax.jit(lambda v: v * 3 + 1)(2.0))
+counted = xcache.stats()
+print(result, counted.hits, counted.misses)
+"""
+
+
+@functools.cache
+def wheel(version: str) -> Path:
+    """A wheel of what stands here, as ``version``; empty for its own."""
+    folder = Path(tempfile.mkdtemp(prefix="xcache-wheel-", dir="/tmp"))
+    source = folder / "source"
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "tests", "dist", "build")
+    shutil.copytree(REPOSITORY, source, ignore=ignored)
+    if version:
+        (source / "xcache" / "_version.py").write_text(f'"""The version."""\n\n__version__ = "{version}"\n')
+    command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--disable-pip-version-check"]
+    subprocess.run([*command, "-w", str(folder), str(source)], check=True, timeout=300)
+    shutil.rmtree(source)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def furnish(machine: Machine) -> None:
+    """An installation of xcache in /opt/xcache, and two users."""
+    # The interpreter may be in root's home; what is changed there is changed in the machine alone.
+    for folder in Path(sys.base_prefix).resolve().parents:
+        machine.run("chmod", "a+x", str(folder))
+    machine.run(sys._base_executable, "-m", "venv", "--without-pip", "/opt/xcache")
+    site = machine.run("/opt/xcache/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").stdout
+    machine.write(f"{site.strip()}/packages.pth", "/opt/packages\n")
+    pip_install(machine, "")
+    machine.add_user(USER)
+    machine.add_user(OTHER)
+
+
+def shown() -> dict[Path, str]:
+    """What of here such a machine is to see."""
+    return {
+        Path(sysconfig.get_path("purelib")): "/opt/packages",
+        REPOSITORY / "tests": "/opt/tests",
+        wheel("").parent: "/opt/wheels",
+        wheel(NEWER).parent: "/opt/newer",
+    }
+
+
+def pip_install(machine: Machine, version: str) -> None:
+    """What a user does to upgrade."""
+    built = f"/opt/{'newer' if version else 'wheels'}/{wheel(version).name}"
+    options = [
+        "--no-deps",
+        "--no-index",
+        "--force-reinstall",
+        "--disable-pip-version-check",
+        "--root-user-action=ignore",
+    ]
+    machine.run("/opt/xcache/bin/python", "-m", "pip", "install", "-q", *options, built, PYTHONDONTWRITEBYTECODE="1")
+
+
+class Service:
+    """One scope's service: what its administrator does, and what programs meet."""
+
+    def __init__(self, machine: Machine, kind: str) -> None:
+        self.machine = machine
+        self.kind = kind
+        # Who administers it, and whose programs use it.
+        self.administrator = USER if kind == "user" else None
+        self.directory = f"{machine.home(USER)}/.cache/xcache" if kind == "user" else "/var/cache/xcache"
+        self.socket = f"/run/user/{USER}/xcache/xcached.sock" if kind == "user" else "/run/xcache/xcached.sock"
+        self.config = (
+            f"{machine.home(USER)}/.config/xcache/config.toml" if kind == "user" else "/etc/xcache/config.toml"
+        )
+        units = f"{machine.home(USER)}/.config/systemd/user" if kind == "user" else "/etc/systemd/system"
+        self._began = time.time()
+        self.drop_in = f"{units}/xcached.service.d/test.conf"
+
+    def xcache(self, *arguments: str, code: int | None = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Give a command as the administrator."""
+        result = self.machine.run("xcache", *arguments, user=self.administrator, check=False, **environment)
+        said = f"{arguments}: {result.returncode} {result.stdout}{result.stderr}"
+        assert code is None or result.returncode == code, f"{said}{self.machine.log()}"
+        assert "Traceback" not in result.stderr, said
+        return result
+
+    def json(self, *arguments: str, code: int | None = 0) -> dict[str, Any]:
+        """The document that a command prints."""
+        return json.loads(self.xcache(*arguments, "--json", code=code).stdout)
+
+    def install(self) -> str:
+        """What install prints."""
+        return self.xcache("service", "install", f"--{self.kind}").stdout
+
+    def uninstall(self) -> str:
+        """What uninstall prints, everything being removed."""
+        return self.xcache("service", "uninstall", f"--{self.kind}", "--purge").stdout
+
+    def systemctl(self, *arguments: str, check: bool = True) -> str:
+        """Ask its service manager."""
+        command = ["systemctl", *(("--user",) if self.kind == "user" else ()), *arguments]
+        return self.machine.run(*command, user=self.administrator, check=check).stdout
+
+    def show(self, name: str, unit: str = "xcached.service") -> str:
+        """A property of a unit."""
+        return self.systemctl("show", "--value", f"--property={name}", unit).strip()
+
+    def configure(self, text: str) -> None:
+        """Write its file of settings."""
+        named = 'daemon_user = "xcache"  # by xcache service install\n' if self.kind == "system" else ""
+        self.machine.write(self.config, f"{named}{text}\n", user=self.administrator)
+
+    def override(self, text: str) -> None:
+        """Add to its unit."""
+        self.machine.write(self.drop_in, f"[Service]\n{text}\n", user=self.administrator)
+        self.systemctl("daemon-reload")
+
+    def talk(self, key: str = "a", user: int = USER, *, check: bool = True, **environment: str) -> tuple[str, int]:
+        """Have a program use it: what it did, and the daemon's process; without ``check`` it may fail."""
+        path = "/opt/tests:/opt/tests/client"
+        command = ["/opt/xcache/bin/python", "-c", TALK, key]
+        environment |= {"PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"}
+        result = self.machine.run(*command, user=user, check=check, **environment)
+        what, pid = result.stdout.split() or ("failed", "0")
+        return what, int(pid)
+
+    def program(self) -> str:
+        """Run a program with jax: its result, hits and misses."""
+        command = ["/opt/xcache/bin/python", "-c", PROGRAM]
+        run = self.machine.run(*command, user=USER, XCACHE="1", JAX_PLATFORMS="cpu", XCACHE_TIMEOUT="20s")
+        assert not run.stderr, run.stderr
+        return run.stdout.strip()
+
+    def daemons(self) -> list[int]:
+        """The processes of all daemons in the machine."""
+        said = self.machine.run("pgrep", "-f", "^[^ ]*python[^ ]* -P -m xcached", check=False).stdout
+        return [int(pid) for pid in said.split()]
+
+    def main_pid(self) -> int:
+        """The daemon that the service manager knows of, 0 for none."""
+        return int(self.show("MainPID"))
+
+    def journal(self, *options: str) -> list[dict[str, Any]]:
+        """What the daemon has logged since this service is there."""
+        unit = "_SYSTEMD_USER_UNIT" if self.kind == "user" else "_SYSTEMD_UNIT"
+        command = ["journalctl", "--no-pager", "-o", "json", f"--since=@{self._began:.6f}"]
+        said = self.machine.run(*command, *options, f"{unit}=xcached.service", check=False).stdout
+        return [json.loads(line) for line in said.splitlines()]
+
+    def says(self, pattern: str) -> bool:
+        """Whether its status line comes to be like this."""
+        return until(lambda: re.search(pattern, self.show("StatusText")))
+
+    def clean(self) -> None:
+        """Take everything away, however it stands."""
+        self.xcache("service", "uninstall", f"--{self.kind}", "--purge", code=None)
+        for pid in self.daemons():
+            self.machine.run("kill", "-9", str(pid), check=False)
+        leftovers = [str(Path(self.drop_in).parent), self.directory, str(Path(self.socket).parent), self.config]
+        home = self.machine.home(USER)
+        folders = [f"{home}/.config/xcache", f"{home}/.config/systemd", f"{home}/.cache/xcache", f"/tmp/xcache-{USER}"]
+        self.machine.run("rm", "-rf", *leftovers, *folders)
+        self.systemctl("daemon-reload")

@@ -1,0 +1,69 @@
+"""The recipes in deploy/: right by the schema, and of one mind with each other and with the settings."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+from conftest import REPOSITORY
+
+from xcache import config
+
+yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra test")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="it comes with the extra test")
+
+CONTAINERFILE = (REPOSITORY / "deploy" / "Containerfile").read_text()
+# A version of Kubernetes that is in use for years to come; what the manifest says is much older.
+KUBERNETES = "1.30"
+
+
+def documents() -> dict[str, Any]:
+    found = yaml.safe_load_all((REPOSITORY / "deploy" / "kubernetes.yaml").read_text())
+    return {document["kind"]: document for document in found}
+
+
+@pytest.mark.parametrize("kind", ["Namespace", "ConfigMap", "DaemonSet", "Pod"])
+def test_the_manifest_is_right_by_the_schema(kind):
+    kubernetes_validate.validate(documents()[kind], KUBERNETES, strict=True)
+
+
+def test_the_schema_would_find_what_is_wrong():
+    wrong = documents()["DaemonSet"]
+    wrong["spec"]["template"]["spec"]["containers"][0]["volumeMount"] = []
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, KUBERNETES, strict=True)
+
+
+def test_all_of_them_mean_the_same_account_and_folders(tmp_path):
+    found = documents()
+    (tmp_path / "config.toml").write_text(found["ConfigMap"]["data"]["config.toml"])
+    daemons = config.load({"XCACHE_CONFIG": str(tmp_path / "config.toml")})
+    uid = re.search(r"XCACHED_UID=(\d+)", CONTAINERFILE)[1]
+    assert daemons.daemon_user == uid
+    assert daemons.idle_exit == 0
+    pod = found["DaemonSet"]["spec"]["template"]["spec"]
+    assert str(pod["securityContext"]["runAsUser"]) == uid
+    assert f"os.chown(folder, {uid}, {uid})" in pod["initContainers"][0]["command"][2]
+    program = found["Pod"]["spec"]["containers"][0]
+    theirs = config.load({one["name"]: one["value"] for one in program["env"]})
+    assert (theirs.daemon_user, theirs.socket, theirs.dir) == (uid, daemons.socket, daemons.dir)
+    folders = {one["name"]: one["hostPath"]["path"] for one in pod["volumes"] if "hostPath" in one}
+    assert folders == {"store": str(daemons.dir), "socket": str(daemons.socket.parent)}
+    for container in (*pod["initContainers"], *pod["containers"]):
+        mounted = {one["name"]: one["mountPath"] for one in container["volumeMounts"]}
+        assert mounted.items() >= folders.items()
+    assert program["volumeMounts"] == [{"name": "socket", "mountPath": folders["socket"], "readOnly": True}]
+    for folder in folders.values():
+        assert f" {folder}" in CONTAINERFILE
+    # Nobody but who makes the folders is root, and nobody may become it.
+    for container in (*pod["initContainers"], *pod["containers"], program):
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
+
+
+def test_the_container_runs_what_there_is():
+    entry = re.search(r"^ENTRYPOINT (.*)$", CONTAINERFILE, re.MULTILINE)[1]
+    assert entry == '["python", "-P", "-m", "xcached"]'
+    images = re.findall(r"^FROM (\S+)", CONTAINERFILE, re.MULTILINE)
+    assert set(images) == {"python:3.13-slim"}

@@ -1,0 +1,370 @@
+"""The service under a real systemd: a user's and the machine's, through everything that can happen to them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from conftest import until
+from machine import booted
+from services import NEWER, OTHER, USER, Service, furnish, pip_install, shown
+
+from xcache import __version__
+
+pytestmark = pytest.mark.slow
+both = pytest.mark.parametrize("kind", ["user", "system"])
+
+
+@pytest.fixture(scope="module")
+def machine():
+    with booted({}):
+        # Whether it is possible at all shows before anything is built for it.
+        pass
+    with booted(shown()) as made:
+        furnish(made)
+        yield made
+
+
+@pytest.fixture
+def service(machine, kind):
+    made = Service(machine, kind)
+    yield made
+    made.clean()
+
+
+def files(machine) -> set[str]:
+    """Everything that installing could leave somewhere, with whose it is and how it may be used."""
+    places = ["/etc", "/home", "/opt/xcache", "/run", "/tmp", "/var/cache", "/var/lib", "/var/tmp", "/root/.cache"]
+    # What every machine writes as it goes on: the journal, the transient state of units, and the accounts' backups.
+    passed_over = re.compile(
+        r"^/(run/(log|systemd|credentials|user/\d+/systemd)|etc/[a-z]+-$|etc/\.pwd|opt/.*__pycache__)"
+    )
+    # What a program keeps for itself beside a machine's store.
+    machine.run("rm", "-f", f"{machine.home(USER)}/.cache/xcache/native-digests.json")
+    machine.run("rmdir", "--ignore-fail-on-non-empty", f"{machine.home(USER)}/.cache/xcache", check=False)
+    found = machine.run("find", *places, "-printf", "%p %y %m %U %l\n", check=False).stdout.splitlines()
+    return {line for line in found if not passed_over.match(line.split()[0])}
+
+
+@both
+def test_the_whole_life_of_a_service(machine, service):
+    """Install twice, first use, kill, stop, uninstall; a program with jax finds what it stored all the while."""
+    before, accounts = files(machine), machine.read("/etc/passwd") + machine.read("/etc/group")
+    first = service.install()
+    assert "wrote " in first
+    assert f"checked: process {service.main_pid()}, xcache {__version__}, serves {service.directory}" in first
+    pid = service.main_pid()
+    again = service.install()
+    assert again.startswith("everything is as it should be\n")
+    assert service.main_pid() == pid
+    # The first who asks starts it: not by itself, and nothing beside it.
+    service.systemctl("stop", "xcached.service")
+    assert service.daemons() == []
+    assert service.json("service", "status", f"--{service.kind}") | {"says": ""} == {
+        "scope": service.kind,
+        "installed": True,
+        "enabled": True,
+        "listening": True,
+        "running": False,
+        "pid": None,
+        "restarts": 0,
+        "says": "",
+        "socket": service.socket,
+        "directory": service.directory,
+        "units": [
+            f"{service.drop_in.rpartition('/')[0].rpartition('/')[0]}/xcached.{end}" for end in ("socket", "service")
+        ],
+    }
+    assert service.daemons() == []
+    assert service.program() == "7.0 0 1"
+    assert service.daemons() == [service.main_pid()]
+    assert service.program() == "7.0 1 0"
+    killed = service.main_pid()
+    machine.run("kill", "-9", str(killed))
+    assert until(lambda: service.main_pid() not in (0, killed))
+    assert service.program() == "7.0 1 0"
+    assert service.daemons() == [service.main_pid()]
+    assert service.show("NRestarts") == "1"
+    said = service.xcache("service", "uninstall", f"--{service.kind}").stdout
+    assert f"kept the store {service.directory}" in said
+    assert service.daemons() == []
+    assert {line for line in files(machine) - before if service.directory not in line} == set()
+    assert "removed the store" in service.uninstall()
+    assert service.uninstall().startswith("nothing was installed\n")
+    assert files(machine) == before
+    assert machine.read("/etc/passwd") + machine.read("/etc/group") == accounts
+    assert service.xcache("service", "status", f"--{service.kind}", code=1).stdout.startswith("service   not installed")
+
+
+@both
+def test_clients_that_come_at_once_activate_one_daemon(machine, service):
+    service.install()
+    service.systemctl("stop", "xcached.service")
+    environment = {"PYTHONPATH": "/opt/tests:/opt/tests/client", "PYTHONDONTWRITEBYTECODE": "1"}
+    from services import TALK
+
+    command = ["/opt/xcache/bin/python", "-c", TALK]
+    programs = [machine.begin(*command, key, user=USER, **environment) for key in "0123456789"]
+    said = [program.communicate(timeout=60) for program in programs]
+    assert {line for line, _ in said} == {f"stored {service.main_pid()}\n"}, said
+    assert service.daemons() == [service.main_pid()]
+
+
+@both
+def test_a_daemon_that_hangs_is_restarted(machine, service):
+    service.install()
+    service.override("WatchdogSec=1s")
+    service.systemctl("stop", "xcached.service")
+    _, pid = service.talk("a")
+    machine.run("kill", "-STOP", str(pid))
+    assert until(lambda: service.main_pid() not in (0, pid)), machine.log()
+    assert service.talk("a") == ("found", service.main_pid())
+    # And one that is well is let be.
+    assert not until(lambda: service.show("NRestarts") != "1", 3.0)
+
+
+@both
+def test_a_change_of_the_settings_takes_effect_and_one_that_is_wrong_is_refused(machine, service):
+    service.install()
+    _, pid = service.talk("a")
+    service.configure('max_size = "3G"')
+    assert until(lambda: service.json("status")["max_size"] == 3 * 2**30)
+    service.configure('max_size = "lots"')
+    assert service.says("refused: max_size='lots' .*must be a size")
+    assert "goes on with the settings it had: max_size='lots'" in service.xcache(
+        "status", code=None
+    ).stderr + machine.run("journalctl", "--no-pager", "-o", "cat").stdout.replace(
+        "the settings were not changed", "goes on with the settings it had"
+    )
+    service.configure('max_size = "4G"\nlog = "debug"')
+    service.systemctl("reload", "xcached.service")
+    assert service.show("ActiveState") == "active"
+    assert service.says(r"serves .*connections?$")
+    assert service.main_pid() == pid
+    logged = [entry["MESSAGE"] for entry in service.journal()]
+    assert any(line.startswith("setting changed: max_size: 21474836480 -> 3221225472") for line in logged), logged
+    assert any(line.startswith("setting changed: log: warning -> debug") for line in logged), logged
+    service.configure('dir = "/var/tmp/elsewhere"')
+    assert service.says("dir cannot change from .* while the daemon runs; restart it")
+
+
+@both
+def test_it_logs_to_the_journal_with_levels(machine, service):
+    service.install()
+    service.configure('max_size = "lots"')
+    assert service.says("refused")
+    levels = {entry["MESSAGE"]: entry["PRIORITY"] for entry in service.journal()}
+    assert [priority for message, priority in levels.items() if " serves " in message] == ["6"]
+    assert [priority for message, priority in levels.items() if message.startswith("the settings were not")] == ["3"]
+    assert machine.run("ls", service.directory).stdout.split() == [
+        "blobs", "daemon.lock", "quarantine", "store.db", "store.db-shm", "store.db-wal",
+    ]  # fmt: skip
+
+
+@both
+def test_xcache_is_upgraded_underneath(machine, service):
+    service.install()
+    what, old = service.talk("a")
+    assert what == "stored"
+    pip_install(machine, NEWER)
+    try:
+        # What runs goes on, and what is started from now on is the newer one.
+        assert service.talk("a") == ("found", old)
+        machine.run("kill", "-9", str(old))
+        assert until(lambda: service.main_pid() not in (0, old))
+        assert service.talk("a")[0] == "found"
+        assert service.json("service", "install", f"--{service.kind}")["version"] == NEWER
+    finally:
+        pip_install(machine, "")
+    # Back again: installing has the running one replaced.
+    said = service.install()
+    assert re.search(rf"stopped process \d+, which was xcache {NEWER}\n", said), said
+    assert service.talk("a")[0] == "found"
+
+
+@both
+def test_it_leaves_when_idle_and_comes_back_when_asked(machine, service):
+    service.install()
+    service.configure('idle_exit = "300ms"')
+    assert until(lambda: service.main_pid() == 0 and not service.daemons())
+    assert service.show("ActiveState", "xcached.socket") == "active"
+    assert service.show("Result") == "success"
+    # Looking whether it runs does not start it.
+    if service.kind == "user":
+        assert service.json("status")["running"] is False
+        assert "no daemon was running" in service.xcache("stop").stdout
+        assert service.daemons() == []
+    service.configure('idle_exit = "60s"')
+    assert service.talk("a")[0] == "stored"
+    if service.kind == "user":
+        assert "already running" in service.xcache("start").stdout
+        assert service.json("stop")["stopped"] is True
+        assert service.json("start")["started"] is True
+    assert service.daemons() == [service.main_pid()]
+
+
+PUTS_AND_STOPS = """
+import contextlib, os, subprocess, sys
+from conftest import Place, put_message
+from conversation import Conversation, key_of, open_file
+from pathlib import Path
+from xcache import config, protocol
+place = Place(Path("/nowhere"))
+place.socket = config.load().socket
+talk = Conversation(place)
+talk.greet()
+payload = os.urandom(8_000_000)
+with open_file(payload) as file:
+    puts = [
+        talk.say(put_message(key_of(str(n)), payload, b"p", payload=None), [file]) for n in range(8)
+    ]
+    # What came before it has been heard by then.
+    answers = talk.answers([talk.say(protocol.AskStatus())])
+    print("sent", flush=True)
+    answers |= talk.answers([put for put in puts if put not in answers])
+    assert {answers[put] for put in puts} == {protocol.Stored(True)}, answers
+    assert talk.was_hung_up_on()
+print("answered")
+"""
+
+
+@both
+def test_what_is_in_flight_is_finished_when_it_is_stopped(machine, service):
+    service.install()
+    path = "/opt/tests:/opt/tests/client:/opt/tests/daemon"
+    command = ["/opt/xcache/bin/python", "-c", PUTS_AND_STOPS]
+    with machine.begin(*command, user=USER, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1") as program:
+        said = program.stdout.readline()
+        service.systemctl("stop", "xcached.service")
+        rest, complaints = program.communicate(timeout=60)
+    assert (said, rest) == ("sent\n", "answered\n"), complaints + machine.log()
+    assert service.show("Result") == "success"
+    assert service.daemons() == []
+
+
+DAMAGES = """
+import contextlib, os, sqlite3, sys
+with contextlib.closing(sqlite3.connect(sys.argv[1], isolation_level=None)) as database:
+    # So that nobody goes by what they remember of the file.
+    database.execute("INSERT INTO statistics VALUES ('hits', 1) ON CONFLICT (name) DO UPDATE SET amount = amount + 1")
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+with open(sys.argv[1], "r+b") as file:
+    file.seek(4096)
+    file.write(os.urandom(os.path.getsize(sys.argv[1]) - 4096))
+"""
+
+
+@both
+def test_a_damaged_database_is_replaced_by_the_same_process(machine, service):
+    """It executes itself again, with the socket and the lock in hand."""
+    service.install()
+    _, pid = service.talk("a")
+    machine.run("/opt/xcache/bin/python", "-c", DAMAGES, f"{service.directory}/store.db")
+
+    def met() -> bool:
+        service.talk("b", check=False, XCACHE_TIMEOUT="2s")
+        return bool(service.journal("--grep=beginning anew"))
+
+    assert until(met), machine.log()
+    assert until(lambda: service.show("ActiveState") == "active")
+    assert until(lambda: service.talk("c", check=False) in (("stored", pid), ("found", pid)))
+    assert service.main_pid() == pid
+    assert service.show("NRestarts") == "0"
+    # It is still told apart from one that hangs, and can be reloaded and stopped.
+    service.systemctl("reload", "xcached.service")
+    service.systemctl("stop", "xcached.service")
+    assert service.show("Result") == "success"
+
+
+@pytest.mark.parametrize("kind", ["user"])
+def test_a_daemon_that_a_program_started_makes_way(machine, service):
+    what, beside = service.talk("a")
+    assert (what, service.daemons()) == ("stored", [beside])
+    said = service.install()
+    assert f"process {beside}, which served {service.directory}, has left" in said
+    assert service.talk("a") == ("found", service.main_pid())
+
+
+@pytest.mark.parametrize("kind", ["user"])
+def test_a_program_outside_of_the_session_finds_the_socket(machine, service):
+    """A cron job has no XDG_RUNTIME_DIR, looks elsewhere, and must not start a second daemon beside the service's."""
+    service.install()
+    service.systemctl("stop", "xcached.service")
+    assert service.talk("a", XDG_RUNTIME_DIR="") == ("stored", service.main_pid())
+    assert service.daemons() == [service.main_pid()]
+
+
+@pytest.mark.parametrize("kind", ["user"])
+def test_the_service_takes_over_from_a_daemon_that_was_started_elsewhere(machine, service):
+    service.install()
+    service.systemctl("stop", "xcached.service", "xcached.socket")
+    what, beside = service.talk("a", XDG_RUNTIME_DIR="")
+    assert (what, service.main_pid()) == ("stored", 0)
+    service.systemctl("start", "xcached.socket")
+    assert service.talk("a") == ("found", service.main_pid())
+    assert service.daemons() == [service.main_pid()]
+    assert service.main_pid() != beside
+    assert service.show("NRestarts") == "0"
+
+
+@pytest.mark.parametrize("kind", ["user"])
+def test_where_the_service_cannot_start_programs_do_without(machine, service):
+    service.install()
+    service.override("ExecStart=\nExecStart=/bin/false")
+    service.systemctl("stop", "xcached.service")
+    command = ["/opt/xcache/bin/python", "-c", "import jax; print(jax.jit(lambda v: v * 3 + 1)(2.0))"]
+    for _ in range(2):
+        run = machine.run(*command, user=USER, XCACHE="1", JAX_PLATFORMS="cpu", XCACHE_TIMEOUT="2s")
+        assert run.stdout == "7.0\n"
+    assert "does not answer" in service.xcache("service", "install", "--user", code=1).stderr or service.daemons()
+
+
+@pytest.mark.parametrize("kind", ["system"])
+def test_the_machines_daemon_serves_all_users_under_its_account(machine, service):
+    service.install()
+    assert service.talk("a", user=USER) == ("stored", service.main_pid())
+    # Nobody is given what another stored, unless they are trusted.
+    assert service.talk("a", user=OTHER)[0] == "stored"
+    owner = machine.run("stat", "-c", "%U %a", service.directory).stdout
+    assert owner == "xcache 700\n"
+    assert machine.run("ps", "-o", "user=", "-p", str(service.main_pid())).stdout.strip() == "xcache"
+    service.configure(f'trusted_writers = "u{USER}"')
+    service.systemctl("reload", "xcached.service")
+    service.talk("b", user=USER)
+    assert service.talk("b", user=OTHER)[0] == "found"
+    service.configure('trusted_writers = "nobody-of-this-name"')
+    assert service.says("refused: there is no account 'nobody-of-this-name'")
+    assert service.talk("b", user=OTHER)[0] == "found"
+
+
+@pytest.mark.parametrize("kind", ["system"])
+def test_what_the_machines_daemon_may_see_and_not_change(machine, service):
+    """Users' environments can be looked at, and even what root would let it write cannot be written."""
+    service.install()
+    pid = service.main_pid()
+    look = f"nsenter -t {pid} -m setpriv --reuid=xcache --clear-groups"
+    machine.run(
+        "sh",
+        "-c",
+        f"mkdir -p /home/u{USER}/env && chmod 777 /home/u{USER} /home/u{USER}/env && touch /home/u{USER}/env/f",
+    )
+    machine.run("sh", "-c", "mkdir -m 777 /tmp/env && touch /tmp/env/f")
+    for place in (f"/home/u{USER}/env", "/tmp/env"):
+        machine.run("sh", "-c", f"{look} cat {place}/f")
+        assert "Read-only" in machine.run("sh", "-c", f"LC_ALL=C {look} touch {place}/g", check=False).stderr
+    assert machine.run("sh", "-c", f"{look} cat /proc/{pid}/stat").stdout
+    machine.run("rm", "-rf", f"/home/u{USER}/env", "/tmp/env")
+    machine.run("chmod", "755", f"/home/u{USER}")
+
+
+def test_a_user_cannot_install_for_the_machine_and_others_files_stay(machine):
+    service = Service(machine, "user")
+    assert "--system is for root" in service.xcache("service", "install", "--system", code=2).stderr
+    unit = f"{machine.home(USER)}/.config/systemd/user/xcached.service"
+    machine.write(unit, "[Service]\nExecStart=/bin/true\n", user=USER)
+    try:
+        assert "was not written by xcache" in service.xcache("service", "install", "--user", code=1).stderr
+        assert "was not written by xcache and stays" in service.xcache("service", "uninstall", "--user").stderr
+        assert machine.read(unit) == "[Service]\nExecStart=/bin/true\n"
+    finally:
+        service.clean()

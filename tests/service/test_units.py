@@ -1,0 +1,101 @@
+"""The units as they are written, judged by systemd's own tools; no service manager is needed for that."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xcache import config
+from xcache.cli.units import NAMES, SERVICE, SOCKET, Scope
+from xcache.errors import ConfigError
+
+# "OK" is below 5; these are what was measured, so that a change for the worse is noticed.
+EXPOSURE = {"system": 1.0, "user": 4.3}
+
+
+def scope(kind: str, directory: str = "/var/cache/xcache") -> Scope:
+    settings = config.load({"HOME": "/h"}, dir=directory, daemon_user="daemon" if kind == "system" else "")
+    folder = Path("/etc/systemd/system" if kind == "system" else "/h/.config/systemd/user")
+    return Scope(kind, folder, ("systemctl",), settings, "%t/xcache/xcached.sock")
+
+
+def written(made: Scope, folder: Path, python: str = sys.executable) -> Path:
+    for unit in NAMES:
+        (folder / unit).write_text(made.filled(unit, python))
+    return folder
+
+
+needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze")
+
+
+@needs_systemd
+@pytest.mark.parametrize("kind", ["system", "user"])
+def test_its_exposure_is_ok(kind, tmp_path):
+    unit = written(scope(kind), tmp_path) / SERVICE
+    command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(unit)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    found = re.search(r"Overall exposure level for xcached.service: ([\d.]+) (\w+)", said.stdout)
+    assert found, said
+    assert found[2] in ("OK", "SAFE"), said.stdout
+    assert float(found[1]) <= EXPOSURE[kind], said.stdout
+
+
+@needs_systemd
+@pytest.mark.parametrize("directory", ["/var/cache/xcache", '/a 100% "quoted" \\ $HOME folder'])
+def test_systemd_understands_every_line(tmp_path, directory):
+    """Also with folders that have in them what means something to systemd."""
+    python = tmp_path / "a b 5% $HOME" / "python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    units = written(scope("system", directory), tmp_path, str(python))
+    command = [
+        "systemd-analyze",
+        "verify",
+        "--man=no",
+        "--recursive-errors=no",
+        str(units / SERVICE),
+        str(units / SOCKET),
+    ]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    ours = [line for line in said.stderr.splitlines() if "xcached" in line]
+    assert (said.returncode, ours) == (0, []), said.stderr
+
+
+def test_a_program_that_systemd_would_not_run_is_refused():
+    with pytest.raises(ConfigError, match="systemd runs no program of such a name"):
+        scope("user").filled(SERVICE, '/opt/a "b"/python')
+
+
+@pytest.mark.parametrize("kind", ["system", "user"])
+def test_nothing_is_left_to_be_filled_in(kind):
+    for unit in NAMES:
+        text = scope(kind).filled(unit, "/opt/python")
+        assert not re.search(r"@[A-Z]+@", text)
+        assert f"xcache service install --{kind}" in text
+
+
+def test_the_users_socket_is_where_programs_look():
+    text = scope("user").filled(SOCKET, "/opt/python")
+    assert "\nListenStream=%t/xcache/xcached.sock\nSocketMode=0600\nDirectoryMode=0700\n" in text
+    assert "\nSocketMode=0666\n" in scope("system").filled(SOCKET, "/opt/python")
+
+
+def test_a_users_own_is_refused_where_the_machine_has_one(monkeypatch, tmp_path):
+    from xcache.cli.units import scope_of
+
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "xcache").mkdir()
+    (tmp_path / "xcache" / "config.toml").write_text(f"daemon_user = {os.getuid()}")
+    with pytest.raises(ConfigError, match="one daemon for all users"):
+        scope_of("user")
+    (tmp_path / "xcache" / "config.toml").write_text("")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR is not set"):
+        scope_of("user")

@@ -1,0 +1,82 @@
+"""The account of a machine's daemon, and the line that names it in /etc."""
+
+from __future__ import annotations
+
+import contextlib
+import pwd
+import subprocess
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+from xcache.config import SYSTEM_FILE
+from xcache.errors import StoreError
+
+# By these it is known what install made, and uninstall may take back.
+_GECOS = "xcache daemon made by xcache service install"
+_COMMENT = "  # by xcache service install"
+_SETTING = "daemon_user"
+_PATIENCE = 60
+
+
+def prepare(name: str, home: Path, done: Callable[[str], None]) -> None:
+    """Make the account, and have every program know of it."""
+    if _entry(name) is None:
+        if name.isdigit():
+            raise StoreError(f"there is no account with the number {name}; name one, or make it first")
+        _run("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", str(home),
+             "--shell", "/usr/sbin/nologin", "--comment", _GECOS, name)  # fmt: skip
+        done(f"made the account {name}")
+    text = SYSTEM_FILE.read_text("utf-8") if SYSTEM_FILE.exists() else ""
+    if _SETTING not in tomllib.loads(text):
+        SYSTEM_FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        # In front, where no table has begun yet.
+        _write(f'{_SETTING} = "{name}"{_COMMENT}\n{text}')
+        done(f"named the account in {SYSTEM_FILE}: programs of all users go to that daemon now")
+
+
+def take_back(name: str, keep: Path, done: Callable[[str], None]) -> None:
+    """Undo that, as far as it was made here; the account stays for as long as it owns the store at ``keep``."""
+    if SYSTEM_FILE.exists():
+        before = SYSTEM_FILE.read_text("utf-8").splitlines(keepends=True)
+        after = [line for line in before if not (line.startswith(_SETTING) and line.rstrip().endswith(_COMMENT))]
+        if after != before:
+            if after:
+                _write("".join(after))
+            else:
+                SYSTEM_FILE.unlink()
+            done(f"took the account out of {SYSTEM_FILE}")
+    with contextlib.suppress(OSError):
+        SYSTEM_FILE.parent.rmdir()
+    entry = _entry(name)
+    if entry is None or entry.pw_gecos != _GECOS:
+        return
+    if keep.exists():
+        done(f"kept the account {name}, to which the store belongs")
+        return
+    _run("userdel", name)
+    done(f"removed the account {name}")
+
+
+def _entry(name: str) -> pwd.struct_passwd | None:
+    with contextlib.suppress(KeyError):
+        return pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
+    return None
+
+
+def _write(text: str) -> None:
+    beside = SYSTEM_FILE.with_name(f".{SYSTEM_FILE.name}.new")
+    beside.write_text(text, "utf-8")
+    beside.chmod(SYSTEM_FILE.stat().st_mode & 0o777 if SYSTEM_FILE.exists() else 0o644)
+    beside.replace(SYSTEM_FILE)
+
+
+def _run(*command: str) -> None:
+    try:
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+    except FileNotFoundError:
+        raise StoreError(f"there is no {command[0]} here; make or remove the account by hand") from None
+    if result.returncode:
+        raise StoreError(f"{' '.join(command)}: {result.stderr.strip()}")

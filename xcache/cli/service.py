@@ -1,0 +1,312 @@
+"""``xcache service``: the daemon as a service of systemd, for a user or for the machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from xcache.cli import account, talking
+from xcache.cli.output import emit, json_option, note, print_facts
+from xcache.cli.units import ACCOUNT_HOME, NAMES, SERVICE, SOCKET, Scope, scope_of
+from xcache.errors import ConfigError, StoreError, UnavailableError
+
+_PATIENCE = 120
+_SHOWN = ("LoadState", "ActiveState", "SubState", "UnitFileState", "MainPID", "NRestarts", "StatusText", "Result")
+# Who shows whether any account can run the daemon.
+_NOBODY = 65534
+
+
+@click.group()
+def service() -> None:
+    """Have systemd look after the daemon: it listens, and starts the daemon for the first who asks.
+
+    --user is for your own programs and needs no rights; --system is one daemon for all users and for root to set up.
+    Without either it is --system for root, and --user for everybody else.
+    """
+
+
+def _scoped(command: Callable[..., None]) -> Callable[..., None]:
+    usual = "system" if os.getuid() == 0 else "user"
+    command = click.option("--user", "kind", flag_value="user", help="For your own programs.")(command)
+    return click.option("--system", "kind", flag_value="system", default=usual, help="For all users; root's default.")(
+        command
+    )
+
+
+@service.command()
+@_scoped
+@json_option
+def install(kind: str, as_json: bool) -> None:
+    """Write the units, enable them, and make sure that the daemon answers.
+
+    It can be run again: after an upgrade, after the environment was moved, or to see that all is well. The daemon runs
+    from the installation that this command belongs to. With --system, an account is made where there is none, and
+    /etc/xcache/config.toml names it.
+
+    \b
+    JSON: {"scope": str, "done": [str], "units": [str], "socket": str, "directory": str, "pid": int, "version": str}
+    """
+    scope = _ready_scope(kind)
+    done = Doings(quiet=as_json)
+    for name in sorted(set(os.environ) & {"XCACHE_DIR", "XCACHE_SOCKET", "XCACHE_CONFIG"}):
+        note(f"{name} is set here and the service knows nothing of it; what is to hold for it belongs into a file")
+    _check_python(scope)
+    if scope.is_machines:
+        account.prepare(scope.settings.daemon_user, ACCOUNT_HOME, done)
+    changed = [unit for unit in NAMES if _write(scope, unit, done)]
+    if changed:
+        _systemctl(scope, "daemon-reload")
+    if changed or not _is_active(scope, SOCKET):
+        _make_way(scope, done)
+        _systemctl(scope, "stop", SERVICE, SOCKET)
+        _systemctl(scope, "reset-failed", *NAMES, may_fail=True)
+    if _show(scope, SOCKET)["UnitFileState"] != "enabled":
+        _systemctl(scope, "enable", SOCKET)
+        done(f"enabled {SOCKET}")
+    if not _is_active(scope, SOCKET):
+        _systemctl(scope, "start", SOCKET)
+        done(f"started {SOCKET}: systemd listens on {scope.settings.socket}")
+    welcome = _replace_older(scope, done)
+    if not done.said:
+        done("everything is as it should be")
+    done(f"checked: process {welcome.pid}, xcache {welcome.version}, serves {scope.settings.dir}")
+    if as_json:
+        emit(
+            {
+                "scope": scope.name,
+                "done": done.said,
+                "units": [str(scope.path(unit)) for unit in NAMES],
+                "socket": str(scope.settings.socket),
+                "directory": str(scope.settings.dir),
+                "pid": welcome.pid,
+                "version": welcome.version,
+            }
+        )
+
+
+@service.command()
+@_scoped
+@click.option("--purge", is_flag=True, help="Delete the store as well, and the account if it was made by install.")
+@json_option
+def uninstall(kind: str, purge: bool, as_json: bool) -> None:
+    """Stop the daemon and remove what install made. The store stays, unless --purge is given.
+
+    \b
+    JSON: {"scope": str, "done": [str]}
+    """
+    scope = _ready_scope(kind)
+    done = Doings(quiet=as_json)
+    ours = [unit for unit in NAMES if scope.is_ours(unit)]
+    for unit in NAMES:
+        if scope.path(unit).exists() and unit not in ours:
+            note(f"{scope.path(unit)} was not written by xcache and stays")
+    if SOCKET in ours:
+        _systemctl(scope, "disable", "--now", SOCKET)
+        done(f"disabled and stopped {SOCKET}")
+    if SERVICE in ours:
+        _systemctl(scope, "stop", SERVICE)
+        done(f"stopped {SERVICE}")
+    for unit in ours:
+        scope.path(unit).unlink()
+        done(f"removed {scope.path(unit)}")
+    if ours:
+        _systemctl(scope, "daemon-reload")
+        _systemctl(scope, "reset-failed", *NAMES, may_fail=True)
+    if purge and scope.settings.dir.is_dir():
+        shutil.rmtree(scope.settings.dir)
+        done(f"removed the store {scope.settings.dir}")
+    _remove_empty(scope)
+    if scope.is_machines:
+        account.take_back(scope.settings.daemon_user, keep=scope.settings.dir, done=done)
+    if not done.said:
+        done("nothing was installed")
+    if scope.settings.dir.exists():
+        done(f"kept the store {scope.settings.dir}; --purge removes it")
+    if as_json:
+        emit({"scope": scope.name, "done": done.said})
+
+
+@service.command()
+@_scoped
+@json_option
+def status(kind: str, as_json: bool) -> None:
+    """Are the units there, enabled and active, and what does the daemon say?
+
+    \b
+    JSON: {"scope": str, "installed": bool, "enabled": bool, "listening": bool, "running": bool, "pid": int or null,
+           "restarts": int, "says": str, "socket": str, "directory": str, "units": [str]}
+
+    Exit status 1 when they are not there, or systemd does not listen.
+    """
+    scope = _ready_scope(kind)
+    socket, daemon = _show(scope, SOCKET), _show(scope, SERVICE)
+    pid = int(daemon["MainPID"] or 0)
+    found: dict[str, Any] = {
+        "scope": scope.name,
+        "installed": all(scope.is_ours(unit) for unit in NAMES),
+        "enabled": socket["UnitFileState"] == "enabled",
+        "listening": socket["ActiveState"] == "active",
+        "running": daemon["ActiveState"] in ("active", "reloading"),
+        "pid": pid or None,
+        "restarts": int(daemon["NRestarts"] or 0),
+        "says": daemon["StatusText"],
+        "socket": str(scope.settings.socket),
+        "directory": str(scope.settings.dir),
+        "units": [str(scope.path(unit)) for unit in NAMES if scope.path(unit).exists()],
+    }
+    if as_json:
+        emit(found)
+    else:
+        state = "installed" if found["installed"] else "not installed"
+        print_facts(
+            [
+                ("service", f"{state}, {'' if found['enabled'] else 'not '}enabled ({scope.name})"),
+                ("socket", f"{found['socket']}, {socket['ActiveState']} ({socket['SubState']})"),
+                ("daemon", f"{daemon['ActiveState']} ({daemon['SubState']})" + (f", process {pid}" if pid else "")),
+                ("restarts", str(found["restarts"])),
+                ("says", found["says"] or "-"),
+                ("store", found["directory"]),
+            ]
+        )
+    if not (found["installed"] and found["listening"]):
+        click.get_current_context().exit(1)
+
+
+class Doings:
+    """Says what is done, and remembers it."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.said: list[str] = []
+        self._quiet = quiet
+
+    def __call__(self, what: str) -> None:
+        """Say one thing."""
+        self.said.append(what)
+        if not self._quiet:
+            click.echo(what)
+
+
+def _ready_scope(kind: str) -> Scope:
+    if not shutil.which("systemctl"):
+        raise UnavailableError("there is no systemctl here, and so no systemd that could look after the daemon")
+    if kind == "system" and os.getuid() != 0:
+        raise ConfigError("--system is for root; --user is for everybody")
+    return scope_of(kind)
+
+
+def _write(scope: Scope, unit: str, done: Doings) -> bool:
+    """Write a unit; whether it was another one before."""
+    path, text = scope.path(unit), scope.filled(unit, sys.executable)
+    if path.exists() and not scope.is_ours(unit):
+        raise StoreError(f"{path} was not written by xcache; remove or rename it first")
+    if path.exists() and path.read_text("utf-8") == text:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text, "utf-8")
+    # Units are for everybody to read, whatever the umask.
+    beside.chmod(0o644)
+    beside.replace(path)
+    done(f"wrote {path}")
+    return True
+
+
+def _check_python(scope: Scope) -> None:
+    """The daemon has to run from here, without the caller's environment and, for a machine, without its rights."""
+    user = _NOBODY if scope.is_machines else None
+    command = [sys.executable, "-P", "-m", "xcached", "--version"]
+    try:
+        result = subprocess.run(
+            command,
+            user=user,
+            group=user,
+            extra_groups=None if user is None else [],
+            env={"PATH": os.defpath, "HOME": "/"},
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=False,
+        )
+        problem = result.stderr.strip().rpartition("\n")[2] if result.returncode else ""
+    except OSError as error:
+        problem = str(error)
+    if problem:
+        whom = "other accounts" if scope.is_machines else "the service manager"
+        raise UnavailableError(f"{whom} cannot run the daemon from here ({' '.join(command)}): {problem}")
+
+
+def _make_way(scope: Scope, done: Doings) -> None:
+    """Have a daemon leave that a program started."""
+    with contextlib.suppress(ConfigError):
+        left = talking.leave(scope.settings)
+        if left is not None:
+            done(f"process {left.pid}, which served {scope.settings.dir}, has left")
+
+
+def _replace_older(scope: Scope, done: Doings) -> Any:
+    """The daemon's welcome; one of another version than this makes room for a fresh one."""
+    from xcache._version import __version__
+
+    welcome = _knock(scope)
+    if welcome.version != __version__:
+        _systemctl(scope, "stop", SERVICE)
+        done(f"stopped process {welcome.pid}, which was xcache {welcome.version}")
+        welcome = _knock(scope)
+    return welcome
+
+
+def _knock(scope: Scope) -> Any:
+    try:
+        return talking.knock(scope.settings)
+    except UnavailableError as error:
+        journal = "journalctl -u xcached" if scope.is_machines else "journalctl --user -u xcached"
+        raise UnavailableError(f"the daemon does not answer: {error}; why, stands in: {journal}") from None
+
+
+def _remove_empty(scope: Scope) -> None:
+    """Take folders away that are empty now."""
+    folders: list[Path] = [scope.settings.socket.parent, scope.folder / "sockets.target.wants"]
+    if scope.is_machines:
+        folders.append(ACCOUNT_HOME)
+    else:
+        folders += [scope.folder, scope.folder.parent]
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def _is_active(scope: Scope, unit: str) -> bool:
+    return _show(scope, unit)["ActiveState"] == "active"
+
+
+def _show(scope: Scope, unit: str) -> dict[str, str]:
+    said = _systemctl(scope, "show", unit, f"--property={','.join(_SHOWN)}")
+    found = dict(line.partition("=")[::2] for line in said.splitlines())
+    return dict.fromkeys(_SHOWN, "") | found
+
+
+def _systemctl(scope: Scope, *arguments: str, may_fail: bool = False) -> str:
+    command = [*scope.systemctl, "--no-pager", "--no-ask-password", *arguments]
+    try:
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE, check=False
+        )
+    except subprocess.TimeoutExpired:
+        _fail(command, f"nothing within {_PATIENCE} s")
+    if result.returncode and not may_fail:
+        _fail(command, result.stderr.strip() or f"exit status {result.returncode}")
+    return result.stdout
+
+
+def _fail(command: list[str], what: str) -> NoReturn:
+    raise UnavailableError(f"{' '.join(command)}: {what}")

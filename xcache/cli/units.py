@@ -1,0 +1,105 @@
+"""The units of systemd as they are to be: templates that ship with xcache, filled in for this installation."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+from typing import NamedTuple
+
+import xcache
+from xcache import config
+from xcache.config import Config
+from xcache.errors import ConfigError
+
+NAMES = ("xcached.socket", "xcached.service")
+SOCKET, SERVICE = NAMES
+ACCOUNT = "xcache"
+# Home of the machine's account, and where its own settings would be.
+ACCOUNT_HOME = Path("/var/lib/xcache")
+# By this line a file is known to be ours; every template has it.
+_MARK = "xcache service install"
+
+
+class Scope(NamedTuple):
+    """For whom there is a service, and what it is made of."""
+
+    name: str
+    folder: Path
+    systemctl: tuple[str, ...]
+    settings: Config
+    socket: str
+
+    @property
+    def is_machines(self) -> bool:
+        """Whether it is the one for all users."""
+        return self.name == "system"
+
+    def path(self, unit: str) -> Path:
+        """Where a unit is written."""
+        return self.folder / unit
+
+    def is_ours(self, unit: str) -> bool:
+        """Whether what stands there was written here."""
+        try:
+            return _MARK in self.path(unit).read_text("utf-8")
+        except OSError:
+            return False
+
+    def filled(self, unit: str, python: str) -> str:
+        """A unit's text for an interpreter that has xcache."""
+        if any(character in "\"'\\" or not character.isprintable() for character in python):
+            raise ConfigError(f"systemd runs no program of such a name: {python!r}; install xcache elsewhere")
+        text = (_templates() / self.name / unit).read_text("utf-8")
+        values = {
+            "SOCKET": self.socket,
+            "PYTHON": without_specifiers(python),
+            "DIRECTORY": escaped(str(self.settings.dir)),
+            "ACCOUNT": self.settings.daemon_user,
+        }
+        for name, value in values.items():
+            text = text.replace(f"@{name}@", value)
+        return text
+
+
+def scope_of(kind: str) -> Scope:
+    """The user's or the machine's, by the settings that a service finds: those of files."""
+    # What the service manager does not know of must not be what the units are made for.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("XCACHE")}
+    if kind == "system":
+        account = config.load({"HOME": str(ACCOUNT_HOME)}).daemon_user or ACCOUNT
+        settings = config.load({"HOME": str(ACCOUNT_HOME)}, daemon_user=account)
+        return Scope(
+            kind, Path("/etc/systemd/system"), ("systemctl",), settings, without_specifiers(str(settings.socket))
+        )
+    settings = config.load(environ)
+    if settings.daemon_user:
+        raise ConfigError(
+            f"this machine has one daemon for all users (daemon_user={settings.daemon_user!r},"
+            f" {settings.sources['daemon_user']}); a user's own would serve nobody"
+        )
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if not runtime.startswith("/"):
+        raise ConfigError("XDG_RUNTIME_DIR is not set: there is no service manager of this user here; log in properly")
+    # By its name, so that the unit holds for every session.
+    usual = settings.socket == Path(runtime) / "xcache" / "xcached.sock"
+    home = Path(environ.get("XDG_CONFIG_HOME") or Path(pwd.getpwuid(os.getuid()).pw_dir) / ".config")
+    socket = "%t/xcache/xcached.sock" if usual else without_specifiers(str(settings.socket))
+    return Scope(kind, home / "systemd" / "user", ("systemctl", "--user"), settings, socket)
+
+
+def without_specifiers(text: str) -> str:
+    """Text in which systemd shall see no specifier."""
+    return text.replace("%", "%%")
+
+
+def escaped(text: str) -> str:
+    """What stands between quotes in a unit."""
+    return without_specifiers(text).replace("\\", "\\\\").replace('"', '\\"')
+
+
+def _templates() -> Path:
+    package = Path(xcache.__file__).parent
+    installed = package / "systemd"
+    # In a checkout they are where one looks for them.
+    return installed if installed.is_dir() else package.parent / "daemon" / "systemd"
