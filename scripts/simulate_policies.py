@@ -5,31 +5,29 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from simulate_traces import Request
 from xcached import eviction
-from xcached.eviction import Candidate, Excess
+from xcached.eviction import Candidate, Excess, Usage
 
 
 class Known:
     """What is known of a key when it is stored or used."""
 
-    __slots__ = ("before", "decayed", "here", "order", "remembered", "seconds", "size", "time", "uses", "worth")
+    __slots__ = ("before", "decayed", "here", "order", "seconds", "size", "usage", "uses")
 
     def __init__(self) -> None:
         self.here = False
-        # In the cache, and ever.
-        self.uses = self.remembered = 0
+        # Since it is here.
+        self.uses = 0
         # The order of the last use, and of the one before it.
         self.order = self.before = 0
-        # In which a use counts half as much one turnover later.
-        self.decayed = 0.0
-        self.time = 0.0
+        # Ever, and since it is here, in the way of the daemon.
+        self.usage = self.decayed = Usage()
         self.size = 0
         self.seconds = 0.0
-        self.worth = 0.0
 
 
 Worth = Callable[[Known, float], float]
@@ -45,14 +43,12 @@ POLICIES: dict[str, Worth] = {
     "LFU": lambda known, floor: known.uses,
     "LRU-2": lambda known, floor: known.before,
     "GDS": lambda known, floor: floor + _value(known),
-    "GDSF": lambda known, floor: eviction.worth(floor, known.uses, known.seconds, known.size),
+    "GDSF": lambda known, floor: floor + known.uses * _value(known),
     "GDSF-sqrt": lambda known, floor: floor + math.sqrt(known.uses) * _value(known),
-    "GDSF-cap8": lambda known, floor: floor + min(known.uses, 8) * _value(known),
-    "GDSF-ghost": lambda known, floor: floor + known.remembered * _value(known),
-    "decay": lambda known, floor: math.log2(known.decayed * _value(known)) + known.time,
+    "no memory": lambda known, floor: eviction.worth(known.decayed, known.seconds, known.size),
+    "xcache": lambda known, floor: eviction.worth(known.usage, known.seconds, known.size),
 }
-AGAINST = ("LRU", "LFU")
-CHOSEN = "GDSF"
+FEW = ("LRU", "LFU", "GDSF", "xcache")
 
 
 class Outcome(NamedTuple):
@@ -63,58 +59,61 @@ class Outcome(NamedTuple):
     evictions: int
 
 
-def replay(
-    requests: Sequence[Request], capacity: int, worth: Worth, *, noise: float = 0.0, admit: bool = False
-) -> Outcome:
-    """Ask for everything in turn. ``noise``: how far compile times are spread by what else the machine does.
+class Cache:
+    """As much of the daemon's store as decides what is evicted, under any policy."""
 
-    With ``admit`` the newest entry never goes at once, whatever it is worth.
-    """
-    known: dict[str, Known] = {}
-    heap: list[tuple[float, int, str]] = []
+    def __init__(self, capacity: int, worth: Worth) -> None:
+        self._capacity = capacity
+        self._worth = worth
+        self._known: dict[str, Known] = {}
+        # What is worth least comes first; what is not up to date any more is passed over.
+        self._order: list[tuple[float, int, str]] = []
+        self._held = self._entries = 0
+        self._floor = self._now = 0.0
+        self.evictions = 0
+
+    def ask(self, request: Request, order: int, seconds: float) -> bool:
+        """Whether it is there; where it is not, it is from now on. ``seconds``: what the compile seemed to take."""
+        known = self._known.setdefault(request.key, Known())
+        hit = known.here
+        if not hit:
+            if request.size > self._capacity:
+                return False
+            known.here, known.uses, known.decayed = True, 0, Usage()
+            known.size, known.seconds = request.size, seconds
+            self._held += request.size
+            self._entries += 1
+        self._now += eviction.time_passed(self._entries)
+        known.usage, known.decayed = (eviction.used(u, self._now) for u in (known.usage, known.decayed))
+        known.uses += 1
+        known.before, known.order = known.order, order
+        heapq.heappush(self._order, (self._worth(known, self._floor), order, request.key))
+        self._make_room()
+        return hit
+
+    def _make_room(self) -> None:
+        for key in eviction.choose(self._candidates(), Excess(self._held - self._capacity)):
+            self._known[key].here = False
+            self._held -= self._known[key].size
+            self._entries -= 1
+            self.evictions += 1
+
+    def _candidates(self) -> Iterator[Candidate[str]]:
+        while self._order:
+            worth, order, key = heapq.heappop(self._order)
+            known = self._known[key]
+            if known.here and known.order == order:
+                self._floor = worth
+                yield Candidate(key, known.size)
+
+
+def replay(requests: Sequence[Request], capacity: int, worth: Worth, noise: float = 0.0) -> Outcome:
+    """Ask for everything in turn. ``noise``: how far compile times are spread by what else the machine does."""
+    cache = Cache(capacity, worth)
     chance = random.Random("noise")
-    held = count = hits = evictions = 0
-    saved = floor = now = 0.0
+    saved, hits = 0.0, 0
     for order, request in enumerate(requests, start=1):
-        state = known.setdefault(request.key, Known())
-        if state.here:
+        if cache.ask(request, order, request.seconds * (chance.lognormvariate(0, noise) if noise else 1.0)):
             hits += 1
             saved += request.seconds
-        elif request.size > capacity:
-            continue
-        else:
-            state.here = True
-            state.uses = 0
-            state.size = request.size
-            state.seconds = request.seconds * (chance.lognormvariate(0, noise) if noise else 1.0)
-            held += request.size
-            count += 1
-        now += 1 / count
-        state.decayed = 1.0 + state.decayed * 2.0 ** (state.time - now)
-        state.time = now
-        state.uses += 1
-        state.remembered += 1
-        state.before, state.order = state.order, order
-        state.worth = worth(state, floor)
-        heapq.heappush(heap, (state.worth, order, request.key))
-        if held > capacity:
-            aside = []
-            # The daemon's own function chooses; what is stale in the heap is passed over on the way.
-            def first() -> object:
-                while heap:
-                    value, used, key = heapq.heappop(heap)
-                    if known[key].here and known[key].order == used:
-                        if admit and used == order:
-                            aside.append((value, used, key))
-                            continue
-                        yield Candidate(key, known[key].size, worth=value)
-
-            for gone in eviction.choose(first(), Excess(held - capacity)):
-                known[gone.entry].here = False
-                held -= gone.size
-                count -= 1
-                evictions += 1
-                floor = gone.worth
-            for item in aside:
-                heapq.heappush(heap, item)
-    return Outcome(saved, hits, evictions)
+    return Outcome(saved, hits, cache.evictions)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from simulate_bound import most_saved
-from simulate_policies import AGAINST, CHOSEN, POLICIES, replay
+from simulate_policies import FEW, POLICIES, replay
 from simulate_traces import MADE_UP, Request, make, recorded
 
 SHARES = (0.01, 0.03, 0.1, 0.3)
@@ -22,7 +22,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float, default=0.0, help="spread of measured compile times (of a log-normal)")
     parser.add_argument("--policies", choices=("few", "all"), default="few")
     options = parser.parse_args()
-    names = list(POLICIES) if options.policies == "all" else [*AGAINST, CHOSEN]
+    names = list(POLICIES) if options.policies == "all" else FEW
     for name in options.traces:
         requests = make(name, options.seed) if name in MADE_UP else recorded(Path(name), options.repeat)
         print_table(name if name in MADE_UP else Path(name).stem, requests, names, options.noise)

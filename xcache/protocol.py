@@ -191,7 +191,7 @@ class Removed(NamedTuple):
 
 
 class Sync(NamedTuple):
-    """Write to the database whatever is held back, so that a reader of it sees everything."""
+    """Write to the database whatever is held back, and make room, so that a reader of it sees how things are."""
 
 
 class ZeroStatistics(NamedTuple):

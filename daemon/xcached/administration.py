@@ -89,7 +89,7 @@ class Administration:
 
     def _sync(self, caller: Caller, message: protocol.Sync, descriptors: Sequence[int]) -> Answer:
         # The writer writes what it holds back before it comes to this.
-        return self._call(lambda _: protocol.Done())
+        return self._call(lambda _: self._writer.catch_up())
 
     def _zero_statistics(self, caller: Caller, message: protocol.ZeroStatistics, descriptors: Sequence[int]) -> Answer:
         def zero(store: Store) -> protocol.Message:

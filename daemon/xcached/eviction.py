@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
@@ -18,6 +19,10 @@ _SECONDS_TO_FIND = 0.002
 _BYTES_LOADED_IN_A_SECOND = 40e6
 # Where loading takes as long as compiling, an entry is worth next to nothing; which of those goes is told by use.
 _LEAST_SHARE = 0.01
+# Requests for each entry that the store holds until a use counts half.
+_HALF_LIFE = 4.0
+# Of what has no logarithm.
+_LEAST = 1e-30
 
 
 class Candidate(NamedTuple, Generic[Entry]):
@@ -28,7 +33,6 @@ class Candidate(NamedTuple, Generic[Entry]):
     program: str = ""
     program_size: int = 0
     sharers: int = 1
-    worth: float = 0.0
 
 
 def saved_for_each_byte(seconds: float, size: int) -> float:
@@ -37,13 +41,30 @@ def saved_for_each_byte(seconds: float, size: int) -> float:
     return saved / (size + _BYTES_BESIDE)
 
 
-def worth(floor: float, uses: int, seconds: float, size: int) -> float:
-    """What an entry is worth when it is stored or used (GreedyDual-Size-Frequency): who is worth least goes first.
+class Usage(NamedTuple):
+    """How much an entry was used, as of a moment of the store's own time: what is past counts ever less."""
 
-    ``floor`` is the worth of the last that went. It rises with every one, so that who is not used any more falls
-    behind, however much they were worth: age is counted in what was evicted, and not by a clock.
+    uses: float = 0.0
+    time: float = 0.0
+
+
+def time_passed(entries: int, uses: int = 1) -> float:
+    """How far ``uses`` bring the store's own time on: a half-life is a few requests for each entry that it holds."""
+    return uses / (max(entries, 1) * _HALF_LIFE)
+
+
+def used(before: Usage, now: float, times: int = 1) -> Usage:
+    """An entry is stored or used at this moment."""
+    return Usage(times + before.uses * 2.0 ** min(before.time - now, 0.0), now)
+
+
+def worth(usage: Usage, seconds: float, size: int) -> float:
+    """What an entry is worth: who is worth least goes first.
+
+    It is the logarithm of what it may be expected to save for each byte. As time goes by that halves for all of them
+    alike, so that their order stays, and is kept in an index: the time of the last use is added instead.
     """
-    return floor + uses * saved_for_each_byte(seconds, size)
+    return math.log2(max(usage.uses * saved_for_each_byte(seconds, size), _LEAST)) + usage.time
 
 
 class Excess(NamedTuple):
@@ -53,18 +74,19 @@ class Excess(NamedTuple):
     entries: int = 0
 
     def __bool__(self) -> bool:
+        """Whether there is."""
         return self.bytes > 0 or self.entries > 0
 
 
-def choose(who_goes_first: Iterable[Candidate[Entry]], excess: Excess) -> list[Candidate[Entry]]:
+def choose(who_goes_first: Iterable[Candidate[Entry]], excess: Excess) -> list[Entry]:
     """Those to evict until nothing is too much; takes from ``who_goes_first`` no more than it needs."""
-    chosen: list[Candidate[Entry]] = []
+    chosen: list[Entry] = []
     gone: Counter[str] = Counter()
     size, entries = excess
     if not excess:
         return chosen
     for candidate in who_goes_first:
-        chosen.append(candidate)
+        chosen.append(candidate.entry)
         gone[candidate.program] += 1
         entries -= 1
         size -= candidate.size

@@ -64,8 +64,8 @@ class Shelf:
         return self.begin_call(call).result(20)
 
     def sync(self) -> None:
-        """Wait until everything is written."""
-        self.call(lambda store: protocol.Done())
+        """Wait until everything is written, and what was too much is gone."""
+        self.call(lambda store: self.writer.catch_up())
 
     def begin_remove(self, *keys: str) -> Future[protocol.Message]:
         """Have entries removed; the answer comes later."""
