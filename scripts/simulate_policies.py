@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from simulate_traces import Request
+
 from xcached import eviction
 from xcached.eviction import Candidate, Excess, Usage
 
@@ -39,14 +40,14 @@ def _value(known: Known) -> float:
 
 # Each says what a key is worth now, given the floor (the worth of the last that went): who is worth least goes first.
 POLICIES: dict[str, Worth] = {
-    "LRU": lambda known, floor: known.order,
-    "LFU": lambda known, floor: known.uses,
-    "LRU-2": lambda known, floor: known.before,
+    "LRU": lambda known, _: known.order,
+    "LFU": lambda known, _: known.uses,
+    "LRU-2": lambda known, _: known.before,
     "GDS": lambda known, floor: floor + _value(known),
     "GDSF": lambda known, floor: floor + known.uses * _value(known),
     "GDSF-sqrt": lambda known, floor: floor + math.sqrt(known.uses) * _value(known),
-    "no memory": lambda known, floor: eviction.worth(known.decayed, known.seconds, known.size),
-    "xcache": lambda known, floor: eviction.worth(known.usage, known.seconds, known.size),
+    "no memory": lambda known, _: eviction.worth(known.decayed, known.seconds, known.size),
+    "xcache": lambda known, _: eviction.worth(known.usage, known.seconds, known.size),
 }
 FEW = ("LRU", "LFU", "GDSF", "xcache")
 

@@ -39,7 +39,8 @@ def print_table(name: str, requests: Sequence[Request], policies: Sequence[str],
     for share in SHARES:
         capacity = int(sum(sizes.values()) * share)
         saved = [f"{replay(requests, capacity, POLICIES[policy], noise=noise).saved:,.0f}" for policy in policies]
-        print(f"| {share:.0%}: {capacity / 2**20:,.0f} MiB | {' | '.join(saved)} | {most_saved(requests, capacity):,.0f} |")
+        bound = f"{most_saved(requests, capacity):,.0f}"
+        print(f"| {share:.0%}: {capacity / 2**20:,.0f} MiB | {' | '.join([*saved, bound])} |")
     print(flush=True)
 
 

@@ -144,7 +144,7 @@ def make(name: str, seed: int) -> list[Request]:
 
 
 def recorded(path: Path, times: int = 1) -> list[Request]:
-    """What a daemon recorded: its Gets, with what each key's Put said of it. Keys that were never stored are left out."""
+    """What a daemon recorded: its Gets, with what each key's Put said of it, as far as there was one."""
     asked: list[str] = []
     known: dict[str, tuple[int, float]] = {}
     with path.open(encoding="utf-8") as lines:

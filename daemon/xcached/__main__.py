@@ -103,7 +103,8 @@ async def serve(settings: config.Config, lock: int | None, ready: Ready) -> None
     # Signals are held back from here on, so that one which comes early still finds everything to be undone.
     for number in _TELL_TO_LEAVE:
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
-    store = Store(settings.dir, settings.max_size, settings.user_quota if trust.shared else 0)
+    quota = settings.user_quota if trust.shared else 0
+    store = Store(settings.dir, settings.max_size, quota, settings.max_age)
     service = Service(store, settings, trust, __version__, stop, begin_anew)
     server = Server(listen(settings.socket, for_everybody=trust.shared), service, settings)
     place = MeetingPlace(settings.socket, settings.dir, lock)

@@ -1,4 +1,4 @@
-"""A clock by which entries age: it goes on while no daemon runs, and no jump of the system's clock ages them by much."""
+"""A clock by which entries age: it goes on while no daemon runs, and jumps of the system's clock hardly matter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DAY = 86400.0
 _LONGEST_ABSENCE = 30 * _DAY
 _NOTED_EVERY = 60.0
 # Other than the monotonic clock it goes on while the machine sleeps.
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+_CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class AgeClock:
@@ -19,7 +19,7 @@ class AgeClock:
         """With ``max_age`` an absence makes nobody older than half of that."""
         self._db = database
         longest = min(_LONGEST_ABSENCE, max_age / 2) if max_age else _LONGEST_ABSENCE
-        seen = dict(database.execute("SELECT name, amount FROM clocks").fetchall())
+        seen: dict[str, float] = dict(database.execute("SELECT name, amount FROM clocks").fetchall())
         absent = time.time() - seen.get("seen at", time.time())
         self._began = time.clock_gettime(_CLOCK)
         self._base = seen.get("age", 0.0) + min(max(absent, 0.0), longest)

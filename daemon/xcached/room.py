@@ -71,17 +71,17 @@ class Room:
             self.waits |= len(going) < len(chosen)
             if going:
                 return self._evict(going, reason)
-        if chosen := self._too_old():
-            return self._evict(chosen, "age")
+        if old := self._too_old():
+            return self._evict(old, "age")
         return None
 
     def give_back(self) -> int:
         """Return some of the database's free pages to the file system; how many bytes of them are left."""
-        if not self._free_pages():
+        if not self.free_pages():
             return 0
         # It frees one page a step, and execute() takes only one where a statement has no columns.
         self._db.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
-        if left := self._free_pages():
+        if left := self.free_pages():
             return left
         # Until then they are free in the journal only. PASSIVE: nobody is waited for.
         self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
@@ -149,7 +149,7 @@ class Room:
 
     def _lacking(self, needed: int = 0) -> int:
         """Bytes that are not free on the disk although they should be; pages of the database are as good as free."""
-        return self._disk.lacking(needed, self._free_pages())
+        return self._disk.lacking(needed, self.free_pages())
 
     def _evict(self, chosen: Sequence[Entry], reason: str) -> Freed:
         before = self._store.totals_now()
@@ -222,7 +222,7 @@ class Room:
         row = self._db.execute("SELECT bytes FROM users WHERE uid = ?", (uid,)).fetchone()
         return row[0] if row else 0
 
-    def _free_pages(self) -> int:
+    def free_pages(self) -> int:
         """Bytes of the database that hold nothing."""
         count: int = self._db.execute("PRAGMA freelist_count").fetchone()[0]
         return count * self._page_size

@@ -198,10 +198,8 @@ def m003_worth(db: Any) -> None:
         ("used_order", 0),
         ("writer_uid, footprint, used_order", 1),
     ):
-        name = columns.partition(",")[0]
-        db.execute(
-            f"CREATE INDEX entries_{'pinned' if pinned else f'by_{name}'} ON entries ({columns}) WHERE pinned = {pinned}"
-        )
+        name = "pinned" if pinned else f"by_{columns.partition(',')[0]}"
+        db.execute(f"CREATE INDEX entries_{name} ON entries ({columns}) WHERE pinned = {pinned}")
     db.execute("DROP INDEX idx_entries_used_order")
     db.execute("DROP INDEX idx_entries_writer_uid_used_order")
     db.execute("PRAGMA user_version = 3")

@@ -269,7 +269,8 @@ class Store:
         """Within a transaction: add hits; ``uses`` are in the order of the last use."""
         for entry, use in uses.items():
             row = self._db.execute(
-                "SELECT uses, used_time, compile_seconds, footprint FROM entries WHERE key = ? AND writer_uid = ?", entry
+                "SELECT uses, used_time, compile_seconds, footprint FROM entries WHERE key = ? AND writer_uid = ?",
+                entry,
             ).fetchone()
             # Anybody who may write the file can alter what stands there.
             if row is None or not all(type(value) in (int, float) for value in row):
@@ -277,8 +278,8 @@ class Store:
             usage = used(Usage(*row[:2]), self._tick(use.hits), use.hits)
             self._db.execute(
                 # Nothing of this is told by a clock that jumps, except for people.
-                "UPDATE entries SET hits = hits + ?, last_used_at = ?, used_order = ?, uses = ?, used_time = ?, worth = ?,"
-                " used_clock = ? WHERE key = ? AND writer_uid = ?",
+                "UPDATE entries SET hits = hits + ?, last_used_at = ?, used_order = ?, uses = ?, used_time = ?,"
+                " worth = ?, used_clock = ? WHERE key = ? AND writer_uid = ?",
                 (
                     use.hits,
                     use.last_used_at,
@@ -317,13 +318,14 @@ class Store:
 
     def _last_use(self) -> tuple[int, float]:
         """Where the order of uses, and the store's own time, have come to."""
-        # Anybody who may write the file can alter what stands there.
-        columns = "CAST(used_order AS INTEGER), CAST(used_time AS REAL)"
         rows = [
             self._db.execute(sql).fetchone() or (0, 0.0)
             for sql in (
-                f"SELECT {columns} FROM entries WHERE pinned = 0 ORDER BY used_order DESC LIMIT 1",
-                f"SELECT {columns} FROM entries WHERE pinned = 1 ORDER BY used_order DESC LIMIT 1",
+                # As numbers: anybody who may write the file can alter what stands there.
+                "SELECT CAST(used_order AS INTEGER), CAST(used_time AS REAL) FROM entries WHERE pinned = 0"
+                " ORDER BY used_order DESC LIMIT 1",
+                "SELECT CAST(used_order AS INTEGER), CAST(used_time AS REAL) FROM entries WHERE pinned = 1"
+                " ORDER BY used_order DESC LIMIT 1",
             )
         ]
         return max(order or 0 for order, _ in rows), max(time or 0.0 for _, time in rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import queue
@@ -18,6 +19,7 @@ from xcache.errors import RefusedError
 from xcached.database import is_damage
 from xcached.room import Room, Tally
 from xcached.store import Entry, Source, Store, Use, Writer
+from xcached.trace import Trace
 
 logger = logging.getLogger("xcached")
 
@@ -66,7 +68,9 @@ Job = PutJob | CallJob | LongJob
 class WriterThread:
     """Owns the writing side of a store. ``submit`` and the ``note`` methods may be called from one other thread."""
 
-    def __init__(self, store: Store, on_damage: Callable[[Exception], None], room: Room | None = None) -> None:
+    def __init__(
+        self, store: Store, on_damage: Callable[[Exception], None], room: Room | None = None, trace: Trace | None = None
+    ) -> None:
         """``on_damage`` is told, on this thread, that the database itself is damaged."""
         self._store = store
         self._room = room or Room(store)
@@ -77,6 +81,7 @@ class WriterThread:
         self._counts: dict[str, float] = {}
         # What is done when nobody else wants anything.
         self._more_to_do = False
+        self._trace = trace or Trace(None)
         self._thread = threading.Thread(target=self._run, name="xcached-writer", daemon=True)
         self._thread.start()
 
@@ -123,7 +128,7 @@ class WriterThread:
             brought = self._do(batch)
             self._guard(self._flush)
             self._more_to_do = False
-            self._guard(lambda brought=brought: self._make_room(brought))
+            self._guard(functools.partial(self._make_room, brought))
         self._guard(self._give_back_some)
 
     def _do(self, batch: list[Job | None]) -> list[int]:
@@ -227,6 +232,7 @@ class WriterThread:
         with self._lock:
             uses, self._uses = self._uses, {}
             counts, self._counts = self._counts, {}
+        self._trace.write()
         if uses or counts:
             with self._store.transaction():
                 self._store.note_uses(uses)

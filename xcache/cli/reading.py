@@ -16,6 +16,7 @@ from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
 SCHEMA = 3
+_PINNING = 3
 EMPTY = "the store is empty"
 _BUSY_SECONDS = 5.0
 
@@ -80,7 +81,7 @@ def reading(directory: Path) -> Iterator[StoreReader | None]:
                     f"{path} was written by a newer xcache (schema {schema}; this one knows {SCHEMA})"
                 )
             # 0: a daemon has made the file, and not yet the tables.
-            yield StoreReader(connection, directory) if schema else None
+            yield StoreReader(connection, directory, schema) if schema else None
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be read: {error}") from None
 
@@ -122,8 +123,10 @@ def _begin(uri: str) -> sqlite3.Connection:
 class StoreReader:
     """What can be asked of a store; rows are dictionaries by the names of the columns."""
 
-    def __init__(self, connection: sqlite3.Connection, directory: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, directory: Path, schema: int) -> None:
         self._connection = connection
+        # A store that no daemon of this version has opened yet.
+        self._pinned = "pinned" if schema >= _PINNING else "0 AS pinned"
         self._directory = directory
 
     def totals(self) -> dict[str, int]:
@@ -141,10 +144,13 @@ class StoreReader:
         ((matched,),) = self._connection.execute(f"SELECT count(*) FROM entries WHERE {where}", values)  # noqa: S608
         rows = self._rows(
             "SELECT key, module_name, platform, device_kind, jaxlib_version, raw_size, stored_size, compile_seconds,"  # noqa: S608
-            f" created_at, last_used_at, hits, writer_uid FROM entries WHERE {where} ORDER BY {wanted.order()} LIMIT ?",
+            f" created_at, last_used_at, hits, writer_uid, {self._pinned} FROM entries"
+            f" WHERE {where} ORDER BY {wanted.order()} LIMIT ?",
             *values,
             wanted.limit or -1,
         )
+        for row in rows:
+            row["pinned"] = bool(row["pinned"])
         return rows, matched
 
     def beginning_with(self, prefix: str, limit: int) -> list[Row]:
