@@ -22,7 +22,7 @@ _LEAST_SHARE = 0.01
 # Requests for each entry that the store holds until a use counts half.
 _HALF_LIFE = 4.0
 # Of what has no logarithm.
-_LEAST = 1e-30
+_LEAST = 1e-300
 
 
 class Candidate(NamedTuple, Generic[Entry]):

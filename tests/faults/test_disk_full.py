@@ -31,6 +31,8 @@ def mount(*arguments: str) -> None:
 def small_disk(place, size: int) -> Iterator[None]:
     """The store is on a file system of its own, of so many bytes, for as long as the block lasts."""
     place.dir.mkdir(mode=0o700)
+    # What happens when it is full to the last page, and not before.
+    place.env.setdefault("XCACHE_MIN_FREE", "0")
     mount("-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(place.dir))
     try:
         yield
@@ -103,6 +105,32 @@ def fill_up_and_make_room(place, campaign, choose, when: str) -> None:
 def started(place, child) -> bool:
     until(lambda: place.answers() or child.poll() is not None)
     return child.poll() is None
+
+
+def test_a_disk_is_never_filled(place):
+    """Puts of all sizes without an end: less and less worthy entries go, or the put is refused, and room stays."""
+    choose = random.Random("never filled")
+    with small_disk(place, 8_000_000):
+        place.start_daemon(XCACHE_MIN_FREE="25%")
+        with talking(place) as talk:
+            answers = []
+            for number in range(400):
+                size = choose.choice((500, 20_000, 50_000, 400_000))
+                answers.append(talk.put(key_of(str(number)), choose.randbytes(size), choose.randbytes(100)))
+                assert shutil.disk_usage(place.dir).free > 1_000_000, number
+            assert answers.count(protocol.Stored(True)) > 350
+            assert {answer.kind for answer in answers if isinstance(answer, protocol.Refused)} <= {"disk full"}
+            assert talk.ask(protocol.Sync()) == protocol.Done()
+            assert talk.status()["entries"] > 10
+            # Somebody else fills it: what there is goes, and then nothing is taken in.
+            ballast = place.dir / "ballast"
+            fill(ballast, 500_000)
+            assert until(lambda: talk.ask(protocol.Sync()) == protocol.Done() and talk.status()["entries"] == 0)
+            refused = talk.put(key_of("late"), b"late" * 200_000)
+            assert isinstance(refused, protocol.Refused) and refused.kind == "disk full"
+            ballast.unlink()
+            assert talk.put(key_of("late"), b"late" * 20_000) == protocol.Stored(True)
+        place.stop()
 
 
 def test_a_disk_that_is_full_for_a_while(place, campaign):
