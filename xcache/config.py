@@ -26,13 +26,14 @@ _MODES = {"1": "on", "on": "on", "0": "off", "off": "off", "": "off", "readonly"
 # A Unix socket's path has 108 bytes, the last of them zero.
 MAX_SOCKET_PATH = 107
 # What a daemon is: with another of these it would be another daemon.
-FIXED = ("dir", "socket", "daemon_user")
+FIXED = ("dir", "socket", "daemon_user", "trace")
 # What a value may be in a file or from code.
 _TYPES = {
     "path": (str, type(Path())),
     "size": (str, int),
     "time": (str, int, float),
     "number": (str, int),
+    "room": (str, int),
     "account": (str, int),
     "flag": (str, int, bool),
     "text": (str,),
@@ -69,6 +70,30 @@ SETTINGS = (
         values.parse_path,
     ),
     Setting("max_size", "size", 20 * _GIB, "bytes the store may hold", _SIZE, values.parse_size),
+    Setting(
+        "max_entries",
+        "number",
+        0,
+        "entries the store may hold",
+        "a number such as 100000; 0 for no limit",
+        values.parse_count,
+    ),
+    Setting(
+        "max_age",
+        "time",
+        0.0,
+        "entries that nobody has used for this time go",
+        "a time such as 90d; 0 for no limit",
+        values.parse_duration,
+    ),
+    Setting(
+        "min_free",
+        "room",
+        "5%",
+        "what stays free on the store's disk: where less is free, entries go and nothing is stored",
+        "a share such as 5% (20G of a large disk are enough), or a size such as 50G; 0 for nothing",
+        values.parse_room,
+    ),
     Setting("log", "text", "warning", "level of messages", "debug, info, warning or error", values.parse_level),
     Setting("autostart", "flag", True, "start a daemon when there is none", "1 or 0", values.parse_flag),
     Setting(
@@ -167,6 +192,14 @@ SETTINGS = (
         "accounts (their entries are for everybody) and @groups (for one another's members)",
         values.parse_names,
     ),
+    Setting(
+        "trace",
+        "path",
+        None,
+        "where the daemon notes every request, for scripts/simulate",
+        "a file; empty: it does not",
+        values.parse_optional_path,
+    ),
     Setting("user_quota", "size", 0, "bytes that each user's entries may take there", _SIZE, values.parse_size),
 )
 
@@ -178,6 +211,9 @@ class Config:
     dir: Path
     socket: Path
     max_size: int
+    max_entries: int
+    max_age: float
+    min_free: str
     log: str
     autostart: bool
     timeout: float
@@ -192,6 +228,7 @@ class Config:
     silence: float
     daemon_user: str
     trusted_writers: tuple[str, ...]
+    trace: Path | None
     user_quota: int
     # Where this user keeps what is no business of the daemon's.
     own_dir: Path
@@ -283,6 +320,8 @@ def _check(setting: Setting, value: Any, source: str) -> Any:
 
 
 def _as_text(value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, tuple):

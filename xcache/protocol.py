@@ -201,8 +201,42 @@ class Removed(NamedTuple):
     bytes: int
 
 
+class Pin(NamedTuple):
+    """Keep the entries under these keys, whatever the limits say."""
+
+    keys: list[str]
+
+
+class Unpin(NamedTuple):
+    """Let them go as all others do."""
+
+    keys: list[str]
+
+
+class Pinned(NamedTuple):
+    """How many of these entries there were, and how many are pinned now in all, with their bytes."""
+
+    entries: int
+    all_entries: int
+    all_bytes: int
+
+
+class CollectGarbage(NamedTuple):
+    """Enforce every limit now, delete what nothing refers to, and return the database's free room to the disk."""
+
+
+class Collected(NamedTuple):
+    """What went: entries with bytes, files, how many entries for which reason, and bytes the database gave back."""
+
+    entries: int
+    bytes: int
+    files: int
+    reasons: dict[str, int]
+    given_back: int
+
+
 class Sync(NamedTuple):
-    """Write to the database whatever is held back, so that a reader of it sees everything."""
+    """Write to the database whatever is held back, and make room, so that a reader of it sees how things are."""
 
 
 class ZeroStatistics(NamedTuple):
@@ -239,7 +273,8 @@ class Refused(NamedTuple):
 
 Message = (
     Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | Announce | NotCacheable
-    | MarkNotCacheable | Put | Stored | Report | Remove | Clear | Removed | Sync | ZeroStatistics | AskStatus | Status
+    | MarkNotCacheable | Put | Stored | Report | Remove | Clear | Removed | Pin | Unpin
+    | Pinned | CollectGarbage | Collected | Sync | ZeroStatistics | AskStatus | Status
     | Stop | Done | Refused
 )  # fmt: skip
 

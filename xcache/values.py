@@ -18,6 +18,8 @@ _NAME = re.compile(r"@?[A-Za-z0-9_.][A-Za-z0-9_.@$-]*")
 _LONGEST_TIMEOUT = 1e9
 # SQLite counts in integers of 64 bits.
 _LARGEST_SIZE = 2**63 - 1
+_LARGEST_COUNT = 10**12
+_LARGEST_SHARE = 90
 
 
 def parse_size(text: str) -> int:
@@ -33,6 +35,27 @@ def parse_size_between(least: int, most: int) -> Callable[[str], int]:
 def parse_count_between(least: int, most: int) -> Callable[[str], int]:
     """A parser of plain numbers within bounds."""
     return lambda text: _within(least, int(text), most)
+
+
+def parse_room(text: str) -> str:
+    """What is to stay free on a disk: a share such as ``5%``, or a size; 0 for nothing."""
+    text = text.strip()
+    if not text.endswith("%"):
+        return str(parse_size(text))
+    share = _parse_quantity(text.removesuffix("%"), {"": 1.0})
+    if share > _LARGEST_SHARE:
+        raise ValueError(text)
+    return f"{share:g}%" if share else "0"
+
+
+def parse_optional_path(text: str) -> Path | None:
+    """A path, or nothing."""
+    return parse_path(text) if text.strip() else None
+
+
+def parse_count(text: str) -> int:
+    """A plain number, 0 for no limit."""
+    return _within(0, int(text), _LARGEST_COUNT)
 
 
 def parse_duration(text: str) -> float:

@@ -158,9 +158,9 @@ def take_changes(settings: Settings, trust: Trust, store: Store) -> None:
     settings.when_changed(set_level)
 
 
-def limits(config: Config, trust: Trust) -> tuple[int, int]:
-    """How much the store may hold, and each user's entries; a quota is for where there are several."""
-    return config.max_size, config.user_quota if trust.shared else 0
+def limits(config: Config, trust: Trust) -> tuple[int, int, float]:
+    """How much the store may hold, and each user's entries, and how old; a quota is for where there are several."""
+    return config.max_size, config.user_quota if trust.shared else 0, config.max_age
 
 
 async def leave_when_idle(server: Server, place: MeetingPlace, upkeep: Upkeep, stopping: asyncio.Event) -> None:

@@ -1,11 +1,11 @@
-"""What each request about the store and the daemon means: remove, clear, count, status, stop."""
+"""What each request about the store and the daemon means: remove, clear, pin, collect garbage, count, status, stop."""
 
 from __future__ import annotations
 
 import os
 import resource
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,16 +14,19 @@ from xcached.caller import Answer, Caller, Reply
 from xcached.leases import Leases
 from xcached.quarantine import Quarantine
 from xcached.records import Records
+from xcached.room import Room, Tally
 from xcached.settings import Settings
 from xcached.store import Entry, Store
 from xcached.trust import Trust
-from xcached.writer import CallJob, WriterThread
+from xcached.writer import CallJob, LongJob, WriterThread
 
 _COUNTERS = frozenset(
     {"requests", "hits", "misses", "bytes_read", "compile_seconds", "load_seconds", "saved_seconds", "wait_seconds"}
 )
 _GROUPS = ("uncacheable:", "errors:")
 _REMOVED_AT_ONCE = 500
+# Of the store, where users have no quota: one may have so much of it pinned.
+_ONE_USERS_SHARE = 4
 _NOT_YOURS = protocol.Refused("not permitted", "only root and the daemon's own account may do this")
 
 
@@ -33,6 +36,7 @@ class Administration:
     def __init__(
         self,
         store: Store,
+        room: Room,
         settings: Settings,
         version: str,
         writer: WriterThread,
@@ -43,6 +47,7 @@ class Administration:
         stop: Callable[[str], None],
     ) -> None:
         self._store = store
+        self._room = room
         self._settings = settings
         self._version = version
         self._writer = writer
@@ -57,6 +62,9 @@ class Administration:
             protocol.Report: self._report,
             protocol.Remove: self._remove,
             protocol.Clear: self._clear,
+            protocol.Pin: self._pin,
+            protocol.Unpin: self._unpin,
+            protocol.CollectGarbage: self._collect_garbage,
             protocol.Sync: self._sync,
             protocol.ZeroStatistics: self._zero_statistics,
             protocol.AskStatus: self._status,
@@ -93,9 +101,53 @@ class Administration:
 
         return self._call(clear)
 
+    def _pin(self, caller: Caller, message: protocol.Pin, descriptors: Sequence[int]) -> Answer:
+        def pin(store: Store) -> protocol.Message:
+            entries = self._changeable(store, caller, message.keys)
+            return protocol.Pinned(len(entries), *self._room.pin(entries, share))
+
+        limited = self._trust.shared and not self._trust.administers(caller.uid)
+        share = self._settings.now.max_size // _ONE_USERS_SHARE if limited else 0
+        return self._call(pin)
+
+    def _unpin(self, caller: Caller, message: protocol.Unpin, descriptors: Sequence[int]) -> Answer:
+        def unpin(store: Store) -> protocol.Message:
+            entries = self._changeable(store, caller, message.keys)
+            return protocol.Pinned(len(entries), *self._room.unpin(entries))
+
+        return self._call(unpin)
+
+    def _changeable(self, store: Store, caller: Caller, keys: Sequence[str]) -> list[Entry]:
+        """The entries under these keys that this user may change."""
+        under = [entry for key in keys for entry in store.entries_under(key) if store.has(entry)]
+        return [entry for entry in under if self._may_change(caller, entry)]
+
+    def _collect_garbage(self, caller: Caller, message: protocol.CollectGarbage, descriptors: Sequence[int]) -> Answer:
+        def collect() -> Generator[None, None, protocol.Message]:
+            tally = Tally()
+            self._room.begin()
+            while (freed := self._room.step()) is not None:
+                tally.add(freed)
+                yield
+            self._quarantine.sweep()
+            for count in self._store.sweep_by_steps():
+                tally.files += count
+                yield
+            given_back = 0
+            while (free := self._room.free_pages()) > 0:
+                given_back += free - self._room.give_back()
+                yield
+            return protocol.Collected(tally.entries, tally.bytes, tally.files, dict(tally.reasons), given_back)
+
+        if not self._trust.administers(caller.uid):
+            return Reply(_NOT_YOURS)
+        done: Future[protocol.Message] = Future()
+        self._writer.submit(LongJob(collect(), done))
+        return done
+
     def _sync(self, caller: Caller, message: protocol.Sync, descriptors: Sequence[int]) -> Answer:
         # The writer writes what it holds back before it comes to this.
-        return self._call(lambda _: protocol.Done())
+        return self._call(lambda _: self._writer.catch_up())
 
     def _zero_statistics(self, caller: Caller, message: protocol.ZeroStatistics, descriptors: Sequence[int]) -> Answer:
         def zero(store: Store) -> protocol.Message:

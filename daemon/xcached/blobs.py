@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import hashlib
 import os
@@ -69,10 +68,13 @@ class BlobFiles:
                 folder.mkdir(mode=0o700, exist_ok=True)
                 _sync_folder(folder.parent)
 
-    def delete(self, digest: str) -> None:
-        """Remove a content; one that is gone already is no trouble."""
-        with contextlib.suppress(OSError):
+    def delete(self, digest: str) -> bool:
+        """Remove a content, and whether there was one; one that is gone already is no trouble."""
+        try:
             self.path(digest).unlink()
+        except OSError:
+            return False
+        return True
 
     def clear_unfinished(self) -> int:
         """Delete what a killed daemon left half written."""
@@ -82,11 +84,11 @@ class BlobFiles:
             count += 1
         return count
 
-    def all(self) -> Iterator[str]:
+    def by_folder(self) -> Iterator[list[str]]:
         """The digests of all files, folder by folder."""
         for folder in sorted(self._folder.iterdir()):
             if len(folder.name) == 2:
-                yield from (path.name for path in folder.iterdir() if _NAME.fullmatch(path.name))
+                yield [path.name for path in folder.iterdir() if _NAME.fullmatch(path.name)]
 
 
 def read_chunks(source: int, size: int) -> Iterator[bytes]:

@@ -14,10 +14,12 @@ from xcache.errors import NewerStoreError, StoreError
 
 logger = logging.getLogger("xcached")
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 # One that finds the database locked by somebody else waits: the thread that serves everybody hardly, the writer longer.
 _READING_PATIENCE, _WRITING_PATIENCE = 0.05, 10.0
 _SUFFIXES = ("", "-wal", "-shm", "-journal")
+# A journal that grew with one large transaction shrinks to this when it begins anew.
+_LARGEST_JOURNAL = 4 * 1024 * 1024
 # Of those that were set aside.
 _MOST_KEPT = 5
 
@@ -158,7 +160,7 @@ class Database:
         # What was altered behind our back is to be found out, and not to stop the statement.
         connection.text_factory = lambda text: text.decode("utf-8", "replace")
         # FULL: what was acknowledged survives a power cut.
-        for pragma in ("synchronous = FULL", "foreign_keys = OFF"):
+        for pragma in ("synchronous = FULL", "foreign_keys = OFF", f"journal_size_limit = {_LARGEST_JOURNAL}"):
             connection.execute(f"PRAGMA {pragma}")
         # No mmap_size: a mapped file that somebody truncates, or a disk that fails, is a fatal signal.
         return connection

@@ -68,12 +68,15 @@ class Records:
         with self._store.transaction():
             self._db.execute("UPDATE toolchains SET stale_since = NULL WHERE digest = ?", (toolchain,))
 
-    def purge(self, toolchain: str) -> protocol.Removed:
-        """Remove some of what a toolchain made; when nothing is left, forget it."""
+    def purge(self, toolchain: str) -> protocol.Removed | None:
+        """Remove some of what a toolchain made; when nothing is left, forget it. None if all that is left is pinned."""
         rows = self._db.execute(
-            "SELECT key, writer_uid FROM entries WHERE toolchain_component = ? LIMIT ?", (toolchain, _REMOVED_AT_ONCE)
+            "SELECT key, writer_uid FROM entries WHERE toolchain_component = ? AND pinned = 0 LIMIT ?",
+            (toolchain, _REMOVED_AT_ONCE),
         ).fetchall()
         entries = [Entry(*row) for row in rows]
+        if not entries and self._has_entries(toolchain):
+            return None
         with self._store.transaction():
             loose = self._store.remove(entries)
             if entries:
@@ -83,6 +86,10 @@ class Records:
                 self._db.execute("DELETE FROM toolchains WHERE digest = ?", (toolchain,))
         self._store.delete_files(loose)
         return protocol.Removed(len(entries), 0)
+
+    def _has_entries(self, toolchain: str) -> bool:
+        sql = "SELECT 1 FROM entries WHERE toolchain_component = ? LIMIT 1"
+        return self._db.execute(sql, (toolchain,)).fetchone() is not None
 
     def invalidated(self, reason: str, removed: protocol.Removed) -> None:
         """Somebody removed entries, and said why."""

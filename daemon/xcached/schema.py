@@ -7,8 +7,10 @@ from typing import Any
 
 from sqlite_utils import Migrations
 
+from xcached import eviction
+
 # The number of migrations below. It stands in ``PRAGMA user_version``, where it can be read without sqlite-utils.
-VERSION = 3
+VERSION = 4
 
 migrations = Migrations("xcache")
 
@@ -161,6 +163,49 @@ def m002_writers(db: Any) -> None:
 
 
 @migrations()  # type: ignore[untyped-decorator]
+def m003_worth(db: Any) -> None:
+    """Who is worth least goes first, and what is pinned stays."""
+    for column in (
+        # As of used_time, in the store's own time: eviction.py.
+        "uses REAL DEFAULT 1",
+        "used_time REAL DEFAULT 0",
+        "worth REAL DEFAULT 0",
+        # When it was last used, by a clock that does not jump: ageing.py.
+        "used_clock REAL DEFAULT 0",
+        "pinned INTEGER NOT NULL DEFAULT 0",
+    ):
+        db.execute(f"ALTER TABLE entries ADD COLUMN {column}")
+    db.execute("CREATE TABLE clocks (name TEXT PRIMARY KEY, amount REAL NOT NULL)")
+    # What is known of it: what was used last is the most recent, and all that happened is one half-life.
+    db.conn.create_function("worth", 4, lambda uses, time, *of: eviction.worth(eviction.Usage(uses, time), *of))
+    db.execute(
+        "UPDATE entries SET uses = 1 + hits,"
+        " used_time = CAST(used_order AS REAL) / max(1, (SELECT max(used_order) FROM entries))"
+    )
+    db.execute("UPDATE entries SET worth = worth(uses, used_time, compile_seconds, footprint)")
+    # What was used often, and went, is as dear as before when it comes back.
+    db.execute("ALTER TABLE compile_times ADD COLUMN uses REAL DEFAULT 0")
+    db.execute("ALTER TABLE compile_times ADD COLUMN used_time REAL DEFAULT 0")
+    db.execute("DROP TRIGGER entries_delete_compile_time")
+    db.execute(
+        "CREATE TRIGGER entries_delete_compile_time AFTER DELETE ON entries BEGIN INSERT OR REPLACE INTO compile_times"
+        " (key, seconds, uses, used_time) VALUES (OLD.key, OLD.compile_seconds, OLD.uses, OLD.used_time); END"
+    )
+    # Each row is in one or the other, so that who looks for what may go never meets what may not.
+    for columns, pinned in (
+        ("worth, used_order", 0),
+        ("writer_uid, worth, used_order", 0),
+        ("used_order", 0),
+        ("writer_uid, footprint, used_order", 1),
+    ):
+        name = "pinned" if pinned else f"by_{columns.partition(',')[0]}"
+        db.execute(f"CREATE INDEX entries_{name} ON entries ({columns}) WHERE pinned = {pinned}")
+    db.execute("DROP INDEX idx_entries_used_order")
+    db.execute("DROP INDEX idx_entries_writer_uid_used_order")
+    db.execute("PRAGMA user_version = 3")
+
+
+@migrations()  # type: ignore[untyped-decorator]
 def m004_toolchains(db: Any) -> None:
     """Where toolchains are installed, since when they are not, and what that cost."""
     db["toolchains"].create(
@@ -185,7 +230,7 @@ def m004_toolchains(db: Any) -> None:
         {"at": float, "toolchain": str, "reason": str, "entries": int, "bytes": int}, not_null={"at", "reason"}
     )
     db["entries"].create_index(["toolchain_component"])
-    db.execute("PRAGMA user_version = 3")
+    db.execute("PRAGMA user_version = 4")
 
 
 _OF_WRITERS = {

@@ -18,9 +18,11 @@ from xcached.database import is_damage
 from xcached.leases import Leases
 from xcached.quarantine import Quarantine
 from xcached.records import Records
+from xcached.room import Room
 from xcached.settings import Settings
 from xcached.store import Entry, Hit, Source, Store, Writer
 from xcached.toolchains import Toolchains
+from xcached.trace import Trace
 from xcached.trust import ROOT, Trust
 from xcached.writer import CallJob, PutJob, WriterThread
 
@@ -51,7 +53,10 @@ class Service:
         self._begin_anew = begin_anew
         self._loop = asyncio.get_running_loop()
         self.trust = trust
-        self._writer = WriterThread(store, self._damaged_behind)
+        room = Room(store, settings.now.max_entries, settings.now.min_free)
+        settings.when_changed(lambda new: room.limit(new.max_entries, new.min_free))
+        self._trace = Trace(settings.now.trace)
+        self._writer = WriterThread(store, self._damaged_behind, room, self._trace)
         self._quarantine = Quarantine(store, settings.now.dir / "quarantine", self._may_judge)
         self._leases = Leases(
             trusts=self.trust.reads,
@@ -62,8 +67,9 @@ class Service:
         self._call(lambda _: _done(self._quarantine.sweep))
         records = Records(store)
         self._toolchains = Toolchains(records, self._writer, grace=lambda: settings.now.stale_grace)
+        room.stale = lambda: self._toolchains.stale
         self.administration = Administration(
-            store, settings, version, self._writer, self._quarantine, self._leases, records, trust, stop
+            store, room, settings, version, self._writer, self._quarantine, self._leases, records, trust, stop
         )
         self._handlers: dict[type[Any], Callable[[Caller, Any, Sequence[int]], Answer]] = (
             self.administration.handlers
@@ -135,7 +141,12 @@ class Service:
         return answer
 
     def _get(self, caller: Caller, message: protocol.Get, descriptors: Sequence[int]) -> Answer:
-        return self._look_up(caller, message) or self._leases.ask(caller, message)
+        found = self._look_up(caller, message)
+        if found is not None and isinstance(found.message, protocol.Found):
+            self._trace.note("get", message.key, found.message.stored_size, found.message.compile_seconds, hit=True)
+        elif found is None:
+            self._trace.note("get", message.key, 0, 0.0, hit=False)
+        return found or self._leases.ask(caller, message)
 
     def _look_up(self, caller: Caller, message: protocol.Get) -> Reply | None:
         """What is stored, by whoever the caller trusts, or known not to be storable."""
@@ -176,6 +187,8 @@ class Service:
         if refused is not None:
             self._leases.disappoint(message.key)
             return Reply(refused)
+        together = message.stored_size + message.program_stored_size
+        self._trace.note("put", message.key, together, message.compile_seconds, hit=False)
         copies = _duplicates(descriptors)
         of_executable = copies.pop(0) if message.payload is None else None
         of_program = copies.pop(0) if message.program is None else None

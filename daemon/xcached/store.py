@@ -6,7 +6,6 @@ What readers ask belongs to the thread that serves, everything else to the one t
 from __future__ import annotations
 
 import hashlib
-import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,14 +13,11 @@ from typing import NamedTuple
 
 from xcache import protocol
 from xcache.errors import RefusedError, StoreError
+from xcached.ageing import AgeClock
 from xcached.blobs import BlobFiles
 from xcached.database import Database
-from xcached.eviction import Candidate, least_recently_used
+from xcached.eviction import Usage, time_passed, used, worth
 
-logger = logging.getLogger("xcached")
-
-_EVICTED_AT_ONCE = 64
-_PAGES_AT_ONCE = 1024
 _MOST_MARKS = _MOST_COMPILE_TIMES = 100_000
 _MOST_COUNTERS = 1000
 
@@ -77,8 +73,11 @@ class Entry(NamedTuple):
 class Store:
     """Opens or makes the store in a folder; NewerStoreError for one that a newer xcache wrote."""
 
-    def __init__(self, directory: Path, max_size: int, user_quota: int = 0) -> None:
-        self.limit(max_size, user_quota)
+    def __init__(self, directory: Path, max_size: int, user_quota: int = 0, max_age: float = 0.0) -> None:
+        self.directory = directory
+        # Who put something since there was last looked at quotas; None for everybody.
+        self.grown: set[int | None] = set()
+        self.limit(max_size, user_quota, max_age)
         self.database = Database(directory)
         self.transaction, self.part = self.database.transaction, self.database.part
         self._db = self.database.writing
@@ -88,16 +87,15 @@ class Store:
         except OSError as error:
             self.database.close()
             raise StoreError(f"{directory / 'blobs'} cannot be used: {error.strerror}") from None
-        (last,) = self._db.execute("SELECT max(used_order) FROM entries").fetchone()
-        self._used_order = last or 0
-        # Who put something since there was last looked at quotas, and by which quota that was.
-        self._grown: set[int] = set()
-        self._looked_by = user_quota
+        self.age_clock = AgeClock(self._db, max_age)
+        self.used_order, self._time = self._last_use()
+        # Whether what is pinned is not what it was.
+        self.pins_changed = True
 
-    def limit(self, max_size: int, user_quota: int) -> None:
-        """How much there may be from now on, in all and of each user (0: no limit)."""
-        self.max_size = max_size
-        self.user_quota = user_quota
+    def limit(self, max_size: int, user_quota: int, max_age: float) -> None:
+        """How much there may be from now on, in all and of each user, and how old (0: no limit)."""
+        self.max_size, self.user_quota, self.max_age = max_size, user_quota, max_age
+        self.grown.add(None)
 
     def close(self) -> None:
         """Close the database, which leaves no journal behind."""
@@ -157,7 +155,10 @@ class Store:
 
     def put(self, put: protocol.Put, executable: Source, program: Source, writer: Writer) -> list[str]:
         """Within a transaction: add or replace an entry. Returns digests that nothing may refer to any more."""
+        pinned = self._refers("entries", key=put.key, writer_uid=writer.uid, pinned=1)
         loose = self.remove([Entry(put.key, writer.uid)])
+        footprint = put.stored_size + put.program_stored_size
+        usage = used(self._usage_before(put.key), self._tick())
         self._insert_blob(executable)
         if not self._refers("programs", digest=put.program_digest, writer_uid=writer.uid):
             self._insert_blob(program)
@@ -198,10 +199,15 @@ class Store:
             writer_pid=writer.pid,
             writer_program=writer.program,
             program=put.program_digest,
-            footprint=put.stored_size + put.program_stored_size,
+            footprint=footprint,
+            uses=usage.uses,
+            used_time=usage.time,
+            worth=worth(usage, put.compile_seconds, footprint),
+            used_clock=self.age_clock.now(),
+            pinned=int(pinned),
             **{f"{name}_component": put.components.get(name) for name in protocol.DESCRIBED_COMPONENTS},
         )
-        self._grown.add(writer.uid)
+        self.grown.add(writer.uid)
         return loose
 
     def mark_not_cacheable(self, mark: protocol.MarkNotCacheable, uid: int) -> None:
@@ -223,11 +229,12 @@ class Store:
         for entry in entries:
             self._db.execute("DELETE FROM not_cacheable WHERE key = ? AND writer_uid = ?", entry)
             row = self._db.execute(
-                "SELECT blob, program FROM entries WHERE key = ? AND writer_uid = ?", entry
+                "SELECT blob, program, pinned FROM entries WHERE key = ? AND writer_uid = ?", entry
             ).fetchone()
             if row is None:
                 continue
-            blob, program = row
+            blob, program, pinned = row
+            self.pins_changed |= bool(pinned)
             self._db.execute("DELETE FROM entries WHERE key = ? AND writer_uid = ?", entry)
             loose += self._drop_blob(blob)
             owned = (program, entry.writer_uid)
@@ -241,11 +248,9 @@ class Store:
             self._forget_oldest("compile_times", _MOST_COMPILE_TIMES)
         return loose
 
-    def delete_files(self, digests: Iterable[str]) -> None:
-        """After a commit: delete files that nothing refers to."""
-        for digest in digests:
-            if not self._is_in_file(digest):
-                self.files.delete(digest)
+    def delete_files(self, digests: Iterable[str]) -> int:
+        """After a commit: delete files that nothing refers to; how many there were."""
+        return sum(self.files.delete(digest) for digest in digests if not self._is_in_file(digest))
 
     def totals_now(self) -> dict[str, int]:
         """The totals, for the thread that writes."""
@@ -266,11 +271,29 @@ class Store:
 
     def note_uses(self, uses: Mapping[Entry, Use]) -> None:
         """Within a transaction: add hits; ``uses`` are in the order of the last use."""
-        self._db.executemany(
-            # The order is one of its own, so that a clock which jumps changes nothing about what is evicted.
-            "UPDATE entries SET hits = hits + ?, last_used_at = ?, used_order = ? WHERE key = ? AND writer_uid = ?",
-            [(use.hits, use.last_used_at, self._next_order(), *entry) for entry, use in uses.items()],
-        )
+        for entry, use in uses.items():
+            row = self._db.execute(
+                "SELECT uses, used_time, compile_seconds, footprint FROM entries WHERE key = ? AND writer_uid = ?",
+                entry,
+            ).fetchone()
+            # Anybody who may write the file can alter what stands there.
+            if row is None or not all(type(value) in (int, float) for value in row):
+                continue
+            usage = used(Usage(*row[:2]), self._tick(use.hits), use.hits)
+            self._db.execute(
+                # Nothing of this is told by a clock that jumps, except for people.
+                "UPDATE entries SET hits = hits + ?, last_used_at = ?, used_order = ?, uses = ?, used_time = ?,"
+                " worth = ?, used_clock = ? WHERE key = ? AND writer_uid = ?",
+                (
+                    use.hits,
+                    use.last_used_at,
+                    self._next_order(),
+                    *usage,
+                    worth(usage, *row[2:]),
+                    self.age_clock.now(),
+                    *entry,
+                ),
+            )
 
     def add_statistics(self, counts: Mapping[str, float]) -> None:
         """Within a transaction: add to what was counted."""
@@ -287,72 +310,44 @@ class Store:
         self._db.execute("DELETE FROM statistics")
         self.add_statistics({"since": time.time()})
 
-    def evict(self) -> tuple[int, int]:
-        """Make room while there is too much; returns how many entries and bytes went."""
-        before = self.totals_now()
-        # They may be changed meanwhile.
-        max_size, quota = self.max_size, self.user_quota
-        if quota != self._looked_by:
-            self._grown.update(uid for (uid,) in self._db.execute("SELECT uid FROM users"))
-            self._looked_by = quota
-        while self._grown and quota:
-            uid = self._grown.pop()
-            while (excess := self._bytes_of(uid) - quota) > 0 and self._evict_some(excess, uid):
-                pass
-        while max_size and (excess := self.totals_now()["bytes"] - max_size) > 0:
-            if not self._evict_some(excess, None):
-                break
-        after = self.totals_now()
-        return before["entries"] - after["entries"], before["bytes"] - after["bytes"]
-
-    def give_back_room(self) -> None:
-        """Return some of the database's free pages to the file system: in steps, so that nobody has to wait."""
-        if self._db.execute("PRAGMA freelist_count").fetchone()[0]:
-            # It frees one page a step, and execute() takes only one where a statement has no columns.
-            self._db.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
-
     def sweep(self) -> int:
         """Delete files no row speaks of: what was written just before a crash."""
-        count = self.files.clear_unfinished()
-        for digest in self.files.all():
-            if not self._is_in_file(digest):
-                self.files.delete(digest)
-                count += 1
-        return count
+        return sum(self.sweep_by_steps())
 
-    def _evict_some(self, excess: int, uid: int | None) -> int:
-        """Evict what was used longest ago, of one user or of all, until ``excess`` bytes are free or some have gone."""
-        chosen = least_recently_used(self._oldest(uid), excess)
-        if chosen:
-            with self.transaction():
-                loose = self.remove(chosen)
-                self.add_statistics({"evictions": len(chosen)})
-            self.delete_files(loose)
-        return len(chosen)
+    def sweep_by_steps(self) -> Iterator[int]:
+        """The same, folder by folder."""
+        yield self.files.clear_unfinished()
+        for digests in self.files.by_folder():
+            yield self.delete_files(digests)
 
-    def _oldest(self, uid: int | None) -> Iterator[Candidate[Entry]]:
-        """The entries used longest ago. A program that others have as well is counted as free with the last of them."""
-        cursor = self._db.execute(
-            # CROSS JOIN keeps the order of the tables: an index of used_order, then two look-ups for each row.
-            "SELECT entries.key, entries.writer_uid, entries.stored_size, entries.program, blobs.stored_size,"  # noqa: S608
-            " (SELECT count(*) FROM (SELECT 1 FROM entries other WHERE other.program = entries.program"
-            " AND other.writer_uid = entries.writer_uid LIMIT :more))"
-            " FROM entries CROSS JOIN programs"
-            " ON programs.digest = entries.program AND programs.writer_uid = entries.writer_uid"
-            " CROSS JOIN blobs ON blobs.digest = programs.blob"
-            f" {'' if uid is None else 'WHERE entries.writer_uid = :uid'} ORDER BY entries.used_order LIMIT :most",
-            {"most": _EVICTED_AT_ONCE, "more": _EVICTED_AT_ONCE + 1, "uid": uid},
-        )
-        for key, writer, size, program, program_size, sharers in cursor.fetchall():
-            yield Candidate(Entry(key, writer), size, f"{writer} {program}", program_size, sharers)
+    def _last_use(self) -> tuple[int, float]:
+        """Where the order of uses, and the store's own time, have come to."""
+        rows = [
+            self._db.execute(sql).fetchone() or (0, 0.0)
+            for sql in (
+                # As numbers: anybody who may write the file can alter what stands there.
+                "SELECT CAST(used_order AS INTEGER), CAST(used_time AS REAL) FROM entries WHERE pinned = 0"
+                " ORDER BY used_order DESC LIMIT 1",
+                "SELECT CAST(used_order AS INTEGER), CAST(used_time AS REAL) FROM entries WHERE pinned = 1"
+                " ORDER BY used_order DESC LIMIT 1",
+            )
+        ]
+        return max(order or 0 for order, _ in rows), max(time or 0.0 for _, time in rows)
 
-    def _bytes_of(self, uid: int) -> int:
-        row = self._db.execute("SELECT bytes FROM users WHERE uid = ?", (uid,)).fetchone()
-        return row[0] if row else 0
+    def _usage_before(self, key: str) -> Usage:
+        """How much an entry was used that was here before."""
+        row = self._db.execute("SELECT uses, used_time FROM compile_times WHERE key = ?", (key,)).fetchone()
+        return Usage(*row) if row and all(type(value) in (int, float) for value in row) else Usage()
+
+    def _tick(self, uses: int = 1) -> float:
+        """The store's own time: it goes on with every use, the slower the more entries there are."""
+        (entries,) = self._db.execute("SELECT amount FROM totals WHERE name = 'entries'").fetchone()
+        self._time += time_passed(entries, uses)
+        return self._time
 
     def _next_order(self) -> int:
-        self._used_order += 1
-        return self._used_order
+        self.used_order += 1
+        return self.used_order
 
     def _forget_oldest(self, table: str, most: int) -> None:
         sql = f"DELETE FROM {table} WHERE rowid <= (SELECT max(rowid) FROM {table}) - ?"  # noqa: S608

@@ -167,8 +167,10 @@ class Toolchains:
             if now - since < self._grace():
                 continue
             done = self._submit(partial(self._records.purge, toolchain)).result(_LONGEST_WRITE)
+            if isinstance(done, protocol.Removed) and done.entries:
+                return True
             if done != protocol.Removed(0, 0):
-                return isinstance(done, protocol.Removed)
+                continue
             del self._stale_since[toolchain]
             for name in [name for name in self._installations if name[0] == toolchain]:
                 del self._installations[name]

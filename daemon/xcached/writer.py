@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import os
 import queue
 import sqlite3
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple
 
 from xcache import protocol
 from xcache.errors import RefusedError
 from xcached.database import is_damage
+from xcached.room import Room, Tally
 from xcached.store import Entry, Source, Store, Use, Writer
+from xcached.trace import Trace
 
 logger = logging.getLogger("xcached")
 
 _BATCH = 100
 # Uses and statistics are written this often when nothing else is.
 _FLUSH_EVERY = 5.0
+# Of room that can be given back when the daemon leaves.
+_LAST_SECONDS = 1.0
+# What has just come, and is worth less than all others, goes after this time.
+_SOON = 0.5
 _LARGEST_COUNT = 2.0**53
 
 
@@ -47,20 +55,33 @@ class CallJob(NamedTuple):
     done: Future[protocol.Message]
 
 
-Job = PutJob | CallJob
+class LongJob(NamedTuple):
+    """Something that takes long: done step by step, and what others want comes in between."""
+
+    steps: Generator[None, None, protocol.Message]
+    done: Future[protocol.Message]
+
+
+Job = PutJob | CallJob | LongJob
 
 
 class WriterThread:
     """Owns the writing side of a store. ``submit`` and the ``note`` methods may be called from one other thread."""
 
-    def __init__(self, store: Store, on_damage: Callable[[Exception], None]) -> None:
+    def __init__(
+        self, store: Store, on_damage: Callable[[Exception], None], room: Room | None = None, trace: Trace | None = None
+    ) -> None:
         """``on_damage`` is told, on this thread, that the database itself is damaged."""
         self._store = store
+        self._room = room or Room(store)
         self._on_damage = on_damage
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._uses: dict[Entry, Use] = {}
         self._counts: dict[str, float] = {}
+        # What is done when nobody else wants anything.
+        self._more_to_do = False
+        self._trace = trace or Trace(None)
         self._thread = threading.Thread(target=self._run, name="xcached-writer", daemon=True)
         self._thread.start()
 
@@ -88,37 +109,55 @@ class WriterThread:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
+    def catch_up(self) -> protocol.Message:
+        """On the writer's thread: whatever may go does, also what has just come."""
+        self._room.begin()
+        self._make_room([])
+        return protocol.Done()
+
     def _run(self) -> None:
         self._guard(lambda: logger.debug("swept %d leftover files", self._store.sweep()))
-        self._guard(self._evict)
+        # A limit may be less than it was.
+        self._guard(lambda: self._make_room([]))
         going = True
         while going:
             batch = self._next_batch()
             going = None not in batch
             self._guard(self._flush)
-            self._do(batch)
+            self._room.begin()
+            brought = self._do(batch)
             self._guard(self._flush)
-            self._guard(self._evict)
-            self._guard(self._store.give_back_room)
+            self._more_to_do = False
+            self._guard(functools.partial(self._make_room, brought))
+        self._guard(self._give_back_some)
 
-    def _do(self, batch: list[Job | None]) -> None:
-        """All of it in the order in which it was asked for; neighbouring puts share a transaction."""
+    def _do(self, batch: list[Job | None]) -> list[int]:
+        """All of it in the order in which it was asked for; neighbouring puts share a transaction.
+
+        Returns the sizes of what was put.
+        """
+        brought: list[int] = []
         puts: list[PutJob] = []
         for job in [*batch, None]:
             if isinstance(job, PutJob):
                 puts.append(job)
+                brought.append(job.put.stored_size + job.put.program_stored_size)
                 continue
             if puts:
                 self._put(puts)
                 self._guard(self._flush)
                 puts = []
-            if job is not None:
+            if isinstance(job, LongJob):
+                self._step(job)
+            elif job is not None:
                 self._call(job)
+        return brought
 
     def _next_batch(self) -> list[Job | None]:
         batch: list[Job | None] = []
         with contextlib.suppress(queue.Empty):
-            batch.append(self._jobs.get(timeout=_FLUSH_EVERY))
+            patience = _SOON if self._room.waits else _FLUSH_EVERY
+            batch.append(self._jobs.get(not self._more_to_do, patience))
             while len(batch) < _BATCH:
                 batch.append(self._jobs.get_nowait())
         return batch
@@ -146,8 +185,8 @@ class WriterThread:
     def _accept(self, job: PutJob) -> protocol.Refused | None:
         """Have the contents checked and brought to disk, ahead of the transaction that speaks of them."""
         try:
-            self._refuse_too_large(job.put)
             if job.put.overwrite or not self._store.has(job.entry):
+                self._room.admit(job.put, job.writer.uid)
                 self._store.accept(job.executable)
                 self._store.accept(job.program)
         except Exception as error:  # noqa: BLE001 - one bad put must not take the others with it
@@ -170,25 +209,35 @@ class WriterThread:
             return refusal(error)
         return protocol.Stored(kept=True)
 
-    def _refuse_too_large(self, put: protocol.Put) -> None:
-        together = put.stored_size + put.program_stored_size
-        for limit, whose in ((self._store.max_size, "the store"), (self._store.user_quota, "one user's entries")):
-            if limit and together > limit:
-                raise RefusedError("too large", f"{together} bytes are more than {whose} may hold")
+    def _make_room(self, brought: list[int]) -> None:
+        """Evict what is too much. While others wait that is only as much as came, so that it never becomes more."""
+        gone = Tally()
+        while (freed := self._room.step()) is not None:
+            gone.add(freed)
+            if not self._jobs.empty() and gone.bytes >= sum(brought) and gone.entries >= len(brought):
+                self._more_to_do = True
+                break
+        if gone.entries:
+            logger.info("evicted %s", gone)
+        if self._jobs.empty():
+            self._more_to_do |= self._room.give_back() > 0
 
-    def _evict(self) -> None:
-        count, freed = self._store.evict()
-        if count:
-            logger.info("evicted %d entries, %d bytes", count, freed)
+    def _give_back_some(self) -> None:
+        """Before it leaves: nobody may come again for days."""
+        until = time.monotonic() + _LAST_SECONDS
+        while self._room.give_back() and time.monotonic() < until:
+            pass
 
     def _flush(self) -> None:
         with self._lock:
             uses, self._uses = self._uses, {}
             counts, self._counts = self._counts, {}
+        self._trace.write()
         if uses or counts:
             with self._store.transaction():
                 self._store.note_uses(uses)
                 self._store.add_statistics(counts)
+                self._store.age_clock.note()
 
     def _call(self, job: CallJob) -> None:
         try:
@@ -196,6 +245,18 @@ class WriterThread:
         except Exception as error:  # noqa: BLE001 - told to the client; the daemon goes on
             self._failed(error, "a request failed")
             job.done.set_result(refusal(error))
+
+    def _step(self, job: LongJob) -> None:
+        """One step, and the next when everybody else has had their turn."""
+        try:
+            next(job.steps)
+        except StopIteration as end:
+            job.done.set_result(end.value)
+        except Exception as error:  # noqa: BLE001 - told to the client; the daemon goes on
+            self._failed(error, "a request failed")
+            job.done.set_result(refusal(error))
+        else:
+            self._jobs.put(job)
 
     def _guard(self, work: Callable[[], object]) -> None:
         """Do something whose failure concerns no client in particular, and must not end the thread."""

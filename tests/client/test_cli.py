@@ -321,7 +321,7 @@ def test_the_settings(shell, tmp_path):
 
 @pytest.mark.parametrize("command", NAMES)
 def test_a_setting_that_cannot_be_used_is_one_line(shell, command):
-    arguments = [command, "12"] if command in ("show", "rm") else [command]
+    arguments = [command, "12"] if command in ("show", "rm", "pin", "unpin") else [command]
     failed = shell.run(*arguments, XCACHE_TIMEOUT="never")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.startswith("xcache: XCACHE_TIMEOUT='never'")
@@ -349,8 +349,9 @@ def documented(document: object) -> set[str]:
 def test_the_help_documents_every_name_in_the_json(shell):
     key = shell.put("jit_f")
     for command in NAMES:
-        arguments = {"show": [key], "rm": [key], "clear": ["--yes"], "invalidate": ["--name", "x"]}.get(command, [])
-        found = documented(shell.json(command, *arguments)) - set(protocol.DESCRIBED_COMPONENTS)
+        arguments = {name: [key] for name in ("show", "rm", "pin", "unpin")}
+        arguments |= {"clear": ["--yes"], "invalidate": ["--name", "x"]}
+        found = documented(shell.json(command, *arguments.get(command, []))) - set(protocol.DESCRIBED_COMPONENTS)
         text = shell.say(command, "--help")
         for name in found:
             assert f'"{name}"' in text, (command, name)

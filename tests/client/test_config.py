@@ -238,3 +238,28 @@ def test_a_timeout_that_no_socket_takes_is_refused(text):
         return
     assert math.isfinite(seconds)
     assert seconds < 2**63 / 1e9
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("5%", "5%"), (" 2.5 % ", "2.5%"), ("0", "0"), ("0%", "0"), ("10G", str(10 * 2**30))]
+)
+def test_room_to_leave(text, expected):
+    assert values.parse_room(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "%", "-5%", "91%", "5 percent", "5%%", "x", "9" * 30])
+def test_room_that_cannot_be_left(text):
+    with pytest.raises(ValueError):
+        values.parse_room(text)
+
+
+def test_the_limits_of_room_reach_the_daemon_as_they_are(surroundings):
+    env, files = surroundings
+    files["user"].write_text('max_entries = 1000\nmax_age = "90d"\nmin_free = 5000000\ntrace = "/somewhere/t"\n')
+    first = config.load(env)
+    again = config.load(first.as_environment())
+    assert (again.max_entries, again.max_age, again.min_free) == (1000, 90 * 86400.0, "5000000") == (
+        first.max_entries, first.max_age, first.min_free
+    )  # fmt: skip
+    assert again.trace == first.trace == Path("/somewhere/t")
+    assert config.load(config.load({}).as_environment()).trace is None

@@ -16,6 +16,7 @@ from conftest import put_message
 
 from xcache import protocol
 from xcached.administration import removed
+from xcached.room import Room
 from xcached.store import Entry, Source, Store, Writer
 from xcached.writer import CallJob, PutJob, WriterThread
 
@@ -25,11 +26,21 @@ WRITER = Writer(1, 2, "test")
 class Shelf:
     """A store that is written by its thread, as in a daemon."""
 
-    def __init__(self, directory: Path, max_size: int = 0) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        max_size: int = 0,
+        *,
+        user_quota: int = 0,
+        max_entries: int = 0,
+        max_age: float = 0.0,
+        min_free: str = "0",
+    ) -> None:
         self.directory = directory
-        self.store = Store(directory, max_size)
+        self.store = Store(directory, max_size, user_quota, max_age)
+        self.room = Room(self.store, max_entries, min_free)
         self.damage: list[Exception] = []
-        self.writer = WriterThread(self.store, self.damage.append)
+        self.writer = WriterThread(self.store, self.damage.append, self.room)
 
     def close(self) -> None:
         """Finish and close."""
@@ -64,8 +75,8 @@ class Shelf:
         return self.begin_call(call).result(20)
 
     def sync(self) -> None:
-        """Wait until everything is written."""
-        self.call(lambda store: protocol.Done())
+        """Wait until everything is written, and what was too much is gone."""
+        self.call(lambda store: self.writer.catch_up())
 
     def begin_remove(self, *keys: str) -> Future[protocol.Message]:
         """Have entries removed; the answer comes later."""
@@ -103,6 +114,11 @@ class Shelf:
         with contextlib.closing(sqlite3.connect(self.directory / "store.db")) as database:
             return database.execute(sql).fetchall()
 
+    def change(self, sql: str, *values: object) -> None:
+        """Alter the database behind the daemon's back."""
+        with contextlib.closing(sqlite3.connect(self.directory / "store.db")) as database, database:
+            database.execute(sql, values)
+
     def check(self) -> None:
         """Totals are the sums of what is there, and nothing is there that nothing refers to."""
         check_tables(self.query, self.directory)
@@ -138,9 +154,9 @@ def source_of(digest: str, size: int, content: bytes) -> Source:
 
 
 @contextlib.contextmanager
-def shelf(directory: Path, max_size: int = 0) -> Iterator[Shelf]:
+def shelf(directory: Path, max_size: int = 0, **limits: Any) -> Iterator[Shelf]:
     """An open store for as long as the block lasts."""
-    made = Shelf(directory, max_size)
+    made = Shelf(directory, max_size, **limits)
     try:
         yield made
     finally:

@@ -39,7 +39,7 @@ def test_what_was_written_is_read(files, tmp_path, size):
         os.lseek(source, size // 2, os.SEEK_SET)
         files.write(source, size, digest(content))
     assert read(files, digest(content)) == content
-    assert on_disk(tmp_path) == list(files.all()) == [digest(content)]
+    assert on_disk(tmp_path) == [name for folder in files.by_folder() for name in folder] == [digest(content)]
     assert stat.S_IMODE(files.path(digest(content)).stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "blobs" / "unfinished").stat().st_mode) == 0o700
 
@@ -160,7 +160,7 @@ def test_what_a_killed_daemon_left_is_cleared(files, tmp_path):
         (unfinished / name).write_bytes(b"half")
     assert files.clear_unfinished() == 3
     assert list(unfinished.iterdir()) == []
-    assert list(files.all()) == [digest(CONTENT)]
+    assert [name for folder in files.by_folder() for name in folder] == [digest(CONTENT)]
 
 
 def test_what_does_not_belong_there_is_not_in_the_way(files, tmp_path):
@@ -169,4 +169,4 @@ def test_what_does_not_belong_there_is_not_in_the_way(files, tmp_path):
     root = tmp_path / "blobs"
     (root / ".DS_Store").write_bytes(b"")
     (root / digest(CONTENT)[:2] / "notes.txt").write_bytes(b"")
-    assert list(files.all()) == [digest(CONTENT)]
+    assert [name for folder in files.by_folder() for name in folder] == [digest(CONTENT)]

@@ -1,24 +1,30 @@
-"""Which entries go: no more than are needed, the oldest first."""
+"""What an entry is worth, and which entries go: no more than are needed, who is worth least first."""
 
 from __future__ import annotations
+
+import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xcached.eviction import Candidate, least_recently_used
+from xcached.eviction import Candidate, Excess, Usage, choose, time_passed, used, worth
 
 sizes = st.lists(st.integers(0, 100))
+uses = st.floats(0, 1e6)
+times = st.floats(0, 1e6)
+seconds = st.floats(0, 1e6)
+bytes_of_one = st.integers(0, 2**40)
 
 
-@given(sizes, st.integers(-10, 500))
-def test_the_oldest_go_and_no_more_than_needed(sizes, excess):
+@given(sizes, st.integers(-10, 500), st.integers(-2, 20))
+def test_the_first_go_and_no_more_than_needed(sizes, too_large, too_many):
     candidates = [Candidate(str(n), size) for n, size in enumerate(sizes)]
-    chosen = least_recently_used(candidates, excess)
+    chosen = choose(candidates, Excess(too_large, too_many))
     assert chosen == [candidate.entry for candidate in candidates[: len(chosen)]]
     freed = sum(sizes[: len(chosen)])
-    assert freed >= excess or len(chosen) == len(candidates)
+    assert (freed >= too_large and len(chosen) >= too_many) or len(chosen) == len(candidates)
     # The last one was needed as well.
-    assert not chosen or freed - sizes[len(chosen) - 1] < excess
+    assert not chosen or freed - sizes[len(chosen) - 1] < too_large or len(chosen) - 1 < too_many
 
 
 @given(sizes, st.integers(1, 500))
@@ -30,4 +36,55 @@ def test_no_more_candidates_are_looked_at_than_go(sizes, excess):
             looked_at.append(str(n))
             yield Candidate(str(n), size)
 
-    assert least_recently_used(candidates(), excess) == looked_at
+    assert choose(candidates(), Excess(excess)) == looked_at
+
+
+def test_a_shared_program_is_free_with_the_last_who_has_it():
+    candidates = [Candidate(name, 10, "shared", 100, 2) for name in "abc"]
+    assert choose(candidates, Excess(50)) == ["a", "b"]
+    assert choose(candidates, Excess(121)) == ["a", "b", "c"]
+
+
+@given(uses, times, seconds, bytes_of_one)
+def test_whatever_is_known_has_a_worth(uses, time, seconds, size):
+    assert math.isfinite(worth(Usage(uses, time), seconds, size))
+
+
+@given(st.floats(1, 1e6), times, st.floats(0.1, 1e5), st.integers(0, 10**9), st.floats(0, 100), st.integers(1, 100))
+def test_a_use_makes_it_worth_more(before, time, seconds, size, later, often):
+    usage = Usage(before, time)
+    assert worth(used(usage, time + later, often), seconds, size) > worth(usage, seconds, size)
+
+
+@given(st.lists(st.tuples(st.floats(1, 1e4), st.floats(0, 50), st.floats(0.1, 1e4), bytes_of_one), min_size=2))
+def test_what_is_not_used_keeps_its_order_however_much_time_goes_by(rows):
+    """What is kept in the index is as good as the expected use of each, at any time: that halves for all alike."""
+
+    def by_expected_use(now: float) -> list[float]:
+        return [worth(Usage(uses * 2 ** (time - now), now), seconds, size) for uses, time, seconds, size in rows]
+
+    kept = [worth(Usage(uses, time), seconds, size) for uses, time, seconds, size in rows]
+    for now in (60.0, 90.0):
+        assert all(abs(one - other) < 1e-6 for one, other in zip(kept, by_expected_use(now), strict=True))
+
+
+def test_what_takes_long_to_compile_is_worth_more_and_what_is_large_less():
+    usage = Usage(1, 0)
+    assert worth(usage, 10.0, 100_000) > worth(usage, 1.0, 100_000)
+    assert worth(usage, 1.0, 100_000) > worth(usage, 1.0, 10_000_000)
+
+
+def test_what_loads_as_slowly_as_it_compiles_is_worth_next_to_nothing():
+    usage = Usage(1, 0)
+    assert worth(usage, 1.0, 40_000_000) < worth(usage, 2.0, 40_000_000) - 3
+
+
+def test_a_use_counts_half_after_some_requests_for_each_entry():
+    now = sum(time_passed(1000) for _ in range(4000))
+    assert abs(now - 1) < 1e-6
+    assert used(Usage(8, 0), now).uses == 1 + 8 * 2**-now
+
+
+def test_time_that_seems_to_go_back_makes_nothing_worth_more():
+    """A store whose clock was lost has uses of what is a later time."""
+    assert used(Usage(3, 100.0), 1.0) == Usage(4, 1.0)

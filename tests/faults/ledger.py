@@ -31,7 +31,7 @@ class Ledger:
     def __init__(self) -> None:
         self.wrong: list[str] = []
         self.evicted = 0
-        self._newly_evicted: list[tuple[str, Known]] = []
+        self._newly_evicted: list[tuple[str, Known, int]] = []
         self._known: dict[str, Known] = {}
         self._contents: dict[str, bytes] = {}
         self._lock = threading.Lock()
@@ -80,7 +80,8 @@ class Ledger:
             name = None if content is None else digest(content)
             if name is None and None not in before.may_be and evicting:
                 self.evicted += 1
-                self._newly_evicted.append((key, before))
+                largest = max(len(self._contents[name]) for name in before.may_be if name is not None)
+                self._newly_evicted.append((key, before, largest))
                 self._known[key] = _NEVER
                 return None
             if name in before.may_be and (content is None or self._contents[name] == content):
@@ -96,8 +97,8 @@ class Ledger:
         with self._lock:
             return dict(self._known)
 
-    def take_evicted(self) -> list[tuple[str, Known]]:
-        """What was found to be missing since this was last asked, as it was known before."""
+    def take_evicted(self) -> list[tuple[str, Known, int]]:
+        """What was found to be missing since this was last asked: as it was known before, and its size at most."""
         with self._lock:
             taken, self._newly_evicted = self._newly_evicted, []
             return taken

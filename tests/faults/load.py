@@ -19,6 +19,7 @@ _KEYS = 24
 _SHARED_KEYS = 12
 # Some are shared by many entries, some are large enough for a file.
 _PROGRAMS = [b"program %d " % number * size for number, size in enumerate((1, 10, 1000, 5000))]
+LARGEST_PROGRAM = 64_000
 
 
 class Load:

@@ -31,6 +31,8 @@ def mount(*arguments: str) -> None:
 def small_disk(place, size: int) -> Iterator[None]:
     """The store is on a file system of its own, of so many bytes, for as long as the block lasts."""
     place.dir.mkdir(mode=0o700)
+    # What happens when it is full to the last page, and not before.
+    place.env.setdefault("XCACHE_MIN_FREE", "0")
     mount("-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(place.dir))
     try:
         yield
@@ -103,6 +105,42 @@ def fill_up_and_make_room(place, campaign, choose, when: str) -> None:
 def started(place, child) -> bool:
     until(lambda: place.answers() or child.poll() is not None)
     return child.poll() is None
+
+
+def test_a_disk_is_never_filled(place):
+    """Puts of all sizes without an end: less and less worthy entries go, or the put is refused, and room stays."""
+    choose = random.Random("never filled")
+    with small_disk(place, 64_000_000):
+        place.start_daemon(XCACHE_MIN_FREE="25%")
+        with talking(place) as talk:
+            answers = []
+            for number in range(900):
+                size = choose.choice((500, 20_000, 50_000, 400_000))
+                answers.append(talk.put(key_of(str(number)), choose.randbytes(size), choose.randbytes(100)))
+                # Up to the journal, which is a few megabytes whatever the disk.
+                assert shutil.disk_usage(place.dir).free > 8_000_000, number
+            assert answers.count(protocol.Stored(True)) > 850
+            assert {answer.kind for answer in answers if isinstance(answer, protocol.Refused)} <= {"disk full"}
+            assert talk.ask(protocol.Sync()) == protocol.Done()
+            assert talk.status()["entries"] > 10
+            # Somebody else fills it: entries go until there is room again or none are left; then nothing is taken in.
+            for number in range(10):
+                fill(place.dir / f"ballast {number}", 500_000)
+                assert until(lambda: makes_room(talk) or shutil.disk_usage(place.dir).free > 15_000_000)
+                if not talk.status()["entries"]:
+                    break
+            assert talk.status()["entries"] == 0
+            refused = talk.put(key_of("late"), b"late" * 200_000)
+            assert isinstance(refused, protocol.Refused) and refused.kind == "disk full"
+            (place.dir / "ballast 0").unlink()
+            assert talk.put(key_of("late"), b"late" * 20_000) == protocol.Stored(True)
+        place.stop()
+
+
+def makes_room(talk: Conversation) -> bool:
+    """Whether nothing is left that could go."""
+    assert talk.ask(protocol.Sync()) == protocol.Done()
+    return talk.status()["entries"] == 0
 
 
 def test_a_disk_that_is_full_for_a_while(place, campaign):

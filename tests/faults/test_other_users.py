@@ -180,6 +180,23 @@ def test_a_planted_entry_never_reaches_a_program_of_another_user(machine):
     assert {uid for (uid,) in machine.place.query("SELECT writer_uid FROM entries")} == {ALICE, BOB, CAROL}
 
 
+def test_users_pin_their_own_up_to_their_quota(machine):
+    machine.start(XCACHE_USER_QUOTA="50000")
+    put(machine, ALICE, b"a" * 20_000)
+    pinning = (
+        "for name in 'xyz': talk.put(key_of(name), name.encode() * 20_000, b'program')\n"
+        "for keys in ([KEY], [key_of('x')], [key_of('z')], [key_of('y'), key_of('z')]):\n"
+        "    answer = talk.ask(protocol.Pin(keys))\n"
+        "    said.append(answer.entries if isinstance(answer, protocol.Pinned) else text(answer))\n"
+        "said.append(text(talk.ask(protocol.CollectGarbage())))\n"
+    )
+    # Of x, y and z the first went for the others.
+    assert machine.talk(BOB, pinning) == [0, 0, 1, 2, "Refused: not permitted"]
+    refused = "said.append(text(talk.put(key_of('w'), b'w' * 20_000, b'program')))"
+    assert machine.talk(BOB, refused) == ["Refused: store full"]
+    assert get(machine, ALICE) == "a" * 20_000
+
+
 def test_nobody_overwrites_removes_or_sets_aside_what_is_anothers(machine):
     machine.start()
     good = payload.seal(KEY, b"good")

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import traceback
 
-from conftest import Campaign, Place
+from conftest import Campaign, Place, put_message
 from conversation import talking
 from ledger import Ledger
+from load import LARGEST_PROGRAM
 from stores import check_tables
 
 from xcache import protocol
+from xcached import eviction
+
+# What every put of the load says it took to compile.
+SECONDS = put_message("", b"", b"").compile_seconds
 
 
 def check(
@@ -38,15 +43,22 @@ def check(
 
 
 def _check_evictions(place: Place, ledger: Ledger, campaign: Campaign, when: str, used_until: dict[str, float]) -> None:
-    """What is missing was counted as evicted, and nothing stayed that was last used before it was even stored."""
+    """What is missing was counted as evicted, and nothing stayed that was worth less when it could have gone instead.
+
+    Worth only falls behind where nobody uses it: what was last used before another was even stored had, from then on,
+    the worth that stands in its row, and the other one at least that of one use at that time.
+    """
     ((counted,),) = place.query("SELECT coalesce(sum(amount), 0) FROM statistics WHERE name = 'evictions'")
     if ledger.evicted > counted:
         campaign.problem("losses", f"{when}: {ledger.evicted} entries are missing, {counted:g} were evicted")
-    there = [used_until[key] for key, known in ledger.all().items() if None not in known.may_be and key in used_until]
-    oldest = min(there, default=0.0)
-    for key, known in ledger.take_evicted():
-        if there and oldest < known.stored_after:
-            campaign.problem("losses", f"{when}: {key[:12]} was evicted although another had not been used for longer")
+    rows = place.query("SELECT key, worth, used_time FROM entries WHERE pinned = 0")
+    there = [(key, used_until[key], worth, time) for key, worth, time in rows if key in used_until]
+    for key, known, largest in ledger.take_evicted():
+        for other, used, worth, time in there:
+            least = eviction.worth(eviction.Usage(1, time), SECONDS, largest + LARGEST_PROGRAM)
+            if used < known.stored_after and worth < least:
+                campaign.problem("losses", f"{when}: {key[:12]} was evicted, and {other[:12]} was worth less")
+                break
 
 
 def check_structure(place: Place, campaign: Campaign, when: str) -> None:

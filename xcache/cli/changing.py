@@ -9,7 +9,7 @@ import click
 
 from xcache import config, protocol
 from xcache.cli import reading, talking
-from xcache.cli.choosing import chosen, is_whole
+from xcache.cli.choosing import all_chosen
 from xcache.cli.output import counted, emit, json_option, size
 from xcache.config import Config
 from xcache.errors import ClosedStoreError
@@ -34,14 +34,7 @@ def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
     JSON: {"removed": int, "bytes": int, "keys": [str]}
     """
     settings = config.load()
-    try:
-        with reading.reading(settings.dir) as store:
-            # Two beginnings may be those of one key.
-            keys = list(dict.fromkeys(chosen(store, prefix) for prefix in prefixes))
-    except ClosedStoreError:
-        if not all(map(is_whole, prefixes)):
-            raise
-        keys = list(prefixes)
+    keys = all_chosen(settings, prefixes)
     done = remove(settings, keys)
     if as_json:
         emit({"removed": done.entries, "bytes": done.bytes, "keys": keys})

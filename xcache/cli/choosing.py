@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 import click
 
 from xcache import values
 from xcache.cli import Failure, Misunderstood, reading
 from xcache.cli.output import printable
+from xcache.config import Config
+from xcache.errors import ClosedStoreError
 
 _KEY_LENGTH = 64
 _SHOWN = 10
@@ -25,6 +28,17 @@ older_than_option = click.option(
     "--older-than", metavar="DURATION", callback=_seconds, help="Stored longer ago than this (5m, 2h, 7d)."
 )
 newer_than_option = click.option("--newer-than", metavar="DURATION", callback=_seconds, help="Stored within this time.")
+
+
+def all_chosen(settings: Config, prefixes: Sequence[str]) -> list[str]:
+    """The keys that begin like this, each once. Where only the daemon may look into the store, they must be whole."""
+    try:
+        with reading.reading(settings.dir) as store:
+            return list(dict.fromkeys(chosen(store, prefix) for prefix in prefixes))
+    except ClosedStoreError:
+        if not all(map(is_whole, prefixes)):
+            raise
+        return list(dict.fromkeys(prefixes))
 
 
 def is_whole(prefix: str) -> bool:

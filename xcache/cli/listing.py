@@ -15,6 +15,7 @@ from xcache.cli.output import Column, ago, counted, duration, emit, json_option,
 _SHORT_KEY = 12
 _TABLE_LIMIT = 50
 _DEVICE = Column("device", itemgetter("device_kind"), cut=True)
+_PINNED = Column("pinned", lambda entry: "yes" if entry["pinned"] else "")
 _COLUMNS = (
     Column("key", lambda entry: entry["key"][:_SHORT_KEY]),
     Column("module", itemgetter("module_name"), cut=True),
@@ -26,6 +27,7 @@ _COLUMNS = (
     Column("hits", lambda entry: str(entry["hits"]), "right"),
     Column("age", lambda entry: ago(entry["created_at"]), "right"),
     Column("used", lambda entry: ago(entry["last_used_at"]), "right"),
+    _PINNED,
 )
 
 _QUARANTINED = (
@@ -77,7 +79,7 @@ def ls(
     JSON: {"matched": int (without the limit), "entries": [{"key": str, "module_name": str, "platform": str,
            "device_kind": str, "jaxlib_version": str, "raw_size": int, "stored_size": int,
            "compile_seconds": float, "created_at": float, "last_used_at": float, "hits": int,
-           "writer_uid": int}]}
+           "writer_uid": int, "pinned": bool}]}
     \b
     JSON with --quarantined: {"quarantined": [{"id": int, "key": str, "writer_uid": int, "module_name": str,
            "platform": str, "device_kind": str, "jaxlib_version": str, "compile_seconds": float,
@@ -128,5 +130,7 @@ def _list_quarantined(settings: config.Config, as_json: bool) -> None:
 
 def _print(entries: list[reading.Row]) -> None:
     # On many machines the device is just a cpu, and a narrow terminal has better use for the room.
+    pinned = any(entry["pinned"] for entry in entries)
     telling = any(entry["device_kind"] != entry["platform"] for entry in entries)
-    print_table([column for column in _COLUMNS if telling or column is not _DEVICE], entries)
+    silent = [column for column, tells in ((_DEVICE, telling), (_PINNED, pinned)) if not tells]
+    print_table([column for column in _COLUMNS if column not in silent], entries)

@@ -15,8 +15,9 @@ from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, Store
 from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
-SCHEMA = 3
-_TOOLCHAINS_SINCE = 3
+SCHEMA = 4
+_TOOLCHAINS_SINCE = 4
+_PINNING = 3
 EMPTY = "the store is empty"
 _BUSY_SECONDS = 5.0
 
@@ -129,6 +130,8 @@ class StoreReader:
         # Below that of this version until its daemon has opened the store: tables may be missing.
         self._schema = schema
         self._connection = connection
+        # A store that no daemon of this version has opened yet.
+        self._pinned = "pinned" if schema >= _PINNING else "0 AS pinned"
         self._directory = directory
 
     def totals(self) -> dict[str, int]:
@@ -146,10 +149,13 @@ class StoreReader:
         ((matched,),) = self._connection.execute(f"SELECT count(*) FROM entries WHERE {where}", values)  # noqa: S608
         rows = self._rows(
             "SELECT key, module_name, platform, device_kind, jaxlib_version, raw_size, stored_size, compile_seconds,"  # noqa: S608
-            f" created_at, last_used_at, hits, writer_uid FROM entries WHERE {where} ORDER BY {wanted.order()} LIMIT ?",
+            f" created_at, last_used_at, hits, writer_uid, {self._pinned} FROM entries"
+            f" WHERE {where} ORDER BY {wanted.order()} LIMIT ?",
             *values,
             wanted.limit or -1,
         )
+        for row in rows:
+            row["pinned"] = bool(row["pinned"])
         return rows, matched
 
     def beginning_with(self, prefix: str, limit: int) -> list[Row]:

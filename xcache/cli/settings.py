@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
@@ -62,7 +61,7 @@ def _all() -> list[Shown]:
     ]
     for setting in SETTINGS:
         value = getattr(settings, setting.name)
-        value = " ".join(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        value = " ".join(value) if isinstance(value, tuple) else str(value or "") if setting.kind == "path" else value
         text = _text(setting.kind, value)
         source = settings.sources[setting.name]
         shown.append(Shown(setting.name, setting.variable, value, text, source, setting.allowed, setting.meaning))
@@ -73,6 +72,8 @@ def _text(kind: str, value: Any) -> str:
     """A value as it could stand in the environment."""
     if kind == "size":
         return size(value) if value else "0"
+    if kind == "room" and not value.endswith("%"):
+        return size(int(value)) if int(value) else "0"
     if kind == "time":
         return _length(value)
     return str(int(value)) if kind == "flag" else str(value)

@@ -16,6 +16,8 @@ from xcache.cli.output import duration, emit, json_option, moment, note, print_f
 from xcache.cli.programs import as_text, bytecode
 
 _SUFFIX = "_component"
+# What the daemon chooses by who goes first.
+_INTERNAL = ("used_order", "uses", "used_time", "used_clock", "worth")
 # What has more lines than this fills the width of a terminal instead.
 _MANY_LINES = 30
 
@@ -39,7 +41,7 @@ def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bo
     JSON: {"key": str, "module_name": str, "platform": str, "device_kind": str, "jaxlib_version": str,
            "blob": str, "file": str or null (inside the database), "codec": str, "raw_size": int,
            "stored_size": int, "compile_seconds": float, "created_at": float, "last_used_at": float, "hits": int,
-           "writer_uid": int, "writer_pid": int, "writer_program": str,
+           "writer_uid": int, "writer_pid": int, "writer_program": str, "pinned": bool,
            "footprint": int (with its program), "program": {"digest": str, "writer_uid": int, "raw_size": int,
            "stored_size": int, "codec": str, "blob": str},
            "components": {NAME: {"digest": str, "description": str or null}}}
@@ -74,7 +76,8 @@ def _gathered(store: reading.StoreReader, key: str) -> dict[str, Any]:
         for name, digest in entry.items()
         if name.endswith(_SUFFIX)
     }
-    plain = {name: value for name, value in entry.items() if not name.endswith(_SUFFIX) and name != "used_order"}
+    plain = {name: value for name, value in entry.items() if not name.endswith(_SUFFIX) and name not in _INTERNAL}
+    plain["pinned"] = bool(entry.get("pinned"))
     file = store.file_of(entry["blob"])
     program = store.program(entry["program"], entry["writer_uid"])
     return plain | {"file": file and str(file), "program": program, "components": components}
@@ -93,6 +96,7 @@ def _print(entry: dict[str, Any]) -> None:
             ("kept in", entry["file"] or "the database"),
             ("compile time", duration(entry["compile_seconds"])),
             ("hits", str(entry["hits"])),
+            *([("pinned", "stays whatever the limits say")] if entry["pinned"] else []),
             ("created", moment(entry["created_at"])),
             ("last used", moment(entry["last_used_at"])),
             ("written by", f"{entry['writer_program']} (process {entry['writer_pid']}, uid {entry['writer_uid']})"),

@@ -1,0 +1,54 @@
+"""The file system a store is on: how much must stay free there, and how much of that is lacking."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+_BELIEVED_SECONDS = 1.0
+# A share of a disk of many terabytes is more than anybody needs.
+_MOST_OF_A_SHARE = 20 * 1024**3
+
+
+class Disk:
+    """Asks the file system once a second, and counts what was written since."""
+
+    def __init__(self, directory: Path, min_free: str) -> None:
+        self._directory = directory
+        self._min_free = min_free
+        self._asked = 0.0
+        self._free = self._to_leave = self._written = 0
+
+    def lacking(self, needed: int = 0, returning: int = 0) -> int:
+        """Bytes that are not free although they should be when ``needed`` more are written; 0 or less for none.
+
+        ``returning`` are those that come back before long.
+        """
+        if self._min_free == "0":
+            return 0
+        # What would have consequences is not decided by what was so a second ago.
+        if time.monotonic() - self._asked >= _BELIEVED_SECONDS or self._lacking(needed, returning) > 0:
+            self._ask()
+        return self._lacking(needed, returning)
+
+    def writes(self, size: int) -> None:
+        """So much is being written."""
+        self._written += size
+
+    def _lacking(self, needed: int, returning: int) -> int:
+        return self._to_leave + self._written + needed - self._free - returning
+
+    def _ask(self) -> None:
+        found = os.statvfs(self._directory)
+        self._free = found.f_bavail * found.f_frsize
+        self._to_leave = _to_leave(self._min_free, found.f_blocks * found.f_frsize)
+        self._written = 0
+        self._asked = time.monotonic()
+
+
+def _to_leave(min_free: str, disk: int) -> int:
+    """Bytes that are to stay free on a disk of this size."""
+    if min_free.endswith("%"):
+        return min(int(disk * float(min_free[:-1]) / 100), _MOST_OF_A_SHARE)
+    return int(min_free)
