@@ -26,21 +26,24 @@ GETS_PER_SECOND = 1250
 GET_AGAIN_AND_AGAIN = """
 import sys
 from crowd import Loadable, content_of, request_of
+from jaxlib import xla_client
 from resources import descriptors_of, memory_of
 import json, os
 from xcache import config
 from xcache.cache import Cache
 gets, names = int(sys.argv[1]), [f"small {n}" for n in range(200)] + [f"large {n}" for n in range(5)]
-cache, reading = (Cache(config.load(), mode, "test") for mode in ("on", "readonly"))
 kinds, looks = {}, []
+
+def look():
+    looks.append([memory_of(os.getpid()), sum(descriptors_of(os.getpid()).values())])
+
+look()
+cache, reading = (Cache(config.load(), mode, "test") for mode in ("on", "readonly"))
 
 def get(cache, name):
     outcome = cache.get_or_compile(lambda: Loadable(content_of(name)), lambda: request_of(name))
     assert outcome.executable.raw == content_of(name)
     kinds[outcome.kind] = kinds.get(outcome.kind, 0) + 1
-
-def look():
-    looks.append([memory_of(os.getpid()), sum(descriptors_of(os.getpid()).values())])
 
 for name in names:
     get(cache, name)
@@ -52,6 +55,7 @@ for number in range(gets):
         look()
 cache.close()
 reading.close()
+look()
 assert (cache.statistics().errors, reading.statistics().errors) == ({}, {})
 print(json.dumps([kinds, looks]))
 """
@@ -110,10 +114,13 @@ def test_gets_leave_nothing_behind_in_the_program_that_makes_them(place, campaig
     assert (program.returncode, stderr) == (0, "")
     kinds, looks = json.loads(stdout)
     assert kinds == {"hit": gets * 9 // 10, "miss": gets // 10 + 205}
-    memory, descriptors = zip(*looks, strict=True)
+    descriptors = [number for _, number in looks]
+    memory = [resident for resident, _ in looks[1:-1]]
     campaign.counts["requests answered"] += sum(kinds.values())
     campaign.note(f"{gets} gets of one program, MB in memory: {[round(each / 1e6, 1) for each in memory]}")
-    assert len(set(descriptors[1:])) == 1
+    # Each of the two caches has one connection for the thread that asks and one for that which stores.
+    assert max(descriptors) <= descriptors[0] + 4
+    assert descriptors[-1] == descriptors[0]
     assert memory[-1] - memory[len(memory) // 2 - 1] < ALLOWED_IN_PROGRAM
 
 
