@@ -3,15 +3,43 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
+import subprocess
+import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from conftest import Place
+from conftest import REPOSITORY, Place
 from conversation import Conversation
 
 from xcache import protocol
+
+_HELPERS = [REPOSITORY / "tests" / folder for folder in (".", "client", "daemon", "faults")]
+
+
+@contextlib.contextmanager
+def helping(place: Place, *command: object, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A program that imports what tests do; whatever it forked is gone with it when the block ends."""
+    search = os.pathsep.join([*map(str, _HELPERS), place.env["PYTHONPATH"]])
+    with subprocess.Popen(
+        [sys.executable, *map(str, command)],
+        env=place.env | {"PYTHONPATH": search, "XCACHE_AUTOSTART": "0"} | environment,
+        cwd=place.root,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 class Sample(NamedTuple):

@@ -22,7 +22,7 @@ from conversation import Conversation, key_of
 
 from xcache import protocol
 
-_SMALL, _LARGE, _UNCACHEABLE = 600, 60, 50
+_SMALL, _LARGE, _UNCACHEABLE, _TOOLCHAINS = 600, 60, 50, 20
 _PROGRAM = b"program"
 
 
@@ -55,6 +55,7 @@ class Loader:
             self._come_and_go: 3,
             self._load: 4,
             self._report: 4,
+            self._announce: 1,
             self._complain: 1,
             self._mark: 1,
             self._be_killed: 1,
@@ -154,6 +155,14 @@ class Loader:
         requests = [self._talk.say(protocol.Report({"requests": 1, "hits": 1})) for _ in range(5)]
         self._expect(set(self._talk.answers(requests).values()) == {protocol.Done()}, "reports", requests)
         self.counts["reports"] += len(requests)
+
+    def _announce(self) -> None:
+        """A toolchain that cannot be seen from where the daemon is."""
+        which = self._choose.randrange(_TOOLCHAINS)
+        file = {"path": f"/nowhere/{which}/lib/a.so", "size": 1, "mtime_ns": 1, "inode": 1, "digest": digest(b"a")}
+        answer = self._talk.ask(protocol.Announce(key_of(f"toolchain {which}"), "cpu", "0.0", "a toolchain", [file]))
+        self._expect(answer == protocol.Done(), "a toolchain", answer)
+        self.counts["announcements"] += 1
 
     def _complain(self) -> None:
         name = self._small()
