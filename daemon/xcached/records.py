@@ -53,6 +53,14 @@ class Records:
                 (toolchain, installation.uid, installation.place, files, installation.state, seen_at),
             )
 
+    def forget(self, installation: Installation) -> None:
+        """Forget a place."""
+        with self._store.transaction():
+            self._db.execute(
+                "DELETE FROM installations WHERE toolchain = ? AND uid = ? AND place = ?",
+                (installation.toolchain, installation.uid, installation.place),
+            )
+
     def make_stale(self, toolchain: str, reason: str) -> None:
         """From now on what it made is not served; written down with what that costs."""
         with self._store.transaction():

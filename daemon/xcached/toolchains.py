@@ -124,7 +124,18 @@ class Toolchains:
         self._watch()
 
     def _has_room(self, uid: int) -> bool:
-        return sum(known.uid == uid for known in self._installations.values()) < _MOST_OF_ONE_USER
+        """Whether one more of this user's can be remembered; a place that is gone makes room if it decides nothing."""
+        theirs = [known for known in self._installations.values() if known.uid == uid]
+        if len(theirs) < _MOST_OF_ONE_USER:
+            return True
+        idle = [known for known in theirs if known.state == GONE and known.toolchain not in self._stale_since]
+        if not idle:
+            logger.warning("user %d has announced %d toolchains; no more are remembered", uid, len(theirs))
+            return False
+        oldest = min(idle, key=lambda known: known.seen_at)
+        del self._installations[_name(oldest)]
+        self._submit(partial(self._records.forget, oldest))
+        return True
 
     def _look_at_all(self) -> bool:
         """Look at what can be seen from here; whether there is more to do soon."""

@@ -250,6 +250,30 @@ def test_hundreds_of_environments_cost_one_descriptor_and_few_threads(place):
     assert until(lambda: sum(state == "stale" for state in states(place).values()) == 100, SOON)
 
 
+def test_places_that_came_and_went_make_room_for_others(place, environment):
+    """A CI that makes a fresh environment for each run announces thousands."""
+    place.start_daemon()
+    environment.put(place)
+    message = environment.announcement()
+    with talking(place) as talk:
+        for number in range(1010):
+            path = place.root / f"run{number}" / "jaxlib" / "libjax_common.so"
+            path.parent.mkdir(parents=True)
+            os.link(environment.library, path)
+            file = message.files[0] | {"path": str(path)}
+            assert talk.ask(message._replace(files=[file])) == protocol.Done()
+            shutil.rmtree(path.parent.parent)
+            if number % 300 == 0:
+                assert until(
+                    lambda: not place.query("SELECT 1 FROM installations WHERE state = 'here' LIMIT 1 OFFSET 1")
+                )
+    another = Environment(place.root / "another", "2.0")
+    key = another.put(place)
+    shutil.rmtree(another.root)
+    assert until(lambda: states(place) == {"1.0": "live", "2.0": "stale"}, 20)
+    assert not served(place, key)
+
+
 def _open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
