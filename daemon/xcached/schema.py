@@ -8,7 +8,7 @@ from typing import Any
 from sqlite_utils import Migrations
 
 # The number of migrations below. It stands in ``PRAGMA user_version``, where it can be read without sqlite-utils.
-VERSION = 3
+VERSION = 4
 
 migrations = Migrations("xcache")
 
@@ -186,6 +186,32 @@ def m004_toolchains(db: Any) -> None:
     )
     db["entries"].create_index(["toolchain_component"])
     db.execute("PRAGMA user_version = 3")
+
+
+@migrations()  # type: ignore[untyped-decorator]
+def m005_runs(db: Any) -> None:
+    """What programs wanted, run by run."""
+    db["runs"].create(
+        # options: JSON of digest and hexadecimal bytes of serialized compile options.
+        {"id": int, "uid": int, "program": str, "arguments": str, "options": str, "ended_at": float},
+        pk="id",
+        not_null={"uid", "program", "arguments"},
+    )
+    db["runs"].create_index(["uid", "program"])
+    db["wanted"].create(
+        {
+            "run": int,
+            "position": int,
+            "key": str,
+            "options": str,
+            "devices": str,
+            "platform": str,
+            "seconds": float,
+        },
+        pk=("run", "position"),
+    )
+    db["wanted"].create_index(["key"])
+    db.execute("PRAGMA user_version = 4")
 
 
 _OF_WRITERS = {

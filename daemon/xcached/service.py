@@ -19,6 +19,7 @@ from xcached.database import is_damage
 from xcached.leases import Leases
 from xcached.quarantine import Quarantine
 from xcached.records import Records
+from xcached.runs import Runs, is_sound
 from xcached.store import Entry, Hit, Source, Store, Writer
 from xcached.toolchains import Toolchains
 from xcached.trust import ROOT, Trust
@@ -61,6 +62,7 @@ class Service:
         )
         self._call(lambda _: _done(self._quarantine.sweep))
         records = Records(store)
+        self._runs = Runs(store)
         self._toolchains = Toolchains(records, self._writer, grace=lambda: config.stale_grace)
         self.administration = Administration(
             store, config, version, self._writer, self._quarantine, self._leases, records, trust, stop
@@ -69,6 +71,8 @@ class Service:
             self.administration.handlers
             | {
                 protocol.Announce: self._announce,
+                protocol.Predict: self._predict,
+                protocol.Remember: self._remember,
                 protocol.Get: self._get,
                 protocol.Put: self._put,
                 protocol.Release: self._release,
@@ -131,6 +135,14 @@ class Service:
         self._loop.call_later(_FIRST_LOOK, _finish, waited)
         waited.add_done_callback(lambda _: answer.give(Reply(looked.result() if looked.done() else protocol.Done())))
         return answer
+
+    def _predict(self, caller: Caller, message: protocol.Predict, descriptors: Sequence[int]) -> Answer:
+        return Reply(self._runs.predict(caller.uid, message))
+
+    def _remember(self, caller: Caller, message: protocol.Remember, descriptors: Sequence[int]) -> Answer:
+        if not is_sound(message):
+            return Reply(protocol.Refused("protocol error", "a run that cannot be"))
+        return self._call(lambda _: _done(lambda: self._runs.remember(caller.uid, message)))
 
     def _get(self, caller: Caller, message: protocol.Get, descriptors: Sequence[int]) -> Answer:
         return self._look_up(caller, message) or self._leases.ask(caller, message)

@@ -15,7 +15,7 @@ from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, Store
 from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
-SCHEMA = 3
+SCHEMA = 4
 _TOOLCHAINS_SINCE = 3
 EMPTY = "the store is empty"
 _BUSY_SECONDS = 5.0
