@@ -16,6 +16,8 @@ from xcache.clock import monotonic
 
 logger = logging.getLogger("xcache")
 
+# How long loading may take in all before the program has shown that it is the one which was foreseen.
+_ON_TRUST_SECONDS = 0.5
 # What is loaded and not wanted for so long was not wanted at all.
 _KEEP_SECONDS = 60.0
 # A program that wants something else as often as this is another program than it was.
@@ -77,6 +79,7 @@ class Prefetcher:
         self._predictions = 0
         self._questions: list[str | None] = []
         self._held = 0
+        self._trust = _ON_TRUST_SECONDS
         self._over = memory == 0 or _threads_to_spare() == 0
 
     def start(self) -> None:
@@ -86,12 +89,15 @@ class Prefetcher:
     def take(self, key: str, options: bytes, devices: tuple[int, ...]) -> Loaded | None:
         """What was loaded ahead, if it was for exactly this; waits for what is being loaded at this moment."""
         with self._changed:
-            self._asked.add(key)
             place = self._places.get(key)
             if place is None:
-                self._was_surprised(key)
+                if key not in self._asked:
+                    self._asked.add(key)
+                    self._was_surprised(key)
                 return None
+            self._asked.add(key)
             self._surprises = 0
+            self._is_as_foreseen()
             if not place.begun or (place.item.options, place.item.devices) != (options, devices):
                 self._forget(place)
                 return None
@@ -108,6 +114,10 @@ class Prefetcher:
             self._changed.notify_all()
             self._changed.wait_for(lambda: not any(p.begun and not p.done for p in self._places.values()), seconds)
             self._places.clear()
+
+    def _is_as_foreseen(self) -> None:
+        self._trust = float("inf")
+        self._changed.notify_all()
 
     def _was_surprised(self, key: str) -> None:
         self._surprises += 1
@@ -152,15 +162,20 @@ class Prefetcher:
             questions, self._questions = self._questions, []
         for question in questions:
             self._expect(self._predict(question))
+            if question is not None:
+                with self._changed:
+                    self._is_as_foreseen()
         place = self._next()
         if place is None:
             return self._rest()
         loaded = self._load(place.item)
         with self._changed:
-            place.done, place.loaded, place.since = True, loaded, monotonic()
+            place.done, place.since = True, monotonic()
             if loaded is None:
                 self._places.pop(place.item.key, None)
-            else:
+            elif self._places.get(place.item.key) is place:
+                # Else it turned out not to be wanted meanwhile.
+                place.loaded = loaded
                 self._held += loaded.size
             self._changed.notify_all()
         return True
@@ -179,8 +194,9 @@ class Prefetcher:
             if self._over or self._held >= self._memory:
                 return None
             for place in self._places.values():
-                if not place.begun:
+                if not place.begun and place.item.seconds <= self._trust:
                     place.begun = True
+                    self._trust -= place.item.seconds
                     return place
         return None
 

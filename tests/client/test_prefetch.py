@@ -14,7 +14,8 @@ OPTIONS, DEVICES = b"options", (0,)
 
 
 def item(key: str) -> Item:
-    return Item(key, OPTIONS, DEVICES, "cpu", 0.1)
+    # What has a capital letter takes its time.
+    return Item(key, OPTIONS, DEVICES, "cpu", 10.0 if key.isupper() else 0.01)
 
 
 class Program:
@@ -84,6 +85,31 @@ def test_what_is_being_loaded_is_waited_for():
     release.start()
     assert program.take("a") == "executable a"
     release.join()
+
+
+def test_what_takes_long_is_loaded_when_the_program_is_known_to_be_the_one_that_was_foreseen():
+    program = Program("aBcD")
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a", "c"])
+    assert program.take("a") == "executable a"
+    assert until(lambda: program.loads == ["a", "c", "B", "D"])
+    another = Program("", "xYz")
+    another.prefetcher.start()
+    assert another.take("x") is None
+    assert until(lambda: another.loads == ["Y", "z"])
+
+
+def test_what_is_asked_for_again_is_no_surprise():
+    program = Program("abcd")
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    assert program.take("b") is None
+    assert program.take("b") is None
+    assert program.take("b") is None
+    program.may_go_on.set()
+    assert until(lambda: program.loads == ["a", "c", "d"])
+    assert program.questions == [None]
 
 
 @pytest.mark.parametrize("differs", [{"options": b"others"}, {"devices": (1,)}])

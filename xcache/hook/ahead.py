@@ -11,8 +11,9 @@ from xcache.executables import deserialize
 from xcache.hook.jax_versions import Jax
 from xcache.prefetch import Item
 
-# The backend is being made at the moment; a large machine takes its time for that.
-_LONGEST_WAIT, _LOOK_EVERY = 120.0, 0.002
+# The backend is being made at the moment, and a large machine takes its time for that; another may be there already.
+_LONGEST_WAIT, _LONGEST_WAIT_BESIDE = 120.0, 2.0
+_LOOK_EVERY = 0.002
 
 
 class Loader:
@@ -34,8 +35,11 @@ class Loader:
         deadline = monotonic() + _LONGEST_WAIT
         while monotonic() < deadline:
             # Looked at and never asked for: to make one is the program's decision.
-            for backend in list(self._jax.backends().values()):
+            backends = list(self._jax.backends().values())
+            for backend in backends:
                 if backend.platform == platform:
                     return backend
+            if backends:
+                deadline = min(deadline, monotonic() + _LONGEST_WAIT_BESIDE)
             sleep(_LOOK_EVERY)
         raise UnavailableError(f"there is no backend for {platform}")
