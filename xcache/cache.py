@@ -33,6 +33,8 @@ logger = logging.getLogger("xcache")
 
 # An entry that cannot be used is set aside, and perhaps somebody has a fresh one by then.
 _ATTEMPTS = 2
+# What loading takes is not known before it was done; this much of compiling, in most cases less.
+_LOADING_TO_COMPILING = 0.2
 
 
 class Ahead(NamedTuple):
@@ -175,7 +177,7 @@ class Cache:
             # Nothing is stored that would show whether a daemon which was in trouble is well again.
             self._queue.tell_soon()
         else:
-            self._history.note(asked.key.digest, asked.ahead, asked.platform, seconds)
+            self._history.note(asked.key.digest, asked.ahead, asked.platform, seconds * _LOADING_TO_COMPILING)
             self._finish_before_exit()
             if self._queue.add(_Compiled(asked, executable, seconds, found.lease), weight=seconds):
                 # Given back by the queue's thread, with the entry or without.
