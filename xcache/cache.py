@@ -14,16 +14,18 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from xcache import executables, keys, payload, protocol
 from xcache.client import Absent, Client, Entry
 from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.errors import DamagedError, NotAskedError, UncacheableError, UnloadableError, XcacheError
+from xcache.history import History
 from xcache.keys import Key
 from xcache.keys.toolchain import InstalledFile
 from xcache.launcher import Launcher
+from xcache.prefetch import Item, Loaded, Prefetcher
 from xcache.statistics import Counting, Statistics
 from xcache.storing import StoreQueue
 
@@ -31,6 +33,15 @@ logger = logging.getLogger("xcache")
 
 # An entry that cannot be used is set aside, and perhaps somebody has a fresh one by then.
 _ATTEMPTS = 2
+# What loading takes is not known before it was done; this much of compiling, in most cases less.
+_LOADING_TO_COMPILING = 0.2
+
+
+class Ahead(NamedTuple):
+    """Serialized compile options, and the numbers of the devices to load onto."""
+
+    options: bytes
+    devices: tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,6 +57,8 @@ class Request:
     details: Callable[[], Mapping[str, str]]
     load: Callable[[bytes], Any]
     serialize: Callable[[Any], bytes]
+    # What is needed to load it before it is asked for, where that can be done.
+    ahead: Ahead | None = None
     # The files that compile it, which the daemon keeps an eye on.
     toolchain_files: Callable[[], Sequence[InstalledFile]] = tuple
     # Whether it may wait for another program that compiles the same: not within a job whose compiles need all at once.
@@ -75,10 +88,13 @@ class _Compiled:
 class Cache:
     """One process's way to its daemon."""
 
-    def __init__(self, config: Config, mode: str, version: str) -> None:
+    def __init__(
+        self, config: Config, mode: str, version: str, load_ahead: Callable[[Item, bytes], Any] | None = None
+    ) -> None:
         self.config = config
         self.mode = mode
         self._version = version
+        self._load_ahead = load_ahead
         self._counting = Counting()
         self._said: set[str] = set()
         self._announced: set[str] = set()
@@ -104,6 +120,13 @@ class Cache:
         self._launcher = Launcher(self.config)
         self._client = Client(self.config, self._version, self._launcher if self._starts_daemon() else None)
         self._queue = StoreQueue(self._store, self._tell, patience=self.config.timeout)
+        self._history = History(self._client)
+        self._prefetcher = Prefetcher(
+            self._history.predict,
+            self._fetch,
+            0 if self._load_ahead is None or self.mode == "refresh" else self.config.prefetch,
+            lambda count: self._counting.add(prefetches_dropped=count),
+        )
         self._lock = threading.RLock()
         self._finalized = False
 
@@ -120,6 +143,7 @@ class Cache:
         try:
             if self._starts_daemon():
                 self._launcher.start()
+            self._prefetcher.start()
         except (XcacheError, OSError) as error:
             self._went_wrong(error)
 
@@ -153,6 +177,7 @@ class Cache:
             # Nothing is stored that would show whether a daemon which was in trouble is well again.
             self._queue.tell_soon()
         else:
+            self._history.note(asked.key.digest, asked.ahead, asked.platform, seconds * _LOADING_TO_COMPILING)
             self._finish_before_exit()
             if self._queue.add(_Compiled(asked, executable, seconds, found.lease), weight=seconds):
                 # Given back by the queue's thread, with the entry or without.
@@ -199,6 +224,8 @@ class Cache:
         self._finish()
 
     def _finish(self) -> None:
+        self._prefetcher.finish(self.config.timeout)
+        self._history.is_complete()
         for _ in range(self._queue.finish()):
             self._counting.error("not stored before exit")
         self._client.close()
@@ -219,6 +246,9 @@ class Cache:
             self._announce(request)
             for _ in range(_ATTEMPTS):
                 start = monotonic()
+                if request.ahead and (loaded := self._prefetcher.take(wanted.key, *request.ahead)):
+                    self._counting.add(prefetched=1)
+                    return self._hit(request, loaded.entry, loaded.executable, start, loaded.load_seconds)
                 try:
                     found = self._client.get(wanted, leases)
                     if found.waited:
@@ -264,18 +294,40 @@ class Cache:
             # What found no room on the device says nothing about the entry.
             self._went_wrong(failure)
             return Absent(lease=0)
+        return self._hit(request, entry, executable, start, monotonic() - load_start)
+
+    def _hit(self, request: Request, entry: Entry, executable: Any, start: float, load_seconds: float) -> Outcome:
+        name, key = request.module_name, request.key.digest
         now = monotonic()
         self._counting.add(
             requests=1,
             hits=1,
             bytes_read=len(entry.sealed),
-            load_seconds=now - load_start,
+            load_seconds=load_seconds,
             saved_seconds=entry.compile_seconds - (now - start),
         )
+        self._history.note(key, request.ahead, request.platform, load_seconds)
         self._queue.tell_soon()
         executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.keep))
         logger.debug("hit: %s %s (%.3f s instead of %.3f s)", name, key[:12], now - start, entry.compile_seconds)
         return Outcome(executable, "hit", entry.compile_seconds, now - start)
+
+    def _fetch(self, item: Item) -> Loaded | None:
+        """On a prefetching thread: load what will be wanted; what goes wrong is the business of who wants it."""
+        if self._load_ahead is None:
+            return None
+        try:
+            entry = self._client.fetch(item.key)
+            if isinstance(entry, Absent):
+                return None
+            raw = payload.open_sealed(item.key, entry.digest, entry.sealed)
+            start = monotonic()
+            with self._client.loading(item.key, entry.digest):
+                executable = self._load_ahead(item, raw)
+            return Loaded(executable, entry, monotonic() - start, len(raw))
+        except Exception as error:  # noqa: BLE001 - see above
+            logger.debug("not loaded ahead: %s: %s", item.key[:12], error)
+            return None
 
     def _finish_before_exit(self) -> None:
         """Children that multiprocessing forked leave without atexit; its own finalizers they do run."""
@@ -345,7 +397,8 @@ class Cache:
         return None
 
     def _tell(self) -> None:
-        """On the queue's thread: add what was counted to the daemon's statistics."""
+        """On the queue's thread: add what was counted to the daemon's statistics, and what was wanted to its memory."""
+        self._history.tell()
         untold = self._counting.take_untold()
         if untold:
             try:

@@ -105,19 +105,12 @@ class Client:
 
         def get(connection: Connection, timeout: float) -> Entry | Absent:
             nonlocal first_sign
-            found = connection.ask(message, timeout, waiting=waiting)
+            answer = connection.ask(message, timeout, waiting=waiting)
             first_sign = first_sign or monotonic()
-            if isinstance(found, protocol.Missing):
-                if found.lease and leases is not None:
-                    leases.append((message.key, found.lease))
-                return Absent(found.lease)
-            if isinstance(found, protocol.NotCacheable):
-                raise UncacheableError(found.reason)
-            if not isinstance(found, protocol.Found):
-                raise ProtocolError(f"a {type(found).__name__} came where a Found was due")
-            if found.payload is not None:
-                return Entry(found.digest, found.compile_seconds, found.payload, found.payload)
-            return _read_descriptor(connection.take_descriptor(), found)
+            found = _found(connection, answer)
+            if isinstance(found, Absent) and found.lease and leases is not None:
+                leases.append((message.key, found.lease))
+            return found
 
         try:
             found = self._try(get, start + self._breaker.check_foreground())
@@ -151,6 +144,19 @@ class Client:
         """Give a lease back: nothing will be stored, and the next in line may try."""
         with contextlib.suppress(UnavailableError, StoreError):
             self._in_background(lambda c, timeout: c.tell(protocol.Release(key, lease), timeout))
+
+    def fetch(self, key: str) -> Entry | Absent:
+        """What is stored, for a program that will want it: without a lease, and waiting for nobody."""
+        message = protocol.Get(key, 0.0, "", "")
+        return self._in_background(lambda c, timeout: _found(c, c.ask(message, timeout)))
+
+    def predict(self, message: protocol.Predict) -> protocol.Prediction:
+        """What such a program wanted last time."""
+        return self._in_background(lambda c, timeout: c.demand(message, protocol.Prediction, timeout))
+
+    def remember(self, message: protocol.Remember) -> None:
+        """What this program wanted, for the next time."""
+        self._in_background(lambda c, timeout: c.demand(message, protocol.Done, timeout))
 
     def announce(self, message: protocol.Announce) -> None:
         """Have the daemon know of a toolchain, and look after it."""
@@ -318,6 +324,19 @@ class Client:
                 connection.demand(protocol.Stop("a newer xcache takes over"), protocol.Done, left(deadline))
                 connection.wait_for_end(left(deadline))
             replaced = True
+
+
+def _found(connection: Connection, answer: protocol.Message) -> Entry | Absent:
+    """What the answer to a Get holds."""
+    if isinstance(answer, protocol.Missing):
+        return Absent(answer.lease)
+    if isinstance(answer, protocol.NotCacheable):
+        raise UncacheableError(answer.reason)
+    if not isinstance(answer, protocol.Found):
+        raise ProtocolError(f"a {type(answer).__name__} came where a Found was due")
+    if answer.payload is not None:
+        return Entry(answer.digest, answer.compile_seconds, answer.payload, answer.payload)
+    return _read_descriptor(connection.take_descriptor(), answer)
 
 
 def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:

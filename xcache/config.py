@@ -105,6 +105,14 @@ SETTINGS = (
         values.parse_timeout,
     ),
     Setting(
+        "prefetch",
+        "size",
+        _GIB,
+        "bytes of executables that are loaded before the program asks for them",
+        "a size such as 1G; 0 to load nothing ahead",
+        values.parse_size,
+    ),
+    Setting(
         "idle_exit",
         "time",
         1800.0,
@@ -217,6 +225,7 @@ class Config:
     log: str
     autostart: bool
     timeout: float
+    prefetch: int
     idle_exit: float
     stale_grace: float
     max_wait: float

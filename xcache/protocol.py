@@ -128,6 +128,30 @@ class Announce(NamedTuple):
     files: list[dict[str, Scalar]]
 
 
+class Predict(NamedTuple):
+    """What will this program want? By its name and a digest of its arguments, or by a key it has just asked for."""
+
+    program: str
+    arguments: str
+    key: str | None
+
+
+class Prediction(NamedTuple):
+    """What such a program wanted last time, in this order, with what is needed to load it; options by their digest."""
+
+    items: list[dict[str, Scalar]]
+    options: dict[str, bytes]
+
+
+class Remember(NamedTuple):
+    """What this program wanted, in this order: key, options (a digest), devices, platform and seconds to load it."""
+
+    program: str
+    arguments: str
+    items: list[dict[str, Scalar]]
+    options: dict[str, bytes]
+
+
 class NotCacheable(NamedTuple):
     """It is known that there can be none, and why."""
 
@@ -272,8 +296,8 @@ class Refused(NamedTuple):
 
 
 Message = (
-    Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | Announce | NotCacheable
-    | MarkNotCacheable | Put | Stored | Report | Remove | Clear | Removed | Pin | Unpin
+    Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | Announce | Predict
+    | Prediction | Remember | NotCacheable | MarkNotCacheable | Put | Stored | Report | Remove | Clear | Removed | Pin | Unpin
     | Pinned | CollectGarbage | Collected | Sync | ZeroStatistics | AskStatus | Status
     | Stop | Done | Refused
 )  # fmt: skip

@@ -24,6 +24,8 @@ class Statistics:
     load_seconds: float = 0.0
     saved_seconds: float = 0.0
     wait_seconds: float = 0.0
+    prefetched: int = 0
+    prefetches_dropped: int = 0
 
     def __str__(self) -> str:
         text = f"{self.hits} hits, {self.misses} misses, {self.saved_seconds:.1f} s saved"

@@ -10,7 +10,7 @@ from sqlite_utils import Migrations
 from xcached import eviction
 
 # The number of migrations below. It stands in ``PRAGMA user_version``, where it can be read without sqlite-utils.
-VERSION = 4
+VERSION = 5
 
 migrations = Migrations("xcache")
 
@@ -231,6 +231,32 @@ def m004_toolchains(db: Any) -> None:
     )
     db["entries"].create_index(["toolchain_component"])
     db.execute("PRAGMA user_version = 4")
+
+
+@migrations()  # type: ignore[untyped-decorator]
+def m005_runs(db: Any) -> None:
+    """What programs wanted, run by run."""
+    db["runs"].create(
+        # options: JSON of digest and hexadecimal bytes of serialized compile options.
+        {"id": int, "uid": int, "program": str, "arguments": str, "options": str, "ended_at": float},
+        pk="id",
+        not_null={"uid", "program", "arguments"},
+    )
+    db["runs"].create_index(["uid", "program"])
+    db["wanted"].create(
+        {
+            "run": int,
+            "position": int,
+            "key": str,
+            "options": str,
+            "devices": str,
+            "platform": str,
+            "seconds": float,
+        },
+        pk=("run", "position"),
+    )
+    db["wanted"].create_index(["key"])
+    db.execute("PRAGMA user_version = 5")
 
 
 _OF_WRITERS = {

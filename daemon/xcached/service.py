@@ -19,6 +19,7 @@ from xcached.leases import Leases
 from xcached.quarantine import Quarantine
 from xcached.records import Records
 from xcached.room import Room
+from xcached.runs import Runs, is_sound
 from xcached.settings import Settings
 from xcached.store import Entry, Hit, Source, Store, Writer
 from xcached.toolchains import Toolchains
@@ -66,6 +67,7 @@ class Service:
         )
         self._call(lambda _: _done(self._quarantine.sweep))
         records = Records(store)
+        self._runs = Runs(store)
         self._toolchains = Toolchains(records, self._writer, grace=lambda: settings.now.stale_grace)
         room.stale = lambda: self._toolchains.stale
         self.administration = Administration(
@@ -75,6 +77,8 @@ class Service:
             self.administration.handlers
             | {
                 protocol.Announce: self._announce,
+                protocol.Predict: self._predict,
+                protocol.Remember: self._remember,
                 protocol.Get: self._get,
                 protocol.Put: self._put,
                 protocol.Release: self._release,
@@ -139,6 +143,14 @@ class Service:
         self._loop.call_later(_FIRST_LOOK, _finish, waited)
         waited.add_done_callback(lambda _: answer.give(Reply(looked.result() if looked.done() else protocol.Done())))
         return answer
+
+    def _predict(self, caller: Caller, message: protocol.Predict, descriptors: Sequence[int]) -> Answer:
+        return Reply(self._runs.predict(caller.uid, message))
+
+    def _remember(self, caller: Caller, message: protocol.Remember, descriptors: Sequence[int]) -> Answer:
+        if not is_sound(message):
+            return Reply(protocol.Refused("protocol error", "a run that cannot be"))
+        return self._call(lambda _: _done(lambda: self._runs.remember(caller.uid, message)))
 
     def _get(self, caller: Caller, message: protocol.Get, descriptors: Sequence[int]) -> Answer:
         found = self._look_up(caller, message)

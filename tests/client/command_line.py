@@ -22,7 +22,7 @@ from xcache.launcher import Launcher
 
 LONG = 60
 NAMES = (
-    *("status", "stats", "ls", "show", "toolchains", "rm", "invalidate", "clear", "pin", "unpin", "gc"),
+    *("status", "stats", "ls", "show", "toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
     *("config", "start", "stop", "restart"),
 )
 

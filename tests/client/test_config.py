@@ -254,9 +254,9 @@ def test_room_that_cannot_be_left(text):
 
 
 def test_the_limits_of_room_reach_the_daemon_as_they_are(surroundings):
-    env, files = surroundings
-    files["user"].write_text('max_entries = 1000\nmax_age = "90d"\nmin_free = 5000000\ntrace = "/somewhere/t"\n')
-    first = config.load(env)
+    env, _ = surroundings
+    given = {"MAX_ENTRIES": "1000", "MAX_AGE": "90d", "MIN_FREE": "5000000", "TRACE": "/somewhere/t"}
+    first = config.load(env | {f"XCACHE_{name}": value for name, value in given.items()})
     again = config.load(first.as_environment())
     assert (again.max_entries, again.max_age, again.min_free) == (1000, 90 * 86400.0, "5000000") == (
         first.max_entries, first.max_age, first.min_free

@@ -15,7 +15,7 @@ from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, Store
 from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
-SCHEMA = 4
+SCHEMA = 5
 _TOOLCHAINS_SINCE = 4
 _PINNING = 3
 EMPTY = "the store is empty"

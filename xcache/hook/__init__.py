@@ -27,10 +27,10 @@ class Handle:
     def __init__(self, settings: config.Config, mode: str) -> None:
         # Imported here: what costs time is paid by those who use it.
         from xcache import cache
-        from xcache.hook import jax_versions, wrapper
+        from xcache.hook import ahead, jax_versions, wrapper
 
         self._jax = jax_versions.probe()
-        self._cache = cache.Cache(settings, mode, __version__)
+        self._cache = cache.Cache(settings, mode, __version__, ahead.Loader(self._jax))
         self._undo = contextlib.ExitStack()
         try:
             # How to undo a step comes before it: Ctrl-C in between must not leave half a hook.

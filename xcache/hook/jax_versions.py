@@ -63,6 +63,7 @@ class Jax:
     jaxlib_folder: Path
     jaxlib_version: str
     cuda_folder: Path | None
+    backends: Callable[[], dict[str, Any]]
 
 
 def probe() -> Jax:
@@ -79,6 +80,7 @@ def probe() -> Jax:
             monitoring,
             traceback_util,
             util,
+            xla_bridge,
         )
         from jax._src.interpreters import mlir
         from jax._src.lib import _jax, version_str
@@ -106,6 +108,7 @@ def probe() -> Jax:
             jaxlib_folder=Path(jaxlib.__file__).parent,
             jaxlib_version=version_str,
             cuda_folder=Path(lib.cuda_path) if lib.cuda_path else None,
+            backends=lambda: getattr(xla_bridge, "_backends", {}),
         )
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(f"this version of jax has another shape: {error}") from None

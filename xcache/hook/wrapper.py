@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xcache import keys, stablehlo
-from xcache.cache import Cache, Request
+from xcache.cache import Ahead, Cache, Request
 from xcache.errors import UncacheableError
 from xcache.executables import deserialize, serialize
 from xcache.hook.jax_versions import Jax
@@ -56,11 +56,12 @@ def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., 
                 raise UncacheableError("compile-only client")
             if host_callbacks and jax.callbacks_hold_pointers:
                 raise UncacheableError("python callback")
+            options = compile_options.SerializeAsString()
             parts = surroundings.components(
                 backend,
                 computation,
                 tuple(devices.flat),
-                compile_options.SerializeAsString(),
+                options,
                 keep_locations=jax.config.compilation_cache_include_metadata_in_key.value,
                 ignore_partitioning_pointer=jax.config.remove_custom_partitioning_ptr_from_cache_key.value,
                 callbacks_hold_pointers=jax.callbacks_hold_pointers,
@@ -78,6 +79,8 @@ def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., 
                 details=lambda: describe.texts(parts),
                 load=lambda raw: deserialize(backend, raw, executable_devices, compile_options, host_callbacks),
                 serialize=lambda executable: serialize(backend, executable),
+                # What has callbacks into the program cannot be loaded without them.
+                ahead=None if host_callbacks else Ahead(options, tuple(device.id for device in executable_devices)),
                 toolchain_files=lambda: surroundings.toolchain_files(backend.platform),
                 # A compile on several processes at once may need all of them to be at it.
                 may_wait=jax.distributed.client is None,

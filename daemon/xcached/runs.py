@@ -1,0 +1,94 @@
+"""What programs wanted, run by run: the next run of the same, or of one that begins like it, is told ahead."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from xcache import protocol
+from xcached.store import Store
+
+_MOST_RUNS_OF_ONE_USER = 200
+_MOST_ITEMS = 2000
+_LARGEST_OPTIONS = 1 << 18
+_FIELDS = {"key": str, "options": str, "devices": str, "platform": str, "seconds": float}
+
+
+class Runs:
+    """Rows of runs. What is read belongs to the thread that serves, what is written to the one that writes."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._db = store.database.writing
+        self._reading = store.database.reading
+
+    def predict(self, uid: int, message: protocol.Predict) -> protocol.Prediction:
+        """What the run that is most like this one wanted; only what is in the store."""
+        row = self._by_key(uid, message.key) if message.key else self._by_name(uid, message)
+        if row is None:
+            return protocol.Prediction([], {})
+        run, options = row
+        items = self._reading.execute(
+            "SELECT wanted.key, wanted.options, wanted.devices, wanted.platform, wanted.seconds FROM wanted"
+            " WHERE run = ? AND EXISTS (SELECT 1 FROM entries WHERE entries.key = wanted.key) ORDER BY position",
+            (run,),
+        )
+        found = [dict(zip(_FIELDS, item, strict=True)) for item in items]
+        return protocol.Prediction(found, {name: bytes.fromhex(text) for name, text in json.loads(options).items()})
+
+    def remember(self, uid: int, message: protocol.Remember) -> None:
+        """A run in place of the last one of the same program with the same arguments; the oldest are forgotten."""
+        with self._store.transaction():
+            self._forget("uid = ? AND program = ? AND arguments = ?", uid, message.program, message.arguments)
+            options = json.dumps({name: content.hex() for name, content in message.options.items()})
+            (run,) = self._db.execute(
+                "INSERT INTO runs (uid, program, arguments, options, ended_at) VALUES (?, ?, ?, ?, ?) RETURNING id",
+                (uid, message.program, message.arguments, options, time.time()),
+            ).fetchone()
+            self._db.executemany(
+                "INSERT INTO wanted (run, position, key, options, devices, platform, seconds)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(run, position, *(item[name] for name in _FIELDS)) for position, item in enumerate(message.items)],
+            )
+            self._forget(
+                "id IN (SELECT id FROM runs WHERE uid = ? ORDER BY id DESC LIMIT -1 OFFSET ?)",
+                uid,
+                _MOST_RUNS_OF_ONE_USER,
+            )
+
+    def _by_name(self, uid: int, message: protocol.Predict) -> tuple[int, str] | None:
+        # The same arguments if there was such a run, else the latest with others.
+        row: tuple[int, str] | None = self._reading.execute(
+            "SELECT id, options FROM runs WHERE uid = ? AND program = ? ORDER BY arguments = ? DESC, id DESC LIMIT 1",
+            (uid, message.program, message.arguments),
+        ).fetchone()
+        return row
+
+    def _by_key(self, uid: int, key: str | None) -> tuple[int, str] | None:
+        row: tuple[int, str] | None = self._reading.execute(
+            "SELECT runs.id, runs.options FROM wanted JOIN runs ON runs.id = wanted.run"
+            " WHERE wanted.key = ? AND runs.uid = ? ORDER BY runs.id DESC LIMIT 1",
+            (key, uid),
+        ).fetchone()
+        return row
+
+    def _forget(self, which: str, *values: Any) -> None:
+        ids = self._db.execute(f"SELECT id FROM runs WHERE {which}", values).fetchall()  # noqa: S608 - our own words
+        self._db.executemany("DELETE FROM wanted WHERE run = ?", ids)
+        self._db.executemany("DELETE FROM runs WHERE id = ?", ids)
+
+
+def is_sound(message: protocol.Remember) -> bool:
+    """Whether a client's list can be what it says."""
+    return (
+        len(message.items) <= _MOST_ITEMS
+        and sum(map(len, message.options.values())) <= _LARGEST_OPTIONS
+        and all(_is_item(item, message.options) for item in message.items)
+    )
+
+
+def _is_item(item: dict[str, Any], options: Sequence[str] | dict[str, bytes]) -> bool:
+    types = {name: type(value) for name, value in item.items()}
+    return types == _FIELDS and item["options"] in options and all(len(str(value)) < 5000 for value in item.values())

@@ -1,0 +1,193 @@
+"""Loading ahead: what is predicted is loaded in order on other threads, and taken over where the program is faster."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from conftest import until
+
+from xcache import prefetch
+from xcache.prefetch import Item, Loaded, Prefetcher
+
+OPTIONS, DEVICES = b"options", (0,)
+
+
+def item(key: str) -> Item:
+    # What has a capital letter takes its time.
+    return Item(key, OPTIONS, DEVICES, "cpu", 10.0 if key.isupper() else 0.01)
+
+
+class Program:
+    """What a prefetcher is told, and what it did."""
+
+    def __init__(self, *runs: str, memory: int = 100) -> None:
+        # Each run is a string of one-letter keys.
+        self.runs = runs
+        self.questions: list[str | None] = []
+        self.loads: list[str] = []
+        self.dropped = 0
+        self.may_go_on = threading.Event()
+        self.may_go_on.set()
+        self.prefetcher = Prefetcher(self._predict, self._load, memory, self._drop)
+
+    def _predict(self, key: str | None) -> list[Item]:
+        self.questions.append(key)
+        found = self.runs[0] if key is None else next((run for run in self.runs if key in run), "")
+        return [item(key) for key in found]
+
+    def _load(self, wanted: Item) -> Loaded | None:
+        self.loads.append(wanted.key)
+        assert self.may_go_on.wait(20)
+        return None if wanted.key == "!" else Loaded(f"executable {wanted.key}", None, 0.1, 1)
+
+    def _drop(self, count: int) -> None:
+        self.dropped += count
+
+    def take(self, key: str, options: bytes = OPTIONS, devices: tuple[int, ...] = DEVICES) -> object:
+        loaded = self.prefetcher.take(key, options, devices)
+        return None if loaded is None else loaded.executable
+
+
+@pytest.fixture(autouse=True)
+def two_processors(monkeypatch):
+    monkeypatch.setattr(prefetch, "_threads_to_spare", lambda: 1)
+
+
+def test_what_was_wanted_last_time_is_loaded_in_that_order_and_taken():
+    program = Program("abc")
+    program.prefetcher.start()
+    assert until(lambda: len(program.loads) == 3)
+    assert [program.take(key) for key in "abc"] == [f"executable {key}" for key in "abc"]
+    assert program.loads == ["a", "b", "c"]
+    assert program.questions == [None]
+    # It was taken: whoever wants it again loads it.
+    assert program.take("a") is None
+
+
+def test_what_has_not_begun_is_left_to_the_program():
+    program = Program("abc")
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    assert program.take("b") is None
+    program.may_go_on.set()
+    assert program.take("a") == "executable a"
+    assert until(lambda: program.loads == ["a", "c"])
+
+
+def test_what_is_being_loaded_is_waited_for():
+    program = Program("a")
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    release = threading.Timer(0.2, program.may_go_on.set)
+    release.start()
+    assert program.take("a") == "executable a"
+    release.join()
+
+
+def test_what_takes_long_is_loaded_when_the_program_is_known_to_be_the_one_that_was_foreseen():
+    program = Program("aBcD")
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a", "c"])
+    assert program.take("a") == "executable a"
+    assert until(lambda: program.loads == ["a", "c", "B", "D"])
+    another = Program("", "xYz")
+    another.prefetcher.start()
+    assert another.take("x") is None
+    assert until(lambda: another.loads == ["Y", "z"])
+
+
+def test_what_is_asked_for_again_is_no_surprise():
+    program = Program("abcd")
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    assert program.take("b") is None
+    assert program.take("b") is None
+    assert program.take("b") is None
+    program.may_go_on.set()
+    assert until(lambda: program.loads == ["a", "c", "d"])
+    assert program.questions == [None]
+
+
+@pytest.mark.parametrize("differs", [{"options": b"others"}, {"devices": (1,)}])
+def test_what_was_loaded_with_other_options_or_onto_other_devices_is_not_taken(differs):
+    program = Program("a")
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    assert program.take("a", **differs) is None
+
+
+def test_what_could_not_be_loaded_is_left_to_the_program():
+    program = Program("!a")
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["!", "a"])
+    assert program.take("!") is None
+    assert program.take("a") == "executable a"
+
+
+def test_a_program_of_another_name_is_known_by_what_it_asks_for_first():
+    program = Program("", "xyz")
+    program.prefetcher.start()
+    assert until(lambda: program.questions == [None])
+    assert program.take("x") is None
+    assert until(lambda: program.loads == ["y", "z"])
+    assert program.take("y") == "executable y"
+    assert program.questions == [None, "x"]
+
+
+def test_a_program_that_wants_something_else_is_not_loaded_for_any_longer():
+    program = Program("abcdef", "vwxyz")
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    assert program.take("v") is None
+    assert program.take("w") is None
+    program.may_go_on.set()
+    assert until(lambda: program.loads == ["a", "x", "y", "z"])
+
+
+def test_no_more_is_held_than_the_memory_that_it_may_take():
+    program = Program("abcdef", memory=2)
+    program.prefetcher.start()
+    assert until(lambda: len(program.loads) == 2)
+    assert program.take("a") == "executable a"
+    assert until(lambda: len(program.loads) == 3)
+    assert program.take("f") is None
+    program.prefetcher.finish(20)
+    assert program.loads == ["a", "b", "c"]
+
+
+def test_what_nobody_comes_for_is_let_go(monkeypatch):
+    monkeypatch.setattr(prefetch, "_KEEP_SECONDS", 0.1)
+    program = Program("abc")
+    program.prefetcher.start()
+    assert until(lambda: program.dropped == 3)
+    assert program.take("a") is None
+    # The thread has gone as well.
+    assert until(lambda: "xcache-prefetch" not in [thread.name for thread in threading.enumerate()])
+
+
+def test_the_end_waits_for_what_is_being_loaded_and_begins_nothing():
+    program = Program("abc")
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    release = threading.Timer(0.2, program.may_go_on.set)
+    release.start()
+    program.prefetcher.finish(20)
+    assert program.may_go_on.is_set()
+    release.join()
+    assert until(lambda: "xcache-prefetch" not in [thread.name for thread in threading.enumerate()])
+    assert program.loads == ["a"]
+
+
+@pytest.mark.parametrize(("memory", "spare"), [(0, 1), (100, 0)], ids=["no memory", "no processor to spare"])
+def test_nothing_is_loaded_ahead_where_that_is_switched_off(monkeypatch, memory, spare):
+    monkeypatch.setattr(prefetch, "_threads_to_spare", lambda: spare)
+    program = Program("abc", memory=memory)
+    program.prefetcher.start()
+    assert program.take("a") is None
+    assert (program.questions, program.loads) == ([], [])

@@ -1,0 +1,98 @@
+"""What programs wanted: remembered run by run, and told to the next run that is like it."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import digest
+from conversation import key_of, talking
+
+from xcache import protocol
+
+OPTIONS = {digest(b"some"): b"some", digest(b"others"): b"others"}
+
+
+def wanted(name: str, options: bytes = b"some", **changes: object) -> dict[str, object]:
+    item = {"key": key_of(name), "options": digest(options), "devices": "0 1", "platform": "cpu", "seconds": 0.5}
+    return item | changes
+
+
+def remember(talk, program: str, *names: str, arguments: str = "a") -> None:
+    message = protocol.Remember(program, arguments, [wanted(name) for name in names], OPTIONS)
+    assert talk.ask(message) == protocol.Done()
+
+
+def predicted(talk, program: str, *, arguments: str = "a", key: str | None = None) -> list[str]:
+    found = talk.ask(protocol.Predict(program, arguments, key))
+    assert isinstance(found, protocol.Prediction), found
+    return [str(item["key"]) for item in found.items]
+
+
+@pytest.fixture
+def talk(place):
+    place.start_daemon()
+    with talking(place) as conversation:
+        for name in "abcdef":
+            conversation.put(key_of(name), name.encode())
+        yield conversation
+
+
+def keys(names: str) -> list[str]:
+    return [key_of(name) for name in names]
+
+
+def test_a_run_is_told_as_it_was(talk):
+    items = [wanted("b"), wanted("a", b"others", devices="", seconds=0.25)]
+    assert talk.ask(protocol.Remember("train.py", "x", items, OPTIONS)) == protocol.Done()
+    assert talk.ask(protocol.Predict("train.py", "x", None)) == protocol.Prediction(items, OPTIONS)
+
+
+def test_the_last_run_with_the_same_arguments_goes_before_others(talk):
+    remember(talk, "train.py", *"abc", arguments="first")
+    remember(talk, "train.py", *"def", arguments="second")
+    assert predicted(talk, "train.py", arguments="first") == keys("abc")
+    assert predicted(talk, "train.py", arguments="second") == keys("def")
+    assert predicted(talk, "train.py", arguments="third") == keys("def")
+    assert predicted(talk, "serve.py", arguments="first") == []
+    remember(talk, "train.py", *"ab", arguments="first")
+    assert predicted(talk, "train.py", arguments="first") == keys("ab")
+
+
+def test_a_run_is_found_by_what_was_asked_for(talk):
+    remember(talk, "old.py", *"abc")
+    remember(talk, "new.py", *"cde")
+    assert predicted(talk, "renamed.py", key=key_of("a")) == keys("abc")
+    assert predicted(talk, "renamed.py", key=key_of("c")) == keys("cde")
+    assert predicted(talk, "renamed.py", key=key_of("f")) == []
+
+
+def test_what_is_not_in_the_store_is_not_told(talk):
+    remember(talk, "train.py", *"axb")
+    assert predicted(talk, "train.py") == keys("ab")
+    assert talk.ask(protocol.Remove(keys("a"))).entries == 1
+    assert predicted(talk, "train.py") == keys("b")
+
+
+def test_old_runs_are_forgotten(talk, place):
+    for number in range(205):
+        remember(talk, f"{number}.py", "a")
+    assert predicted(talk, "0.py") == []
+    assert predicted(talk, "204.py") == keys("a")
+    assert place.query("SELECT count(*) FROM runs") == [(200,)]
+    assert place.query("SELECT count(*) FROM wanted") == [(200,)]
+
+
+@pytest.mark.parametrize(
+    ("items", "options"),
+    [
+        ([{}], OPTIONS),
+        ([wanted("a", seconds=1)], OPTIONS),
+        ([wanted("a", more=1)], OPTIONS),
+        ([wanted("a", devices="0 " * 5000)], OPTIONS),
+        ([wanted("a", b"unknown")], OPTIONS),
+        ([wanted("a")] * 2001, OPTIONS),
+        ([wanted("a")], OPTIONS | {"x": b"x" * (1 << 18)}),
+    ],
+)
+def test_a_run_that_cannot_be_is_refused(talk, place, items, options):
+    assert isinstance(talk.ask(protocol.Remember("train.py", "a", items, options)), protocol.Refused)
+    assert place.query("SELECT count(*) FROM runs") == [(0,)]

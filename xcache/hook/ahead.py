@@ -1,0 +1,45 @@
+"""Loading an executable before jax asks for it, with the options and devices that it was loaded with last time."""
+
+from __future__ import annotations
+
+from time import sleep
+from typing import Any
+
+from xcache.clock import monotonic
+from xcache.errors import UnavailableError
+from xcache.executables import deserialize
+from xcache.hook.jax_versions import Jax
+from xcache.prefetch import Item
+
+# The backend is being made at the moment, and a large machine takes its time for that; another may be there already.
+_LONGEST_WAIT, _LONGEST_WAIT_BESIDE = 120.0, 2.0
+_LOOK_EVERY = 0.002
+
+
+class Loader:
+    """Loads onto a backend as soon as jax has one."""
+
+    def __init__(self, jax: Jax) -> None:
+        self._jax = jax
+
+    def __call__(self, item: Item, raw: bytes) -> Any:
+        """The executable; whatever jaxlib raises when it cannot be loaded."""
+        from jaxlib import xla_client
+
+        backend = self._backend(item.platform)
+        devices = {device.id: device for device in backend.devices()}
+        placed = xla_client.DeviceList(tuple(devices[number] for number in item.devices))
+        return deserialize(backend, raw, placed, xla_client.CompileOptions.ParseFromString(item.options))
+
+    def _backend(self, platform: str) -> Any:
+        deadline = monotonic() + _LONGEST_WAIT
+        while monotonic() < deadline:
+            # Looked at and never asked for: to make one is the program's decision.
+            backends = list(self._jax.backends().values())
+            for backend in backends:
+                if backend.platform == platform:
+                    return backend
+            if backends:
+                deadline = min(deadline, monotonic() + _LONGEST_WAIT_BESIDE)
+            sleep(_LOOK_EVERY)
+        raise UnavailableError(f"there is no backend for {platform}")

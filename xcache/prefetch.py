@@ -1,0 +1,227 @@
+"""Loading what a program will want before it asks: on threads of their own, while it is still tracing.
+
+What will be wanted is what was wanted last time. The daemon remembers it; the program may differ at any point, takes
+over what has not been begun, and says so when it turns out to want something else.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from xcache.clock import monotonic
+
+logger = logging.getLogger("xcache")
+
+# How long loading may take in all before the program has shown that it is the one which was foreseen.
+_ON_TRUST_SECONDS = 0.5
+# What is loaded and not wanted for so long was not wanted at all.
+_KEEP_SECONDS = 60.0
+# A program that wants something else as often as this is another program than it was.
+_MOST_SURPRISES = 2
+_MOST_PREDICTIONS = 8
+_MOST_THREADS = 3
+
+
+class Item(NamedTuple):
+    """Something that will be wanted, and how it was loaded last time."""
+
+    key: str
+    options: bytes
+    devices: tuple[int, ...]
+    platform: str
+    seconds: float
+
+
+class Loaded(NamedTuple):
+    """An executable that was loaded ahead, what the entry said of it, and how large it is."""
+
+    executable: Any
+    entry: Any
+    load_seconds: float
+    size: int
+
+
+class _Place:
+    """Where an item stands."""
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+        self.begun = False
+        self.done = False
+        self.loaded: Loaded | None = None
+        self.since = 0.0
+
+
+class Prefetcher:
+    """Loads ahead of one program. Thread-safe."""
+
+    def __init__(
+        self,
+        predict: Callable[[str | None], Sequence[Item]],
+        load: Callable[[Item], Loaded | None],
+        memory: int,
+        dropped: Callable[[int], None],
+    ) -> None:
+        """``predict`` is asked with the key that came as a surprise, at first with None; neither may raise."""
+        self._predict = predict
+        self._load = load
+        self._memory = memory
+        self._dropped = dropped
+        self._changed = threading.Condition()
+        self._places: dict[str, _Place] = {}
+        self._asked: set[str] = set()
+        self._threads: set[threading.Thread] = set()
+        self._surprises = 0
+        self._predictions = 0
+        self._questions: list[str | None] = []
+        self._held = 0
+        self._trust = _ON_TRUST_SECONDS
+        self._over = memory == 0 or _threads_to_spare() == 0
+
+    def start(self) -> None:
+        """Begin with what the program's name says."""
+        self._ask_again(None)
+
+    def take(self, key: str, options: bytes, devices: tuple[int, ...]) -> Loaded | None:
+        """What was loaded ahead, if it was for exactly this; waits for what is being loaded at this moment."""
+        with self._changed:
+            place = self._places.get(key)
+            if place is None:
+                if key not in self._asked:
+                    self._asked.add(key)
+                    self._was_surprised(key)
+                return None
+            self._asked.add(key)
+            self._surprises = 0
+            self._is_as_foreseen()
+            if not place.begun or (place.item.options, place.item.devices) != (options, devices):
+                self._forget(place)
+                return None
+            # No longer than loading it here would take: it is loading, and has begun before.
+            while not place.done and self._threads:
+                self._changed.wait(1.0)
+            self._forget(place)
+            return place.loaded if place.done else None
+
+    def finish(self, seconds: float) -> None:
+        """Begin nothing more, and wait for what is being loaded: the interpreter must not go while XLA is at work."""
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not any(p.begun and not p.done for p in self._places.values()), seconds)
+            self._places.clear()
+
+    def _is_as_foreseen(self) -> None:
+        self._trust = float("inf")
+        self._changed.notify_all()
+
+    def _was_surprised(self, key: str) -> None:
+        self._surprises += 1
+        if self._surprises >= _MOST_SURPRISES:
+            for place in [place for place in self._places.values() if not place.begun]:
+                del self._places[place.item.key]
+        # At the first surprise, the second, the fourth...
+        if self._surprises & (self._surprises - 1) == 0:
+            self._ask_again(key)
+
+    def _ask_again(self, key: str | None) -> None:
+        with self._changed:
+            if self._over or self._predictions >= _MOST_PREDICTIONS:
+                return
+            self._predictions += 1
+            self._questions = [key]
+            self._changed.notify_all()
+            if len(self._threads) < min(_MOST_THREADS, _threads_to_spare()):
+                self._begin_thread()
+
+    def _begin_thread(self) -> None:
+        thread = threading.Thread(target=self._run, name="xcache-prefetch", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return
+        self._threads.add(thread)
+
+    def _run(self) -> None:
+        try:
+            while self._go_on():
+                pass
+        finally:
+            with self._changed:
+                self._threads.discard(threading.current_thread())
+                self._changed.notify_all()
+
+    def _go_on(self) -> bool:
+        with self._changed:
+            if self._over:
+                return False
+            questions, self._questions = self._questions, []
+        for question in questions:
+            self._expect(self._predict(question))
+            if question is not None:
+                with self._changed:
+                    self._is_as_foreseen()
+        place = self._next()
+        if place is None:
+            return self._rest()
+        loaded = self._load(place.item)
+        with self._changed:
+            place.done, place.since = True, monotonic()
+            if loaded is None:
+                self._places.pop(place.item.key, None)
+            elif self._places.get(place.item.key) is place:
+                # Else it turned out not to be wanted meanwhile.
+                place.loaded = loaded
+                self._held += loaded.size
+            self._changed.notify_all()
+        return True
+
+    def _expect(self, items: Sequence[Item]) -> None:
+        with self._changed:
+            for item in items:
+                if item.key not in self._asked:
+                    self._places.setdefault(item.key, _Place(item))
+            more = min(_MOST_THREADS, _threads_to_spare(), len(self._places)) - len(self._threads)
+            for _ in range(more):
+                self._begin_thread()
+
+    def _next(self) -> _Place | None:
+        with self._changed:
+            if self._over or self._held >= self._memory:
+                return None
+            for place in self._places.values():
+                if not place.begun and place.item.seconds <= self._trust:
+                    place.begun = True
+                    self._trust -= place.item.seconds
+                    return place
+        return None
+
+    def _rest(self) -> bool:
+        """Wait until there is something to do, and let go of what nobody came for; whether there is any left."""
+        with self._changed:
+            now = monotonic()
+            late = [p for p in self._places.values() if p.done and now - p.since >= _KEEP_SECONDS]
+            for place in late:
+                self._forget(place)
+            if late:
+                self._dropped(len(late))
+            if not self._places:
+                return False
+            self._changed.wait(_KEEP_SECONDS / 4)
+            return True
+
+    def _forget(self, place: _Place) -> None:
+        self._places.pop(place.item.key, None)
+        if place.loaded is not None:
+            self._held -= place.loaded.size
+        self._changed.notify_all()
+
+
+def _threads_to_spare() -> int:
+    """How many processors there are beside that of the program's own thread."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return count - 1
