@@ -69,7 +69,7 @@ def activator(place) -> Iterator[subprocess.Popen[bytes]]:
                 "-P",
                 "-m",
                 "xcached",
-            ],  # fmt: skip
+            ],
             env=place.env,
             cwd="/",
             stdin=subprocess.DEVNULL,
