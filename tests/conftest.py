@@ -36,12 +36,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Options for campaigns of faults, which have few rounds by default."""
     group = parser.getgroup("campaigns of faults")
     group.addoption("--rounds", type=int, help="run only campaigns, with so many rounds each instead of their few")
+    group.addoption("--soak", type=float, help="run only campaigns; the steady load lasts so many seconds")
+    group.addoption("--crowd", type=int, help="run only campaigns; so many programs ask at once")
     group.addoption("--seed", type=int, default=0, help="what the campaigns' random choices follow from")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Who says how many rounds there are to be is interested in the campaigns alone."""
-    if config.getoption("--rounds") is not None:
+    """Who says how many rounds there are to be, or how much of them, is interested in the campaigns alone."""
+    if any(config.getoption(name) is not None for name in ("--rounds", "--soak", "--crowd")):
         others = [item for item in items if "campaign" not in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
@@ -53,8 +55,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.section("campaigns of faults")
         everything = sum(tallies.values(), Counter())
         for name, counts in [*tallies.items(), ("all", everything)]:
-            counted = ", ".join(f"{counts[kind]:,} {kind}" for kind in CAMPAIGN_COUNTS)
+            kinds = [*CAMPAIGN_COUNTS, *(kind for kind in OTHER_COUNTS if counts[kind])]
+            counted = ", ".join(f"{counts[kind]:,} {kind}" for kind in kinds)
             terminalreporter.line(f"{name}: {counted}, {counts['seconds']:,.0f} s")
+        for note in config.stash.get(_NOTES, []):
+            terminalreporter.line(note)
 
 
 class Place:
@@ -283,15 +288,30 @@ def free_port() -> Callable[[], int]:
 class Campaign:
     """One series of faults: how long it is, what its choices follow from, and what it counted."""
 
-    def __init__(self, rounds: int | None, seed: int) -> None:
+    def __init__(self, rounds: int | None, seed: int, *, soak: float | None = None, crowd: int | None = None) -> None:
         self.seed = seed
+        self.notes: list[str] = []
         self.counts: Counter[str] = Counter()
         self.problems: list[str] = []
         self._rounds = rounds
+        self._soak = soak
+        self._crowd = crowd
 
     def rounds(self, usual: int) -> int:
         """How many rounds there are to be."""
         return usual if self._rounds is None else self._rounds
+
+    def seconds(self, usual: float) -> float:
+        """How long a steady load is to last."""
+        return usual if self._soak is None else self._soak
+
+    def programs(self, usual: int) -> int:
+        """How many programs are to ask at once."""
+        return usual if self._crowd is None else self._crowd
+
+    def note(self, text: str) -> None:
+        """Something measured, to be said at the end of the run."""
+        self.notes.append(text)
 
     def fault(self) -> None:
         """One more fault was tried."""
@@ -313,17 +333,21 @@ class Campaign:
 
 
 CAMPAIGN_COUNTS = ("faults tried", "entries checked", "losses", "wrong loads", "crashes", "other problems")
+# Counted by some campaigns only.
+OTHER_COUNTS = ("requests answered", "samples")
 
 
 _TALLIES = pytest.StashKey[dict[str, "Counter[str]"]]()
+_NOTES = pytest.StashKey[list[str]]()
 
 
 @pytest.fixture
 def campaign(request: pytest.FixtureRequest) -> Iterator[Campaign]:
     """A series of faults; its counts are said at the end of the run."""
     option = request.config.getoption
-    made = Campaign(option("--rounds"), option("--seed"))
+    made = Campaign(option("--rounds"), option("--seed"), soak=option("--soak"), crowd=option("--crowd"))
     start = time.monotonic()
     yield made
     made.counts["seconds"] = time.monotonic() - start
     request.config.stash.setdefault(_TALLIES, {})[request.node.nodeid.rpartition("/")[2]] = made.counts
+    request.config.stash.setdefault(_NOTES, []).extend(made.notes)

@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from xcache import executables, keys, payload, protocol
@@ -22,6 +22,7 @@ from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.errors import DamagedError, NotAskedError, UncacheableError, UnloadableError, XcacheError
 from xcache.keys import Key
+from xcache.keys.toolchain import InstalledFile
 from xcache.launcher import Launcher
 from xcache.statistics import Counting, Statistics
 from xcache.storing import StoreQueue
@@ -45,6 +46,8 @@ class Request:
     details: Callable[[], Mapping[str, str]]
     load: Callable[[bytes], Any]
     serialize: Callable[[Any], bytes]
+    # The files that compile it, which the daemon keeps an eye on.
+    toolchain_files: Callable[[], Sequence[InstalledFile]] = tuple
     # Whether it may wait for another program that compiles the same: not within a job whose compiles need all at once.
     may_wait: bool = True
 
@@ -78,6 +81,7 @@ class Cache:
         self._version = version
         self._counting = Counting()
         self._said: set[str] = set()
+        self._announced: set[str] = set()
         self._begin()
         self._undo = contextlib.ExitStack()
         self._undo.enter_context(executables.serialize_first_generation())
@@ -212,6 +216,7 @@ class Cache:
             request.key.components["program"],
         )
         try:
+            self._announce(request)
             for _ in range(_ATTEMPTS):
                 start = monotonic()
                 try:
@@ -231,6 +236,18 @@ class Cache:
         except Exception as error:  # noqa: BLE001 - nothing that is wrong with the cache is the program's trouble
             self._went_wrong(error)
         return Absent(lease=0)
+
+    def _announce(self, request: Request) -> None:
+        """Once in a process: what was made by a toolchain that is not installed is not served, until it is again."""
+        digest = request.key.components["toolchain"]
+        if digest in self._announced:
+            return
+        self._announced.add(digest)
+        # Only what can be named in a message: a path is bytes, and need not be text.
+        files = [file._asdict() for file in request.toolchain_files() if file.path.isprintable()]
+        if files:
+            text = request.details().get("toolchain", "")
+            self._client.announce(protocol.Announce(digest, request.platform, request.jaxlib_version, text, files))
 
     def _load(self, request: Request, entry: Entry, start: float) -> Outcome | Absent:
         """The executable of an entry; DamagedError for one that cannot be used."""
@@ -283,6 +300,7 @@ class Cache:
 
     def _put(self, request: Request, raw: bytes, seconds: float) -> None:
         key = request.key
+        self._announce(request)
         sealed, program = payload.seal(key.digest, raw), payload.compress(request.program)
         message = protocol.Put(
             key=key.digest,

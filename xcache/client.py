@@ -152,6 +152,11 @@ class Client:
         with contextlib.suppress(UnavailableError, StoreError):
             self._in_background(lambda c, timeout: c.tell(protocol.Release(key, lease), timeout))
 
+    def announce(self, message: protocol.Announce) -> None:
+        """Have the daemon know of a toolchain, and look after it."""
+        deadline = monotonic() + self._breaker.check_foreground()
+        self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline)
+
     def complain(self, key: str, digest: str, reason: str) -> None:
         """Have an entry set aside that cannot be used."""
         message = protocol.Complain(key, digest, reason[:1000])

@@ -88,6 +88,14 @@ SETTINGS = (
         values.parse_duration,
     ),
     Setting(
+        "stale_grace",
+        "time",
+        7 * 86400.0,
+        "how long entries are kept whose jaxlib, plugin or tools are no longer installed",
+        "a time such as 7d; 0 for not at all",
+        values.parse_duration,
+    ),
+    Setting(
         "max_wait",
         "time",
         600.0,
@@ -174,6 +182,7 @@ class Config:
     autostart: bool
     timeout: float
     idle_exit: float
+    stale_grace: float
     max_wait: float
     max_connections: int
     max_requests: int

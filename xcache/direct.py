@@ -61,7 +61,8 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
         return compile_now()
 
     def request() -> cache.Request:
-        parts = _surroundings(used.config.own_dir).components(
+        surroundings = _surroundings(used.config.own_dir)
+        parts = surroundings.components(
             client, module, tuple(devices), options.SerializeAsString(), callbacks_hold_pointers=True
         )
         return cache.Request(
@@ -74,6 +75,7 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
             details=lambda: describe.texts(parts),
             load=lambda raw: deserialize(client, raw, placed, options),
             serialize=lambda executable: serialize(client, executable),
+            toolchain_files=lambda: surroundings.toolchain_files(client.platform),
         )
 
     return used.get_or_compile(compile_now, request).executable

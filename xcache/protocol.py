@@ -118,6 +118,16 @@ class Complain(NamedTuple):
     reason: str
 
 
+class Announce(NamedTuple):
+    """This toolchain is installed here: each file's path, size, mtime_ns, inode and digest."""
+
+    toolchain: str
+    platform: str
+    jaxlib_version: str
+    description: str
+    files: list[dict[str, Scalar]]
+
+
 class NotCacheable(NamedTuple):
     """It is known that there can be none, and why."""
 
@@ -174,9 +184,10 @@ class Report(NamedTuple):
 
 
 class Remove(NamedTuple):
-    """Delete the entries under these keys."""
+    """Delete the entries under these keys; with a reason, that is remembered."""
 
     keys: list[str]
+    reason: str = ""
 
 
 class Clear(NamedTuple):
@@ -227,7 +238,7 @@ class Refused(NamedTuple):
 
 
 Message = (
-    Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | NotCacheable
+    Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | Announce | NotCacheable
     | MarkNotCacheable | Put | Stored | Report | Remove | Clear | Removed | Sync | ZeroStatistics | AskStatus | Status
     | Stop | Done | Refused
 )  # fmt: skip

@@ -13,6 +13,7 @@ from xcache import protocol
 from xcached.caller import Answer, Caller, Reply
 from xcached.leases import Leases
 from xcached.quarantine import Quarantine
+from xcached.records import Records
 from xcached.settings import Settings
 from xcached.store import Entry, Store
 from xcached.trust import Trust
@@ -37,6 +38,7 @@ class Administration:
         writer: WriterThread,
         quarantine: Quarantine,
         leases: Leases,
+        records: Records,
         trust: Trust,
         stop: Callable[[str], None],
     ) -> None:
@@ -46,6 +48,7 @@ class Administration:
         self._writer = writer
         self._quarantine = quarantine
         self._leases = leases
+        self._records = records
         self._trust = trust
         self._stop = stop
         self._started = time.monotonic()
@@ -72,7 +75,10 @@ class Administration:
     def _remove(self, caller: Caller, message: protocol.Remove, descriptors: Sequence[int]) -> Answer:
         def remove(store: Store) -> protocol.Message:
             under = [entry for key in message.keys for entry in store.entries_under(key)]
-            return removed(store, [entry for entry in under if self._may_change(caller, entry)])
+            done = removed(store, [entry for entry in under if self._may_change(caller, entry)])
+            if message.reason:
+                self._records.invalidated(message.reason, done)
+            return done
 
         return self._call(remove)
 

@@ -8,7 +8,7 @@ from typing import Any
 from sqlite_utils import Migrations
 
 # The number of migrations below. It stands in ``PRAGMA user_version``, where it can be read without sqlite-utils.
-VERSION = 2
+VERSION = 3
 
 migrations = Migrations("xcache")
 
@@ -158,6 +158,34 @@ def m002_writers(db: Any) -> None:
     _keep_total(db, "entries", "entries", "1")
     _keep_component_uses(db)
     db.execute("PRAGMA user_version = 2")
+
+
+@migrations()  # type: ignore[untyped-decorator]
+def m004_toolchains(db: Any) -> None:
+    """Where toolchains are installed, since when they are not, and what that cost."""
+    db["toolchains"].create(
+        # digest: as in entries.toolchain_component. stale_since NULL: it is installed somewhere.
+        {
+            "digest": str,
+            "platform": str,
+            "jaxlib_version": str,
+            "description": str,
+            "first_seen": float,
+            "stale_since": float,
+        },
+        pk="digest",
+    )
+    db["installations"].create(
+        # files: path, size, mtime_ns, inode and digest of each. state: here, elsewhere (not to be seen), gone.
+        {"toolchain": str, "uid": int, "place": str, "files": str, "state": str, "seen_at": float},
+        pk=("toolchain", "uid", "place"),
+        not_null={"files", "state"},
+    )
+    db["invalidations"].create(
+        {"at": float, "toolchain": str, "reason": str, "entries": int, "bytes": int}, not_null={"at", "reason"}
+    )
+    db["entries"].create_index(["toolchain_component"])
+    db.execute("PRAGMA user_version = 3")
 
 
 _OF_WRITERS = {

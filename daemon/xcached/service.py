@@ -13,12 +13,14 @@ from typing import Any
 
 from xcache import protocol
 from xcached.administration import Administration
-from xcached.caller import Answer, Caller, Reply
+from xcached.caller import Answer, Caller, Later, Reply
 from xcached.database import is_damage
 from xcached.leases import Leases
 from xcached.quarantine import Quarantine
+from xcached.records import Records
 from xcached.settings import Settings
 from xcached.store import Entry, Hit, Source, Store, Writer
+from xcached.toolchains import Toolchains
 from xcached.trust import ROOT, Trust
 from xcached.writer import CallJob, PutJob, WriterThread
 
@@ -26,6 +28,8 @@ logger = logging.getLogger("xcached")
 
 _DIGITS = frozenset("0123456789abcdef")
 _LARGEST = 2**53
+# Where a file system does not answer, programs do not wait for it, nor does who stops the daemon.
+_FIRST_LOOK, _LAST_LOOK = 0.2, 2.0
 
 
 class Service:
@@ -56,12 +60,15 @@ class Service:
             call_later=self._loop.call_later,
         )
         self._call(lambda _: _done(self._quarantine.sweep))
+        records = Records(store)
+        self._toolchains = Toolchains(records, self._writer, grace=lambda: settings.now.stale_grace)
         self.administration = Administration(
-            store, settings, version, self._writer, self._quarantine, self._leases, self.trust, stop
+            store, settings, version, self._writer, self._quarantine, self._leases, records, trust, stop
         )
         self._handlers: dict[type[Any], Callable[[Caller, Any, Sequence[int]], Answer]] = (
             self.administration.handlers
             | {
+                protocol.Announce: self._announce,
                 protocol.Get: self._get,
                 protocol.Put: self._put,
                 protocol.Release: self._release,
@@ -110,10 +117,22 @@ class Service:
 
     def finish(self, seconds: float) -> bool:
         """Write what is still to be written, and close the store."""
+        self._toolchains.close(_LAST_LOOK)
         done = self._writer.stop(seconds)
         if done:
             self._store.close()
         return done
+
+    def _announce(self, caller: Caller, message: protocol.Announce, descriptors: Sequence[int]) -> Answer:
+        if not _is_digest(message.toolchain):
+            return Reply(protocol.Refused("protocol error", f"{message.toolchain[:80]!r} is not a digest"))
+        answer = Later()
+        looked = self._toolchains.announce(message, caller.uid)
+        waited = self._loop.create_future()
+        looked.add_done_callback(lambda _: self._loop.call_soon_threadsafe(_finish, waited))
+        self._loop.call_later(_FIRST_LOOK, _finish, waited)
+        waited.add_done_callback(lambda _: answer.give(Reply(looked.result() if looked.done() else protocol.Done())))
+        return answer
 
     def _get(self, caller: Caller, message: protocol.Get, descriptors: Sequence[int]) -> Answer:
         return self._look_up(caller, message) or self._leases.ask(caller, message)
@@ -122,6 +141,9 @@ class Service:
         """What is stored, by whoever the caller trusts, or known not to be storable."""
         hits = self._store.find(message.key)
         if hits:
+            if hits[0].toolchain in self._toolchains.stale:
+                # Who still runs on what is no longer installed compiles, and nobody waits for that.
+                return Reply(protocol.Missing(0))
             hits = [hit for hit in hits if self._may_have(caller, hit)]
         # One's own first, then root's.
         for hit in sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT)):
@@ -246,6 +268,11 @@ class Service:
 def _done(work: Callable[[], object]) -> protocol.Message:
     work()
     return protocol.Done()
+
+
+def _finish(waited: asyncio.Future[None]) -> None:
+    if not waited.done():
+        waited.set_result(None)
 
 
 def _duplicates(descriptors: Sequence[int]) -> list[int]:

@@ -34,6 +34,7 @@ class Hit(NamedTuple):
     compile_seconds: float
     content: bytes | None
     writer_uid: int
+    toolchain: str
 
     @property
     def is_sound(self) -> bool:
@@ -107,8 +108,8 @@ class Store:
     def find(self, key: str) -> list[Hit]:
         """What is stored under ``key``: one for each writer."""
         rows = self._reading.execute(
-            "SELECT entries.blob, blobs.stored_size, entries.compile_seconds, blobs.content, entries.writer_uid"
-            " FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE entries.key = ?",
+            "SELECT entries.blob, blobs.stored_size, entries.compile_seconds, blobs.content, entries.writer_uid,"
+            " entries.toolchain_component FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE entries.key = ?",
             (key,),
         )
         return [Hit(*row) for row in rows]

@@ -21,7 +21,10 @@ from xcache.config import Config, load
 from xcache.launcher import Launcher
 
 LONG = 60
-NAMES = ("status", "stats", "ls", "show", "rm", "clear", "config", "start", "stop", "restart")
+NAMES = (
+    *("status", "stats", "ls", "show", "toolchains", "rm", "invalidate", "clear"),
+    *("config", "start", "stop", "restart"),
+)
 
 
 class Shell:

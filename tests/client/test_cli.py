@@ -349,7 +349,7 @@ def documented(document: object) -> set[str]:
 def test_the_help_documents_every_name_in_the_json(shell):
     key = shell.put("jit_f")
     for command in NAMES:
-        arguments = {"show": [key], "rm": [key], "clear": ["--yes"]}.get(command, [])
+        arguments = {"show": [key], "rm": [key], "clear": ["--yes"], "invalidate": ["--name", "x"]}.get(command, [])
         found = documented(shell.json(command, *arguments)) - set(protocol.DESCRIBED_COMPONENTS)
         text = shell.say(command, "--help")
         for name in found:

@@ -34,7 +34,7 @@ def jaxlib_folder(tmp_path):
 
 
 def describe(folder: Path, memo: Path | None = None, version: str = "1.0") -> bytes:
-    return toolchain.describe("cpu", folder, version, memo)
+    return toolchain.describe("cpu", folder, version, memo).content
 
 
 def test_other_bytes_of_the_same_version_count(jaxlib_folder, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 
 import click
 
@@ -41,15 +42,11 @@ def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
         if not all(map(is_whole, prefixes)):
             raise
         keys = list(prefixes)
-    removed = freed = 0
-    for start in range(0, len(keys), _KEYS_AT_ONCE):
-        some = keys[start : start + _KEYS_AT_ONCE]
-        done = _demand(settings, protocol.Remove(some), len(some))
-        removed, freed = removed + done.entries, freed + done.bytes
+    done = remove(settings, keys)
     if as_json:
-        emit({"removed": removed, "bytes": freed, "keys": keys})
+        emit({"removed": done.entries, "bytes": done.bytes, "keys": keys})
     else:
-        click.echo(f"removed {counted(removed, 'entry')}, {size(freed)}")
+        click.echo(f"removed {counted(done.entries, 'entry')}, {size(done.bytes)}")
 
 
 @click.command()
@@ -84,6 +81,16 @@ def clear(yes: bool, as_json: bool) -> None:
         click.echo(f"removed {counted(removed.entries, 'entry')}, {size(removed.bytes)}")
     else:
         click.echo(reading.EMPTY)
+
+
+def remove(settings: Config, keys: Sequence[str], reason: str = "") -> protocol.Removed:
+    """Have entries removed, some at a time; a ``reason`` is written down with how many there were."""
+    entries = freed = 0
+    for start in range(0, len(keys), _KEYS_AT_ONCE):
+        some = list(keys[start : start + _KEYS_AT_ONCE])
+        done = _demand(settings, protocol.Remove(some, reason), len(some))
+        entries, freed = entries + done.entries, freed + done.bytes
+    return protocol.Removed(entries, freed)
 
 
 def _demand(settings: Config, message: protocol.Remove | protocol.Clear, entries: int) -> protocol.Removed:

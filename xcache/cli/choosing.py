@@ -1,14 +1,30 @@
-"""From the beginning of a key to the one entry that is meant."""
+"""Which entries are meant: from the beginning of a key to the one, or by age."""
 
 from __future__ import annotations
 
 import re
 
+import click
+
+from xcache import values
 from xcache.cli import Failure, Misunderstood, reading
 from xcache.cli.output import printable
 
 _KEY_LENGTH = 64
 _SHOWN = 10
+
+
+def _seconds(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    try:
+        return None if text is None else values.parse_duration(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a duration such as 30s, 5m, 2h or 7d") from None
+
+
+older_than_option = click.option(
+    "--older-than", metavar="DURATION", callback=_seconds, help="Stored longer ago than this (5m, 2h, 7d)."
+)
+newer_than_option = click.option("--newer-than", metavar="DURATION", callback=_seconds, help="Stored within this time.")
 
 
 def is_whole(prefix: str) -> bool:

@@ -10,10 +10,13 @@ import click
 
 from xcache import config, protocol
 from xcache.cli import reading, talking
-from xcache.cli.output import duration, emit, json_option, moment, print_facts, size
+from xcache.cli.output import ago, duration, emit, json_option, moment, print_facts, printable, size
+from xcache.cli.output import counted as number_of
 
-_COUNTS = ("requests", "hits", "misses", "stores", "evictions", "quarantined", "bytes_read", "bytes_written")
+_COUNTS = ("requests", "hits", "misses", "stores", "evictions", "quarantined", "invalidated", "stale_removed")
+_BYTES = ("bytes_read", "bytes_written")
 _SECONDS = ("compile_seconds", "load_seconds", "wait_seconds", "saved_seconds")
+_SHOWN_CHANGES = 10
 _GROUPS = ("uncacheable", "errors")
 
 
@@ -27,10 +30,12 @@ def stats(zero: bool, as_json: bool) -> None:
 
     \b
     JSON: {"since": float or null (the beginning), "requests": int, "hits": int, "misses": int,
-           "hit_rate": float or null, "stores": int, "evictions": int, "quarantined": int, "bytes_read": int,
-           "bytes_written": int,
+           "hit_rate": float or null, "stores": int, "evictions": int, "quarantined": int, "invalidated": int,
+           "stale_removed": int, "bytes_read": int, "bytes_written": int,
            "compile_seconds": float, "load_seconds": float, "wait_seconds": float, "saved_seconds": float,
-           "uncacheable": {REASON: int}, "errors": {KIND: int}, "other": {NAME: float}}
+           "uncacheable": {REASON: int}, "errors": {KIND: int}, "other": {NAME: float},
+           "invalidations": [{"at": float, "toolchain": str or null, "reason": str, "entries": int,
+           "bytes": int}] (the latest)}
 
     With --zero, what it prints is what is counted from now on.
     """
@@ -42,21 +47,22 @@ def stats(zero: bool, as_json: bool) -> None:
         talking.bring_up_to_date(settings)
     with reading.reading(settings.dir) as store:
         counted = _arranged(store.statistics() if store else {})
+        changes = store.invalidations(_SHOWN_CHANGES) if store else []
     if as_json:
-        emit(counted)
+        emit(counted | {"invalidations": changes})
     elif zero:
         click.echo("counting starts anew")
     elif store is None:
         click.echo(reading.EMPTY)
     else:
-        print_facts(_lines(counted))
+        print_facts(_lines(counted) + [_change(change) for change in changes])
 
 
 def _arranged(amounts: Mapping[str, float]) -> dict[str, Any]:
     """The plain names of the table in the shape that --json documents."""
     left = dict(amounts)
     since = left.pop("since", None)
-    counts: dict[str, Any] = {name: int(left.pop(name, 0)) for name in _COUNTS}
+    counts: dict[str, Any] = {name: int(left.pop(name, 0)) for name in (*_COUNTS, *_BYTES)}
     seconds = {name: float(left.pop(name, 0.0)) for name in _SECONDS}
     groups: dict[str, dict[str, int]] = {}
     for group in _GROUPS:
@@ -83,6 +89,7 @@ def _lines(counted: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("stored", f"{counted['stores']} ({size(counted['bytes_written'])})"),
         ("evicted", str(counted["evictions"])),
         ("set aside", str(counted["quarantined"])),
+        ("invalidated", f"{counted['invalidated']} ({counted['stale_removed']} of them removed since)"),
         ("read", size(counted["bytes_read"])),
         ("compiling took", duration(counted["compile_seconds"])),
         ("loading took", duration(counted["load_seconds"])),
@@ -90,3 +97,8 @@ def _lines(counted: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("saved", duration(counted["saved_seconds"])),
     ]
     return lines + [(name, f"{amount:g}") for name, amount in counted["other"].items()]
+
+
+def _change(change: Mapping[str, Any]) -> tuple[str, str]:
+    what = f"{number_of(change['entries'], 'entry')}, {size(change['bytes'])}"
+    return f"  {ago(change['at'])}", f"{what}: {printable(change['reason'])}"

@@ -7,8 +7,9 @@ from operator import itemgetter
 
 import click
 
-from xcache import config, values
+from xcache import config
 from xcache.cli import reading, talking
+from xcache.cli.choosing import newer_than_option, older_than_option
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_table, size
 
 _SHORT_KEY = 12
@@ -34,13 +35,6 @@ _QUARANTINED = (
 )
 
 
-def _seconds(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
-    try:
-        return None if text is None else values.parse_duration(text)
-    except ValueError:
-        raise click.BadParameter(f"{text!r} is not a duration such as 30s, 5m, 2h or 7d") from None
-
-
 @click.command()
 @click.option(
     "--sort",
@@ -53,8 +47,8 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str | None
 @click.option("--name", metavar="TEXT", help="Modules with this in their name, or a name of this pattern (jit_*).")
 @click.option("--platform", help="Entries for this platform (cpu, cuda, tpu).")
 @click.option("--jaxlib", metavar="VERSION", help="Entries of this jaxlib: 0.10.2, or 0.10 for all of its kind.")
-@click.option("--older-than", metavar="DURATION", callback=_seconds, help="Stored longer ago than this (5m, 2h, 7d).")
-@click.option("--newer-than", metavar="DURATION", callback=_seconds, help="Stored within this time.")
+@older_than_option
+@newer_than_option
 @click.option(
     "--limit",
     type=click.IntRange(min=0),

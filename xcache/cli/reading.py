@@ -15,7 +15,8 @@ from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, Store
 from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
-SCHEMA = 2
+SCHEMA = 3
+_TOOLCHAINS_SINCE = 3
 EMPTY = "the store is empty"
 _BUSY_SECONDS = 5.0
 
@@ -39,6 +40,7 @@ class Wanted:
     name: str | None = None
     platform: str | None = None
     jaxlib: str | None = None
+    toolchain: str | None = None
     created_before: float | None = None
     created_after: float | None = None
     sort: str = "used"
@@ -53,6 +55,7 @@ class Wanted:
             "lower(platform) = lower(?)": (self.platform,),
             # 0.10 stands for 0.10.2, and not for 0.1.
             "(jaxlib_version = ? OR instr(jaxlib_version, ? || '.') = 1)": (self.jaxlib, self.jaxlib),
+            "instr(toolchain_component, lower(?)) = 1": (self.toolchain,),
             "created_at < ?": (self.created_before,),
             "created_at > ?": (self.created_after,),
         }
@@ -80,7 +83,7 @@ def reading(directory: Path) -> Iterator[StoreReader | None]:
                     f"{path} was written by a newer xcache (schema {schema}; this one knows {SCHEMA})"
                 )
             # 0: a daemon has made the file, and not yet the tables.
-            yield StoreReader(connection, directory) if schema else None
+            yield StoreReader(connection, directory, schema) if schema else None
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be read: {error}") from None
 
@@ -122,7 +125,9 @@ def _begin(uri: str) -> sqlite3.Connection:
 class StoreReader:
     """What can be asked of a store; rows are dictionaries by the names of the columns."""
 
-    def __init__(self, connection: sqlite3.Connection, directory: Path) -> None:
+    def __init__(self, connection: sqlite3.Connection, directory: Path, schema: int) -> None:
+        # Below that of this version until its daemon has opened the store: tables may be missing.
+        self._schema = schema
         self._connection = connection
         self._directory = directory
 
@@ -176,6 +181,36 @@ class StoreReader:
         for row in rows:
             row["file"] = row["file"] and str(self._directory / "quarantine" / row["file"])
         return rows
+
+    def toolchains(self) -> list[Row]:
+        """What compiled the entries, and where it is installed; the one with the most entries first."""
+        if self._schema < _TOOLCHAINS_SINCE:
+            return []
+        rows = self._rows(
+            # A toolchain that nobody announced is only known from the entries it made.
+            "SELECT known.digest, platform, jaxlib_version, description, first_seen, stale_since, entries, bytes,"
+            " compile_seconds FROM (SELECT digest FROM toolchains UNION SELECT toolchain_component FROM entries) known"
+            " LEFT JOIN toolchains ON toolchains.digest = known.digest"
+            " LEFT JOIN (SELECT toolchain_component, count(*) AS entries, sum(stored_size) AS bytes,"
+            " sum(compile_seconds) AS compile_seconds FROM entries GROUP BY toolchain_component) made"
+            " ON made.toolchain_component = known.digest"
+            " WHERE known.digest IS NOT NULL ORDER BY entries DESC, first_seen DESC"
+        )
+        for row in rows:
+            row["state"] = "unknown" if row["first_seen"] is None else "live" if row["stale_since"] is None else "stale"
+            row["installations"] = self._rows(
+                "SELECT place, state, uid, seen_at FROM installations WHERE toolchain = ? ORDER BY seen_at DESC",
+                row["digest"],
+            )
+            row |= {name: row[name] or 0 for name in ("entries", "bytes", "compile_seconds")}
+        return rows
+
+    def invalidations(self, limit: int) -> list[Row]:
+        """What made entries useless, the latest first."""
+        if self._schema < _TOOLCHAINS_SINCE:
+            return []
+        sql = "SELECT at, toolchain, reason, entries, bytes FROM invalidations ORDER BY rowid DESC LIMIT ?"
+        return self._rows(sql, limit)
 
     def description(self, component: str) -> str | None:
         """The text of a component, if one was kept."""

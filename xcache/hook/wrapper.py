@@ -78,6 +78,7 @@ def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., 
                 details=lambda: describe.texts(parts),
                 load=lambda raw: deserialize(backend, raw, executable_devices, compile_options, host_callbacks),
                 serialize=lambda executable: serialize(backend, executable),
+                toolchain_files=lambda: surroundings.toolchain_files(backend.platform),
                 # A compile on several processes at once may need all of them to be at it.
                 may_wait=jax.distributed.client is None,
             )

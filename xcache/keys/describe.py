@@ -21,7 +21,7 @@ class Surroundings:
         self._version = jaxlib_version
         self._memo = memo
         self._cuda = cuda
-        self._toolchains: dict[str, Component | UncacheableError] = {}
+        self._toolchains: dict[str, toolchain.Toolchain | UncacheableError] = {}
 
     def components(
         self,
@@ -51,14 +51,17 @@ class Surroundings:
             ),
         }
         made = {name: Component(name, parts[name]) for name in ("program", "options", "flags", "platform")}
-        return made | {"toolchain": self._toolchain(client.platform)}
+        return made | {"toolchain": Component("toolchain", self._toolchain(client.platform).content)}
 
-    def _toolchain(self, platform_name: str) -> Component:
+    def toolchain_files(self, platform_name: str) -> tuple[toolchain.InstalledFile, ...]:
+        """The files that compile for a platform, as they were found when that was first asked."""
+        return self._toolchain(platform_name).files
+
+    def _toolchain(self, platform_name: str) -> toolchain.Toolchain:
         known = self._toolchains.get(platform_name)
         if known is None:
             try:
-                content = toolchain.describe(platform_name, self._jaxlib, self._version, self._memo, self._cuda)
-                known = Component("toolchain", content)
+                known = toolchain.describe(platform_name, self._jaxlib, self._version, self._memo, self._cuda)
             except UncacheableError as error:
                 known = error
             self._toolchains[platform_name] = known

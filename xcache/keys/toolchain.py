@@ -11,7 +11,7 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xcache.errors import UncacheableError
 from xcache.keys import lines
@@ -27,8 +27,25 @@ _GPU_LIBRARY = re.compile(
 )
 
 
-def describe(platform: str, jaxlib: Path, version: str, memo: Path | None, cuda: Path | None = None) -> bytes:
-    """The compiler of ``platform`` as sorted lines; ``memo`` is a folder where digests are remembered."""
+class InstalledFile(NamedTuple):
+    """A file of a toolchain as it was found, and the digest of its content."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+    digest: str
+
+
+class Toolchain(NamedTuple):
+    """What compiles: as sorted lines, and the files it consists of."""
+
+    content: bytes
+    files: tuple[InstalledFile, ...]
+
+
+def describe(platform: str, jaxlib: Path, version: str, memo: Path | None, cuda: Path | None = None) -> Toolchain:
+    """The compiler of ``platform``; ``memo`` is a folder where digests are remembered."""
     mapped = _mapped_files()
     libraries = sorted([*jaxlib.glob("*.so"), *jaxlib.glob("*.dylib")])
     if not libraries:
@@ -44,11 +61,12 @@ def describe(platform: str, jaxlib: Path, version: str, memo: Path | None, cuda:
     facts: dict[str, object] = {"jaxlib": version}
     # By name alone: where it is installed changes no code.
     digests = _Digests(memo)
-    for path in libraries:
-        known = facts.setdefault(path.name, "")
-        facts[path.name] = " ".join(sorted([*str(known).split(), digests.of(path, set(mapped.values()))]))
+    files = [digests.of(path, set(mapped.values())) for path in libraries]
     digests.save()
-    return lines(facts)
+    for path, file in zip(libraries, files, strict=True):
+        known = facts.setdefault(path.name, "")
+        facts[path.name] = " ".join(sorted([*str(known).split(), file.digest]))
+    return Toolchain(lines(facts), tuple(files))
 
 
 def _cuda_tools(cuda: Path | None) -> list[Path]:
@@ -95,8 +113,8 @@ class _Digests:
         if self._memo is not None:
             self._known = _read_memo(self._memo)
 
-    def of(self, path: Path, mapped: set[int]) -> str:
-        """The digest of ``path``, which must not have been replaced since this process mapped it."""
+    def of(self, path: Path, mapped: set[int]) -> InstalledFile:
+        """What ``path`` holds; it must not have been replaced since this process mapped it."""
         try:
             with path.open("rb") as file:
                 stat = os.fstat(file.fileno())
@@ -106,15 +124,14 @@ class _Digests:
                     raise UncacheableError("a native library was replaced while the program runs")
                 mark = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
                 known = self._known.get(str(path))
-                if isinstance(known, list) and known[:-1] == mark:
-                    return str(known[-1])
-                digest = hashlib.file_digest(file, "sha256").hexdigest()
+                remembered = known[-1] if isinstance(known, list) and known[:-1] == mark else None
+                digest = str(remembered or hashlib.file_digest(file, "sha256").hexdigest())
         except OSError:
             raise UncacheableError("a native library that cannot be read") from None
-        if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
+        if not remembered and time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
             self._known[str(path)] = [*mark, digest]
             self._changed = True
-        return digest
+        return InstalledFile(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino, digest)
 
     def save(self) -> None:
         """Write what was learned; a memo that cannot be written is only slower."""

@@ -1,0 +1,302 @@
+"""Toolchains that come and go: what they made is served while they are installed somewhere, and no longer."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from conftest import digest, get_message, until
+from conversation import Conversation, key_of, talking
+
+from xcache import protocol
+
+# What is promised, and something for a slow machine.
+SOON = 10.0
+
+
+class Environment:
+    """A folder with a made-up jaxlib."""
+
+    def __init__(self, root: Path, version: str) -> None:
+        self.root = root
+        self.packages = root / "lib" / "python3" / "site-packages"
+        self.version = version
+        (self.packages / "jaxlib").mkdir(parents=True)
+        self.library = self.packages / "jaxlib" / "libjax_common.so"
+        self.write(version)
+
+    def write(self, version: str) -> None:
+        """Install a version, as pip does: what was there goes first."""
+        self.version = version
+        self.library.unlink(missing_ok=True)
+        self.library.write_bytes(version.encode().ljust(1000, b"."))
+
+    @property
+    def toolchain(self) -> str:
+        return digest(f"toolchain {self.version}".encode())
+
+    def announcement(self) -> protocol.Announce:
+        status = self.library.stat()
+        file = {
+            "path": str(self.library),
+            "size": status.st_size,
+            "mtime_ns": status.st_mtime_ns,
+            "inode": status.st_ino,
+            "digest": digest(self.library.read_bytes()),
+        }
+        return protocol.Announce(self.toolchain, "cpu", self.version, f"jaxlib={self.version!r}", [file])
+
+    def announce(self, place) -> None:
+        with talking(place) as talk:
+            assert talk.ask(self.announcement()) == protocol.Done()
+
+    def put(self, place, name: str = "f") -> str:
+        """Announce it, and store something that it made."""
+        key = key_of(f"{name} {self.version}")
+        components = {part: digest(part.encode()) for part in ("program", *protocol.DESCRIBED_COMPONENTS)}
+        with talking(place) as talk:
+            assert talk.ask(self.announcement()) == protocol.Done()
+            made = components | {"toolchain": self.toolchain}
+            assert talk.put(key, b"made by " + self.version.encode(), components=made) == protocol.Stored(True)
+        return key
+
+
+@pytest.fixture
+def environment(place):
+    return Environment(place.root / "venv", "1.0")
+
+
+@pytest.fixture
+def another(place):
+    return Environment(place.root / "another", "2.0")
+
+
+def served(place, key: str) -> bool:
+    with talking(place) as talk:
+        return talk.get(key) is not None
+
+
+def states(place) -> dict[str, str]:
+    """State by version."""
+    rows = place.query("SELECT jaxlib_version, stale_since FROM toolchains")
+    return {version: "live" if since is None else "stale" for version, since in rows}
+
+
+GOING = {
+    "an upgrade": lambda environment: environment.write("1.1"),
+    "a rebuild of the same size": lambda environment: environment.write("1.x"),
+    "a byte written in place": lambda environment: _alter(environment.library),
+    "an uninstall": lambda environment: shutil.rmtree(environment.library.parent),
+    "a deleted environment": lambda environment: shutil.rmtree(environment.root),
+    "an environment moved away": lambda environment: environment.root.rename(environment.root.with_name("moved")),
+    "a folder above moved away": lambda environment: environment.packages.parent.rename(environment.root / "moved"),
+    "one that nobody may look into": lambda environment: _replace_by_file(environment.library.parent),
+}
+
+
+def _alter(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(500)
+        file.write(b"!")
+
+
+def _replace_by_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("not a folder")
+
+
+@pytest.mark.parametrize("going", GOING)
+def test_a_toolchain_goes_stale_without_any_program_running(place, environment, another, going):
+    place.start_daemon()
+    key, other = environment.put(place), another.put(place)
+    assert served(place, key)
+    GOING[going](environment)
+    assert until(lambda: states(place)["1.0"] == "stale", SOON)
+    assert not served(place, key)
+    assert states(place)["2.0"] == "live"
+    assert served(place, other)
+    ((reason, entries),) = place.query("SELECT reason, entries FROM invalidations")
+    assert str(environment.library) in reason
+    assert entries == 1
+    assert place.query("SELECT amount FROM statistics WHERE name = 'invalidated'") == [(1,)]
+
+
+def test_a_touch_changes_nothing(place, environment):
+    place.start_daemon()
+    key = environment.put(place)
+    os.utime(environment.library, (1e9, 1e9))
+    (environment.library.parent / "__init__.py").write_text("")
+    looked = time.time_ns()
+    # Another toolchain that goes afterwards shows that the daemon has looked.
+    other = Environment(place.root / "other", "3.0")
+    other.put(place)
+    shutil.rmtree(other.root)
+    assert until(lambda: states(place)["3.0"] == "stale", SOON), looked
+    assert states(place)["1.0"] == "live"
+    assert served(place, key)
+
+
+def test_going_back_makes_its_entries_live_again(place, environment):
+    place.start_daemon()
+    old = environment.put(place)
+    environment.write("1.1")
+    new = environment.put(place)
+    assert until(lambda: states(place) == {"1.0": "stale", "1.1": "live"}, SOON)
+    environment.write("1.0")
+    environment.announce(place)
+    # At once: the program that has announced it asks next.
+    assert served(place, old)
+    assert until(lambda: states(place) == {"1.0": "live", "1.1": "stale"}, SOON)
+    assert not served(place, new)
+
+
+def test_going_back_is_noticed_without_a_program_too(place, environment):
+    place.start_daemon()
+    key = environment.put(place)
+    content = environment.library.read_bytes()
+    environment.library.unlink()
+    assert until(lambda: states(place)["1.0"] == "stale", SOON)
+    environment.library.write_bytes(content)
+    assert until(lambda: states(place)["1.0"] == "live", 20)
+    assert served(place, key)
+
+
+def test_a_toolchain_in_several_environments_lives_until_the_last_is_gone(place, environment):
+    twin = Environment(place.root / "twin", "1.0")
+    place.start_daemon()
+    key = environment.put(place)
+    twin.announce(place)
+    shutil.rmtree(environment.root)
+    assert until(lambda: ("gone",) in place.query("SELECT state FROM installations"), SOON)
+    assert states(place) == {"1.0": "live"}
+    assert served(place, key)
+    shutil.rmtree(twin.root)
+    assert until(lambda: states(place) == {"1.0": "stale"}, SOON)
+    assert not served(place, key)
+
+
+def test_what_changes_while_no_daemon_runs_is_noticed_by_the_next(place, environment, another):
+    place.start_daemon()
+    key, other = environment.put(place), another.put(place)
+    place.stop()
+    environment.write("1.1")
+    place.start_daemon()
+    assert until(lambda: states(place) == {"1.0": "stale", "2.0": "live"}, SOON)
+    assert not served(place, key)
+    place.stop()
+    place.start_daemon()
+    # From the first moment on.
+    assert not served(place, key)
+    assert served(place, other)
+
+
+def test_a_program_that_runs_on_what_is_gone_does_not_bring_it_back(place, environment):
+    place.start_daemon()
+    key = environment.put(place)
+    running_on = environment.announcement()
+    environment.write("1.1")
+    assert until(lambda: states(place)["1.0"] == "stale", SOON)
+    with talking(place) as talk:
+        assert talk.ask(running_on) == protocol.Done()
+        # Nobody waits for another either, who could not give them anything.
+        assert talk.ask(get_message(key, wait=60.0)) == protocol.Missing(0)
+        assert talk.ask(get_message(key, wait=60.0)) == protocol.Missing(0)
+    assert states(place)["1.0"] == "stale"
+
+
+def test_what_cannot_be_seen_from_here_lives(place, environment):
+    """A container's jaxlib has a path that leads elsewhere here, or nowhere."""
+    place.start_daemon()
+    message = environment.announcement()
+    elsewhere = message._replace(files=[message.files[0] | {"path": "/nowhere/site-packages/jaxlib/libjax_common.so"}])
+    with talking(place) as talk:
+        assert talk.ask(elsewhere) == protocol.Done()
+    assert until(lambda: place.query("SELECT state FROM installations") == [("elsewhere",)])
+    assert states(place) == {"1.0": "live"}
+
+
+@pytest.mark.parametrize("grace", ["0", "2s"])
+def test_what_is_stale_is_removed_after_the_grace(place, environment, another, grace):
+    place.start_daemon(XCACHE_STALE_GRACE=grace)
+    key = environment.put(place)
+    for number in range(100):
+        environment.put(place, f"{number}")
+    other = another.put(place)
+    shutil.rmtree(environment.root)
+    assert until(lambda: states(place) == {"2.0": "live"}, 30)
+    assert [found for (found,) in place.query("SELECT key FROM entries")] == [other]
+    assert place.query("SELECT amount FROM statistics WHERE name = 'stale_removed'") == [(101,)]
+    # Nothing stands in the way of what is installed again.
+    restored = Environment(environment.root, "1.0")
+    assert restored.put(place) == key
+    assert served(place, key)
+
+
+def test_hundreds_of_environments_cost_one_descriptor_and_few_threads(place):
+    child = place.start_daemon()
+    environments = [Environment(place.root / f"venv{number}", f"{number}") for number in range(300)]
+    environments[0].put(place)
+    before = _open_files(child.pid), _threads(child.pid)
+    with talking(place) as talk:
+        for environment in environments:
+            assert talk.ask(environment.announcement()) == protocol.Done()
+    # The connection that put something may not have been closed yet when it was counted first.
+    assert until(lambda: _open_files(child.pid) <= before[0] and _threads(child.pid) <= before[1])
+    for environment in environments[::3]:
+        shutil.rmtree(environment.root)
+    assert until(lambda: sum(state == "stale" for state in states(place).values()) == 100, SOON)
+
+
+def _open_files(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def _threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+SOUND = {"path": "/a/b", "size": 1, "mtime_ns": 1, "inode": 1, "digest": "0" * 64}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        [],
+        [{}],
+        [SOUND | {"path": "relative"}],
+        [SOUND | {"path": "/a\0b"}],
+        [SOUND | {"size": -1}],
+        [SOUND | {"size": 2**62}],
+        [SOUND | {"inode": "1"}],
+        [SOUND | {"mtime_ns": True}],
+        [SOUND | {"digest": "short"}],
+        [SOUND | {"more": 1}],
+        [SOUND] * 501,
+    ],
+)
+def test_files_that_cannot_be_are_refused(place, files):
+    place.start_daemon()
+    with talking(place) as talk:
+        answer = talk.ask(protocol.Announce("a" * 64, "cpu", "1.0", "", files))
+        assert isinstance(answer, protocol.Refused)
+        assert isinstance(talk.ask(protocol.Announce("no digest", "cpu", "1.0", "", [SOUND])), protocol.Refused)
+    assert place.query("SELECT * FROM installations") == []
+
+
+def test_a_file_that_is_no_file_is_not_read(place, environment):
+    os.mkfifo(place.root / "fifo")
+    place.start_daemon()
+    message = environment.announcement()
+    talk = Conversation(place)
+    talk.greet()
+    status = (place.root / "fifo").stat()
+    file = SOUND | {"path": str(place.root / "fifo"), "size": status.st_size or 1}
+    assert talk.ask(message._replace(toolchain="f" * 64, files=[file])) == protocol.Done()
+    talk.close()
+    # The thread that looks after toolchains is not stuck.
+    environment.put(place)
+    environment.write("1.1")
+    assert until(lambda: states(place)["1.0"] == "stale", SOON)

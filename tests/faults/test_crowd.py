@@ -1,0 +1,80 @@
+"""A daemon and a hundred programs that all ask at once."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import crowd
+import pytest
+from conftest import REPOSITORY, digest, until
+from conversation import key_of, talking
+from resources import complaints, descriptors_of
+
+from xcache import protocol
+
+ASKS = 1100
+HELPERS = [REPOSITORY / "tests" / folder for folder in (".", "client", "daemon", "faults")]
+
+
+def search_path(place) -> str:
+    return os.pathsep.join([*map(str, HELPERS), place.env["PYTHONPATH"]])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_hundred_programs_at_once_find_everything_right_and_compile_it_once(place, campaign):
+    programs = campaign.programs(100)
+    child = place.start_daemon(XCACHE_MAX_CONNECTIONS=str(4 * programs))
+    with talking(place) as talk:
+        # From here on everything is open that a daemon opens when it is first needed.
+        # And what is made of this program takes so long to compile that it is waited for, however busy the machine is.
+        known = {"compile_seconds": 1000.0, "program_digest": crowd.COMPONENTS["program"]}
+        assert talk.put(key_of("first"), b"content", **known) == protocol.Stored(True)
+        assert talk.get(key_of("first")) == b"content"
+        before = descriptors_of(child.pid)
+        began = time.monotonic()
+        said = subprocess.run(
+            [sys.executable, "-P", Path(crowd.__file__), str(programs), str(ASKS), place.root],
+            # Slow answers are to be expected of so many on one machine, and are not what this is about.
+            env=place.env | {"PYTHONPATH": search_path(place), "XCACHE_TIMEOUT": "300", "XCACHE_AUTOSTART": "0"},
+            capture_output=True,
+            text=True,
+            timeout=600,
+            check=False,
+        )
+        campaign.note(f"{programs} programs, {programs * ASKS} requests in {time.monotonic() - began:.1f} s")
+        assert (said.returncode, said.stderr) == (0, "")
+        results = [json.loads((place.root / f"{program}.json").read_text()) for program in range(programs)]
+        compiled: Counter[str] = Counter()
+        counted: Counter[str] = Counter()
+        for result in results:
+            assert (result["wrong"], result["dropped"]) == ([], 0)
+            assert (result["counted"]["errors"], result["counted"]["uncacheable"]) == ({}, {})
+            compiled.update(result["compiled"])
+            counted.update({name: result["counted"][name] for name in ("requests", "hits", "misses", "stores")})
+        names = {name for program in range(programs) for name in crowd.names_for(program, ASKS)}
+        assert compiled == Counter(names)
+        assert counted == {
+            "requests": programs * ASKS,
+            "hits": programs * ASKS - len(names),
+            "misses": len(names),
+            "stores": len(names),
+        }
+        campaign.counts["requests answered"] += counted["requests"]
+        assert until(lambda: talk.status()["connections"] == 1)
+        assert talk.ask(protocol.AskStatus()).compiles == []
+        assert until(lambda: descriptors_of(child.pid) == before), descriptors_of(child.pid) - before
+    stored = {key for (key,) in place.query("SELECT key FROM entries")}
+    assert stored == {key_of("first"), *(digest(name.encode()) for name in names)}
+    kept = dict(place.query("SELECT name, amount FROM statistics"))
+    assert {name: kept[name] for name in ("requests", "hits", "misses")} == {
+        name: counted[name] for name in ("requests", "hits", "misses")
+    }
+    assert kept["stores"] == counted["stores"] + 1
+    assert complaints(place) == []

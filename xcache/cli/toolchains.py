@@ -1,0 +1,125 @@
+"""``xcache toolchains`` and ``xcache invalidate``: what compiled the entries, and what is of no more use."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from xcache import config
+from xcache.cli import Misunderstood, reading, talking
+from xcache.cli.changing import remove
+from xcache.cli.choosing import older_than_option
+from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_table, size
+
+_SHORT = 12
+_COLUMNS = (
+    Column("toolchain", lambda row: row["digest"][:_SHORT]),
+    Column("platform", lambda row: row["platform"] or ""),
+    Column("jaxlib", lambda row: row["jaxlib_version"] or ""),
+    Column("state", lambda row: _state(row)),
+    Column("entries", lambda row: str(row["entries"]), "right"),
+    Column("size", lambda row: size(row["bytes"]), "right"),
+    Column("compile", lambda row: duration(row["compile_seconds"]), "right"),
+    Column("where", lambda row: _where(row), cut=True),
+)
+
+
+@click.command()
+@json_option
+def toolchains(as_json: bool) -> None:
+    """List what compiled the entries, and where that is installed.
+
+    What is stale is installed nowhere any more: its entries are not served, go first when room is needed, and are
+    removed after a grace time (XCACHE_STALE_GRACE), unless it is installed again. "elsewhere" are installations that
+    the daemon cannot see, such as a container's.
+
+    \b
+    JSON: {"toolchains": [{"digest": str, "state": "live", "stale" or "unknown", "platform": str or null,
+           "jaxlib_version": str or null, "description": str or null, "first_seen": float or null,
+           "stale_since": float or null, "entries": int, "bytes": int, "compile_seconds": float,
+           "installations": [{"place": str, "state": "here", "elsewhere" or "gone", "uid": int,
+           "seen_at": float}]}]}
+    """
+    settings = config.load()
+    talking.bring_up_to_date(settings)
+    with reading.reading(settings.dir) as store:
+        rows = store.toolchains() if store else []
+    if as_json:
+        emit({"toolchains": rows})
+    elif rows:
+        print_table(_COLUMNS, rows)
+    else:
+        click.echo(reading.EMPTY)
+
+
+@click.command()
+@click.option("--toolchain", metavar="DIGEST", help="Compiled by this one; its beginning will do (see toolchains).")
+@click.option("--jaxlib", metavar="VERSION", help="Compiled by this jaxlib: 0.10.2, or 0.10 for all of its kind.")
+@click.option("--platform", help="For this platform (cpu, cuda, tpu).")
+@older_than_option
+@click.option("--name", metavar="TEXT", help="Modules with this in their name, or a name of this pattern (jit_*).")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option
+def invalidate(
+    toolchain: str | None,
+    jaxlib: str | None,
+    platform: str | None,
+    older_than: float | None,
+    name: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Remove the entries that fit all of these, so that they are compiled anew.
+
+    At least one of the options is needed; for everything there is clear. Starts a daemon when none runs and there is
+    something to remove.
+
+    \b
+    JSON: {"matched": int, "removed": int, "bytes": int, "dry_run": bool}
+    """
+    settings = config.load()
+    given = {
+        "toolchain": toolchain,
+        "jaxlib": jaxlib,
+        "platform": platform,
+        "older than": None if older_than is None else duration(older_than),
+        "name": name,
+    }
+    reason = ", ".join(f"{what} {value}" for what, value in given.items() if value is not None)
+    if not reason:
+        raise Misunderstood("say which entries: --toolchain, --jaxlib, --platform, --older-than or --name")
+    wanted = reading.Wanted(
+        toolchain=toolchain,
+        jaxlib=jaxlib,
+        platform=platform,
+        created_before=None if older_than is None else time.time() - older_than,
+        name=name,
+    )
+    with reading.reading(settings.dir) as store:
+        entries, _ = store.entries(wanted) if store else ([], 0)
+    keys = list(dict.fromkeys(entry["key"] for entry in entries))
+    stored = sum(entry["stored_size"] for entry in entries)
+    removed = 0
+    if keys and not dry_run:
+        done = remove(settings, keys, f"by hand: {reason}")
+        removed, stored = done.entries, done.bytes
+    if as_json:
+        emit({"matched": len(entries), "removed": removed, "bytes": stored, "dry_run": dry_run})
+    elif dry_run:
+        click.echo(f"would remove {counted(len(entries), 'entry')}, {size(stored)}")
+    else:
+        click.echo(f"removed {counted(removed, 'entry')}, {size(stored if keys else 0)}")
+
+
+def _state(row: dict[str, Any]) -> str:
+    return f"stale {ago(row['stale_since'])}" if row["state"] == "stale" else str(row["state"])
+
+
+def _where(row: dict[str, Any]) -> str:
+    there = [one for one in row["installations"] if one["state"] != "gone"] or row["installations"]
+    if not there:
+        return ""
+    place = there[0]["place"] + ("" if there[0]["state"] == "here" else f" ({there[0]['state']})")
+    return f"{place} and {len(there) - 1} more" if len(there) > 1 else str(place)
