@@ -1,4 +1,4 @@
-"""Where somebody listens for a daemon that does not run yet: nobody starts another beside it, or wakes it by looking."""
+"""Where somebody listens for a daemon that does not run yet: no other is started beside it, none woken by looking."""
 
 from __future__ import annotations
 
