@@ -297,8 +297,8 @@ class Refused(NamedTuple):
 
 Message = (
     Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | Announce | Predict
-    | Prediction | Remember | NotCacheable | MarkNotCacheable | Put | Stored | Report | Remove | Clear | Removed | Pin | Unpin
-    | Pinned | CollectGarbage | Collected | Sync | ZeroStatistics | AskStatus | Status
+    | Prediction | Remember | NotCacheable | MarkNotCacheable | Put | Stored | Report | Remove | Clear | Removed
+    | Pin | Unpin | Pinned | CollectGarbage | Collected | Sync | ZeroStatistics | AskStatus | Status
     | Stop | Done | Refused
 )  # fmt: skip
 

@@ -12,7 +12,6 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pytest
 from conftest import until
 
 BOOT = Path(__file__).parent / "boot"
@@ -197,9 +196,7 @@ def why_not() -> str:
 
 @contextlib.contextmanager
 def booted(shown: dict[Path, str]) -> Iterator[Machine]:
-    """A machine for as long as the block lasts; the test is skipped where there can be none."""
-    if reason := why_not():
-        pytest.skip(f"no systemd can be booted here: {reason}")
+    """A machine for as long as the block lasts, where why_not() knows no reason."""
     made = Machine(shown)
     try:
         yield made

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import functools
 import json
 import re
@@ -52,6 +53,7 @@ print(result, counted.hits, counted.misses)
 def wheel(version: str) -> Path:
     """A wheel of what stands here, as ``version``; empty for its own."""
     folder = Path(tempfile.mkdtemp(prefix="xcache-wheel-", dir="/tmp"))
+    atexit.register(shutil.rmtree, folder)
     source = folder / "source"
     ignored = shutil.ignore_patterns(".*", "__pycache__", "tests", "dist", "build")
     shutil.copytree(REPOSITORY, source, ignore=ignored)
@@ -79,7 +81,10 @@ def furnish(machine: Machine) -> None:
 
 def shown() -> dict[Path, str]:
     """What of here such a machine is to see."""
-    return {
+    # It sees the file system of / by itself, and no other that is mounted within.
+    base = Path(sys.base_prefix).resolve()
+    elsewhere = {base: str(base)} if base.stat().st_dev != Path("/").stat().st_dev else {}
+    return elsewhere | {
         Path(sysconfig.get_path("purelib")): "/opt/packages",
         REPOSITORY / "tests": "/opt/tests",
         wheel("").parent: "/opt/wheels",
