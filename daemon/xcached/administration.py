@@ -133,10 +133,11 @@ class Administration:
             for count in self._store.sweep_by_steps():
                 tally.files += count
                 yield
-            given_back = 0
-            while (free := self._room.free_pages()) > 0:
-                given_back += free - self._room.give_back()
+            free = self._room.free_pages()
+            while self._room.give_back():
                 yield
+            # Others may have come in between, and left more of them.
+            given_back = max(0, free - self._room.free_pages())
             return protocol.Collected(tally.entries, tally.bytes, tally.files, dict(tally.reasons), given_back)
 
         if not self._trust.administers(caller.uid):

@@ -6,6 +6,7 @@ Everything here is done in small steps, so that whoever waits for the writer nev
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -83,13 +84,15 @@ class Room:
         return None
 
     def give_back(self) -> int:
-        """Return some of the database's free pages to the file system; how many bytes of them are left."""
-        if not self.free_pages():
+        """Return some of the database's free pages to the file system; how many bytes more can be had in this way."""
+        before = self.free_pages()
+        if not before:
             return 0
         # It frees one page a step, and execute() takes only one where a statement has no columns.
         self._db.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
         if left := self.free_pages():
-            return left
+            # One that was not made to give anything back is not asked without an end.
+            return left if left < before else 0
         # Until then they are free in the journal only. PASSIVE: nobody is waited for.
         self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         return 0
@@ -148,7 +151,8 @@ class Room:
             for uid in [uid for uid in self._store.grown if uid is not None]:
                 if (excess := self._bytes_of(uid) - self._store.user_quota) > 0:
                     yield "quota", uid, Excess(excess)
-                self._store.grown.discard(uid)
+                else:
+                    self._store.grown.discard(uid)
         totals = self._store.totals_now()
         if self._store.max_size and (excess := totals["bytes"] - self._store.max_size) > 0:
             yield "size", None, Excess(excess)
@@ -208,12 +212,13 @@ class Room:
         """Entries that nobody has used for too long."""
         if not self._store.max_age:
             return []
-        rows = self._db.execute(
+        oldest = self._store.age_clock.now() - self._store.max_age
+        cursor = self._db.execute(
             "SELECT key, writer_uid, used_clock FROM entries WHERE pinned = 0 ORDER BY used_order LIMIT ?",
             (_EVICTED_AT_ONCE,),
-        ).fetchall()
-        oldest = self._store.age_clock.now() - self._store.max_age
-        return [Entry(key, writer) for key, writer, used in rows if used < oldest]
+        )
+        with contextlib.closing(cursor):
+            return [Entry(*row[:2]) for row in itertools.takewhile(lambda row: row[2] < oldest, cursor)]
 
     def _set_pinned(self, entries: Iterable[Entry], pinned: int) -> None:
         self._db.executemany(

@@ -182,7 +182,9 @@ def m003_worth(db: Any) -> None:
         "UPDATE entries SET uses = 1 + hits,"
         " used_time = CAST(used_order AS REAL) / max(1, (SELECT max(used_order) FROM entries))"
     )
-    db.execute("UPDATE entries SET worth = worth(uses, used_time, compile_seconds, footprint)")
+    db.execute(
+        "UPDATE entries SET worth = worth(uses, used_time, coalesce(compile_seconds, 0), coalesce(footprint, 0))"
+    )
     # What was used often, and went, is as dear as before when it comes back.
     db.execute("ALTER TABLE compile_times ADD COLUMN uses REAL DEFAULT 0")
     db.execute("ALTER TABLE compile_times ADD COLUMN used_time REAL DEFAULT 0")

@@ -102,9 +102,10 @@ def test_overwriting_is_a_use(tmp_path):
         assert 1 < uses <= 2
 
 
-def test_what_has_just_come_stays_until_who_waits_for_it_has_it(tmp_path):
+@pytest.mark.parametrize("limit", ["max_size", "user_quota"])
+def test_what_has_just_come_stays_until_who_waits_for_it_has_it(tmp_path, limit):
     """It is worth less than all others: they stay as well, and it goes a moment later."""
-    with shelf(tmp_path, max_size=50 * KB) as made:
+    with shelf(tmp_path, **{limit: 50 * KB}) as made:
         fill(made, "abcde", compile_seconds=100.0)
         with made.busy():
             answer = made.begin_put(key_of("f"), b"f" * 9 * KB, b"program")
