@@ -21,7 +21,9 @@ from xcache.config import Config, load
 from xcache.launcher import Launcher
 
 LONG = 60
-NAMES = ("status", "stats", "ls", "show", "rm", "clear", "pin", "unpin", "gc", "config", "start", "stop", "restart")
+NAMES = (
+    "status", "stats", "ls", "show", "pin", "unpin", "rm", "clear", "gc", "config", "start", "stop", "restart"
+)  # fmt: skip
 
 
 class Shell:
