@@ -112,7 +112,8 @@ class WriterThread:
     def catch_up(self) -> protocol.Message:
         """On the writer's thread: whatever may go does, also what has just come."""
         self._room.begin()
-        self._make_room([])
+        # What was held back is written all the same.
+        self._guard(functools.partial(self._make_room, []))
         return protocol.Done()
 
     def _run(self) -> None:
