@@ -7,12 +7,12 @@ import signal
 import subprocess
 import time
 
-from conftest import get_message
+from conftest import get_message, until
 from conversation import key_of
 
 from xcache import protocol
 from xcached.caller import Caller
-from xcached.leases import Leases
+from xcached.leases import Leases, _is_stopped
 
 
 def test_31_a_connection_found_dead_while_it_is_told_does_not_end_the_telling():
@@ -26,6 +26,7 @@ def test_31_a_connection_found_dead_while_it_is_told_does_not_end_the_telling():
     )
     stopped = subprocess.Popen(["sleep", "60"])
     os.kill(stopped.pid, signal.SIGSTOP)
+    assert until(lambda: _is_stopped(stopped.pid))
     try:
         first, both, last = Caller(os.getpid(), 0), Caller(stopped.pid, 0), Caller(os.getpid(), 0)
         x, y = get_message(key_of("x"), 60.0), get_message(key_of("y"), 60.0)
