@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from conftest import digest, get_message, until
-from conversation import Conversation, key_of, talking
+from conversation import key_of, talking
 from peers import fake_daemon
 from test_cache import Asking, Gate, Loadable, caches, compiled, request  # noqa: F401
 from test_leases import begin_to_wait, outcome, take

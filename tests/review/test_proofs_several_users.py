@@ -15,7 +15,7 @@ from test_leases import begin_to_wait, outcome, take
 from xcache import protocol
 
 sys.path.append(str(Path(__file__).parents[1] / "faults"))
-from test_other_users import ALICE, BOB, BUILDER, CAROL, machine  # noqa: E402, F401
+from test_other_users import ALICE, BOB, BUILDER, CAROL, machine  # noqa: F401
 
 KEY = key_of("a")
 
@@ -136,4 +136,5 @@ def test_26_a_quota_counts_programs_that_stay(users):
         assert bob.put(key_of(f"small {n}"), b"2", b"x", **program) == protocol.Stored(True)
         bob.ask(protocol.Remove([key_of(f"big {n}")]))
     total = bob.status()["bytes"]
-    assert total < 2_000_000, f"{total} bytes with a quota of 1 MiB: {users.place.query('SELECT * FROM users')}"
+    users_rows = users.place.query("SELECT * FROM users")
+    assert total < 2_000_000, f"{total} bytes with a quota of 1 MiB: {users_rows}"
