@@ -259,9 +259,9 @@ class Cache:
                 executable = request.load(raw)
         except Exception as error:  # noqa: BLE001 - whatever XLA throws here, compiling is the answer
             failure = UnloadableError(f"{name} could not be loaded: {error}", entry.digest)
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, MemoryError):
                 raise failure from None
-            # What found no room on the device says nothing about the entry.
+            # What found no room, here or on the device, says nothing about the entry.
             self._went_wrong(failure)
             return Absent(lease=0)
         now = monotonic()

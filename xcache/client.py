@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import mmap
 import os
@@ -121,7 +122,7 @@ class Client:
 
         try:
             found = self._try(get, start + self._breaker.check_foreground())
-        except (UncacheableError, DamagedError):
+        except (RefusedError, UncacheableError, DamagedError):
             self._breaker.waited((first_sign or start) - start)
             raise
         self._breaker.waited((first_sign or start) - start)
@@ -160,8 +161,14 @@ class Client:
     def complain(self, key: str, digest: str, reason: str) -> None:
         """Have an entry set aside that cannot be used."""
         message = protocol.Complain(key, digest, reason[:1000])
-        deadline = monotonic() + self._breaker.check_foreground()
-        self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline)
+        start = monotonic()
+        deadline = start + self._breaker.check_foreground()
+        try:
+            self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline)
+        except RefusedError:
+            self._breaker.waited(monotonic() - start)
+            raise
+        self._breaker.waited(monotonic() - start)
 
     def put(self, message: protocol.Put, sealed: bytes, program: bytes) -> bool:
         """Hand over an executable and its program; whether it was kept (and not there already)."""
@@ -329,12 +336,22 @@ def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:
         if status.st_size != found.stored_size or not 0 < found.stored_size <= MAX_RAW_SIZE:
             raise DamagedError(f"its file has {status.st_size} bytes and not {found.stored_size}", found.digest)
         sealed = b"".join(_chunks(descriptor, found.stored_size))
-        return Entry(found.digest, found.compile_seconds, sealed, mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+        return Entry(found.digest, found.compile_seconds, sealed, _mapped(descriptor) or sealed)
     except (OSError, ValueError) as error:
         # ValueError: a file that was emptied meanwhile cannot be mapped.
         raise DamagedError(f"its file cannot be read ({error})", found.digest) from None
     finally:
         os.close(descriptor)
+
+
+def _mapped(descriptor: int) -> mmap.mmap | None:
+    """The file as memory; None where this process has no room for that, which is not the entry's fault."""
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        return None
 
 
 def _chunks(descriptor: int, size: int) -> Iterator[bytes]:

@@ -85,8 +85,15 @@ class Leases:
         """Something was stored, or is known not to be storable: who waits gets that, or compiles."""
         for lease in self._take(key):
             for waiter in lease.waiters:
-                found = self._look_up(waiter.caller, waiter.wanted)
-                waiter.answer.give(found or Reply(protocol.Missing(0)))
+                waiter.answer.give(self._found_for(waiter) or Reply(protocol.Missing(0)))
+
+    def _found_for(self, waiter: Waiter) -> Reply | None:
+        try:
+            return self._look_up(waiter.caller, waiter.wanted)
+        except Exception:
+            # They are in no line any more: one who cannot be answered must not keep the others from it.
+            logger.exception("what was waited for cannot be looked up")
+            return None
 
     def disappoint(self, key: str) -> None:
         """What was compiled could not be stored, and so it would be for the next: everybody compiles."""
@@ -178,12 +185,20 @@ class Leases:
                 waiter.answer.give(Reply(protocol.Missing(0)))
         first.answer.give(Reply(protocol.Missing(following.number)))
 
+    def _stands(self, lease: Lease) -> bool:
+        return lease in self._by_key.get(lease.key, ())
+
     def _tick(self) -> None:
         now = time.monotonic()
         for lease in [lease for leases in self._by_key.values() for lease in leases if lease.waiters]:
+            # Telling one may show that another has gone, and its lease with it.
+            if not self._stands(lease):
+                continue
             overdue = [waiter for waiter in lease.waiters if now >= waiter.until]
             lease.waiters = [waiter for waiter in lease.waiters if now < waiter.until]
             _send_away(overdue)
+            if not self._stands(lease):
+                continue
             if _has_stopped(lease, now):
                 logger.info("process %d is stopped; the next one compiles %s", lease.holder.pid, lease.module_name)
                 self._pass_on(lease)

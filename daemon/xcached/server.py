@@ -272,13 +272,18 @@ class Connection:
             self.in_flight += 1
             if isinstance(answer, Later):
                 answer.connect(
-                    say=lambda word: self._send(request, Reply(word)),
+                    say=lambda word: self._say(request, word),
                     give=lambda reply: self._answer(request, reply),
                 )
             else:
                 answer.add_done_callback(
                     lambda done: self._loop.call_soon_threadsafe(self._answer, request, Reply(done.result()))
                 )
+
+    def _say(self, request: int, word: protocol.Message) -> None:
+        """A word before the answer; who has not taken the last ones yet needs no more of them."""
+        if not self._writing:
+            self._send(request, Reply(word))
 
     def _answer(self, request: int, reply: Reply) -> None:
         """An answer that took its time."""
