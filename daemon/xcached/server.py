@@ -10,6 +10,7 @@ import os
 import socket
 import sqlite3
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -19,7 +20,7 @@ from xcache import protocol
 from xcache.config import Config
 from xcache.errors import ProtocolError, StoreError, XcacheError
 from xcache.private import peer_of
-from xcached.caller import Caller, Later, Reply
+from xcached.caller import Caller, Later, Process, Reply
 from xcached.service import Service
 from xcached.writer import refusal
 
@@ -44,6 +45,8 @@ class Server:
         self._service = service
         self._loop = asyncio.get_running_loop()
         self._connections: set[Connection] = set()
+        # For as long as a connection of theirs lasts.
+        self._processes: weakref.WeakValueDictionary[tuple[int, int], Process] = weakref.WeakValueDictionary()
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept)
         self._loop.call_later(settings.silence / _LOOKS, self._drop_the_silent)
@@ -88,7 +91,9 @@ class Server:
                 accepted.send(protocol.encode(1, refused))
             accepted.close()
             return
-        self._connections.add(Connection(accepted, Caller(peer.pid, peer.uid), self, self._service, self._loop))
+        process = self._processes.setdefault((peer.pid, peer.uid), Process())
+        caller = Caller(peer.pid, peer.uid, process)
+        self._connections.add(Connection(accepted, caller, self, self._service, self._loop))
         self._service.administration.connections = len(self._connections)
 
     def _why_refused(self, uid: int) -> protocol.Refused | None:

@@ -23,7 +23,7 @@ logger = logging.getLogger("xcached")
 _EVICTED_AT_ONCE = 64
 _PAGES_AT_ONCE = 1024
 _MOST_MARKS = _MOST_COMPILE_TIMES = 100_000
-_MOST_COUNTERS = 1000
+MOST_COUNTERS = 1000
 
 
 class Hit(NamedTuple):
@@ -114,16 +114,19 @@ class Store:
         rows = self._reading.execute("SELECT reason, writer_uid FROM not_cacheable WHERE key = ?", (key,))
         return next((str(reason) for reason, writer in rows if trusts(writer)), None)
 
-    def expected_seconds(self, key: str, program_digest: str) -> float | None:
-        """How long it took to compile this, or else the same program in another way, when that was last done."""
-        for sql, value in (
-            ("SELECT seconds FROM compile_times WHERE key = ?", key),
-            ("SELECT max(compile_seconds) FROM entries WHERE program = ?", program_digest),
-        ):
-            row = self._reading.execute(sql, (value,)).fetchone()
-            if row is not None and row[0] is not None:
-                return float(row[0])
-        return None
+    def expected_seconds(
+        self, key: str, program_digest: str, trusts: Callable[[int], bool] | None = None
+    ) -> float | None:
+        """How long it took to compile this, or else the same program in another way, when that was last done.
+
+        With ``trusts``, by the word of some writers only. Whose word it was about an entry that is gone is not known.
+        """
+        row = self._reading.execute("SELECT seconds FROM compile_times WHERE key = ?", (key,)).fetchone()
+        if row is not None and trusts is None:
+            return float(row[0])
+        sql = "SELECT writer_uid, max(compile_seconds) FROM entries WHERE program = ? GROUP BY writer_uid"
+        rows = self._reading.execute(sql, (program_digest,)).fetchall()
+        return max((float(seconds) for writer, seconds in rows if trusts is None or trusts(writer)), default=None)
 
     def totals(self) -> dict[str, int]:
         """How many entries there are, and how many bytes they take."""
@@ -172,6 +175,11 @@ class Store:
                 if name in put.details
             ],
         )
+        (kept,) = self._db.execute(
+            "SELECT blobs.stored_size FROM programs JOIN blobs ON blobs.digest = programs.blob"
+            " WHERE programs.digest = ? AND programs.writer_uid = ?",
+            (put.program_digest, writer.uid),
+        ).fetchone()
         now = time.time()
         self._insert(
             "entries",
@@ -193,7 +201,8 @@ class Store:
             writer_pid=writer.pid,
             writer_program=writer.program,
             program=put.program_digest,
-            footprint=put.stored_size + put.program_stored_size,
+            # Of the program that is there, which need not be the one that came.
+            footprint=put.stored_size + kept,
             **{f"{name}_component": put.components.get(name) for name in protocol.DESCRIBED_COMPONENTS},
         )
         self._grown.add(writer.uid)
@@ -274,7 +283,7 @@ class Store:
             "INSERT INTO statistics (name, amount) SELECT :name, :amount"
             " WHERE (SELECT count(*) FROM statistics) < :most OR EXISTS (SELECT 1 FROM statistics WHERE name = :name)"
             " ON CONFLICT (name) DO UPDATE SET amount = amount + excluded.amount",
-            [{"name": name, "amount": amount, "most": _MOST_COUNTERS} for name, amount in counts.items()],
+            [{"name": name, "amount": amount, "most": MOST_COUNTERS} for name, amount in counts.items()],
         )
 
     def zero_statistics(self) -> None:

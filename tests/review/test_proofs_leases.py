@@ -21,7 +21,7 @@ def test_31_a_connection_found_dead_while_it_is_told_does_not_end_the_telling():
     leases = Leases(
         trusts=lambda reader, writer: True,
         look_up=lambda caller, wanted: None,
-        expected=lambda wanted: None,
+        expected=lambda caller, wanted: None,
         call_later=lambda seconds, call: later.append(call),
     )
     stopped = subprocess.Popen(["sleep", "60"])
