@@ -62,17 +62,16 @@ class Quarantine:
             else:
                 self.set_aside(entry, reason)
 
-    def strike(self, loads: Sequence[Load], reader: int, program: str) -> None:
+    def strike(self, loads: Sequence[Load], ended: float, reader: int, program: str) -> None:
         """A process ended while it was loading these: the second time they are set aside.
 
         Programs that were loading at the same moment may have been ended together, and count as one.
         """
         apart = [load for load in loads if load.since > self._last_ended.get((load.digest, reader), -math.inf)]
-        now = time.monotonic()
         for load in apart:
             # At its end, so that the oldest are forgotten first.
             self._last_ended.pop((load.digest, reader), None)
-            self._last_ended[load.digest, reader] = now
+            self._last_ended[load.digest, reader] = ended
         while len(self._last_ended) > _MOST_STRIKES:
             del self._last_ended[next(iter(self._last_ended))]
         counts = self._strike(apart, reader, 1)

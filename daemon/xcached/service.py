@@ -100,7 +100,8 @@ class Service:
         self._leases.leave(caller)
         if caller.loading:
             who, loads = f"{caller.program} (process {caller.pid})", list(caller.loading.values())
-            self._call(lambda _: _done(lambda: self._quarantine.strike(loads, caller.uid, who)))
+            now = time.monotonic()
+            self._call(lambda _: _done(lambda: self._quarantine.strike(loads, now, caller.uid, who)))
 
     def busy(self) -> bool:
         """Whether somebody compiles for others, who would not know of it if the daemon left."""
@@ -136,7 +137,8 @@ class Service:
 
     def _get(self, caller: Caller, message: protocol.Get, descriptors: Sequence[int]) -> Answer:
         if not _is_digest(message.key):
-            return Reply(protocol.Refused("protocol error", f"{message.key[:80]!r} is not a digest"))
+            # Nothing can be stored under it, and nobody has to remember who asked.
+            return Reply(protocol.Missing(0))
         return self._look_up(caller, message) or self._leases.ask(caller, message)
 
     def _look_up(self, caller: Caller, message: protocol.Get) -> Reply | None:

@@ -1,21 +1,17 @@
-"""Each of these fails on the code as it was reviewed: what one user of a machine's daemon does to another."""
+"""Users of one daemon who talk to it at the same time: what one says does to another no more than it may."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from conftest import digest, get_message, put_message, until
 from conversation import Conversation, key_of
 from test_leases import begin_to_wait, outcome, take
+from test_other_users import ALICE, BOB, BUILDER, CAROL, machine  # noqa: F401
 
 from xcache import protocol
-
-sys.path.append(str(Path(__file__).parents[1] / "faults"))
-from test_other_users import ALICE, BOB, BUILDER, CAROL, machine  # noqa: F401
 
 KEY = key_of("a")
 
@@ -57,7 +53,7 @@ def still_waits(talk, request, seconds=1.5):
 
 
 @pytest.mark.parametrize("what", ["put", "refused put", "mark"])
-def test_21_what_a_stranger_stores_does_not_end_a_wait(users, what):
+def test_what_a_stranger_stores_does_not_end_a_wait(users, what):
     alice, carol, bob = users(ALICE), users(CAROL), users(BOB)
     take(alice)
     asked = begin_to_wait(carol)
@@ -70,7 +66,7 @@ def test_21_what_a_stranger_stores_does_not_end_a_wait(users, what):
     assert still_waits(carol, asked) is True
 
 
-def test_22_what_a_stranger_says_that_compiling_took_is_not_believed(users):
+def test_what_a_stranger_says_that_compiling_took_is_not_believed(users):
     alice, carol, bob = users(ALICE), users(CAROL), users(BOB)
     bob.put(KEY, b"bob's", compile_seconds=0.0)
     bob.ask(protocol.Remove([KEY]))
@@ -80,7 +76,7 @@ def test_22_what_a_stranger_says_that_compiling_took_is_not_believed(users):
     assert word.at_most > 30, word
 
 
-def test_23_of_one_users_programs_one_compiles_when_a_trusted_one_gives_up(users):
+def test_of_one_users_programs_one_compiles_when_a_trusted_one_gives_up(users):
     builder, bob, one, two = users(BUILDER), users(BOB), users(ALICE), users(ALICE)
     lease = take(builder)
     asked = [begin_to_wait(talk) for talk in (bob, one, two)]
@@ -90,44 +86,48 @@ def test_23_of_one_users_programs_one_compiles_when_a_trusted_one_gives_up(users
     assert still_waits(two, asked[2]) is True
 
 
-def test_24_a_strangers_strikes_neither_take_back_ones_own_nor_keep_the_writer_busy(users):
-    alice, crasher = users(ALICE), digest(b"crasher")
+def test_a_strangers_strikes_do_not_take_back_ones_own(users):
+    """There are so many of each reader's that are remembered, and not so many of all."""
+    alice = users(ALICE)
     alice.put(KEY, b"crasher")
-    for _ in range(2):
-        victim = users(ALICE)
-        victim.say(protocol.Loading(KEY, crasher))
-        victim.status()
+    die_while_loading(users, ALICE, KEY, b"crasher", 2)
+    bob = users(BOB)
+    for n in range(1100):
+        bob.put(key_of(str(n)), b"%d" % n)
+    for start in range(0, 1100, 50):
+        other = users(BOB)
+        for n in range(start, start + 50):
+            other.get(key_of(str(n)))
+            other.say(protocol.Loading(key_of(str(n)), digest(b"%d" % n)))
+        other.status()
+        other.close()
+    strikes = "SELECT count(*), sum(count) FROM strikes WHERE reader_uid = ?"
+    assert until(lambda: users.place.query(strikes, BOB) == [(1000, 1000)])
+    assert users.place.query(strikes, ALICE) == [(1, 2)]
+    assert alice.put(KEY, b"crasher", overwrite=True).kind == "set aside"
+
+
+def die_while_loading(users, uid, key, payload, times):
+    for count in range(1, times + 1):
+        victim = users(uid)
+        assert victim.get(key) == payload
+        victim.say(protocol.Loading(key, digest(payload)))
         victim.close()
-    assert until(lambda: alice.put(KEY, b"crasher", overwrite=True) != protocol.Stored(True))
-    for round_ in range(170):
-        bob = users(BOB)
-        notes = (protocol.Loading(f"{round_} {n}", digest(b"%d %d" % (round_, n))) for n in range(64))
-        bob.raw(b"".join(protocol.encode(9 + n, note) for n, note in enumerate(notes)))
-        bob.status()
-        bob.close()
-    start = time.monotonic()
-    alice.socket.settimeout(150)
-    alice.ask(protocol.Sync())
-    waited = time.monotonic() - start
-    mine = users.place.query("SELECT count FROM strikes WHERE reader_uid = ?", ALICE)
-    assert (waited < 2, mine) == (True, [(2,)]), f"alice waited {waited:.0f} s; her strikes: {mine}"
+        strikes = "SELECT count FROM strikes WHERE blob = ?"
+        assert until(lambda count=count: users.place.query(strikes, digest(payload)) == [(count,)])
 
 
-def test_25_a_strangers_counts_do_not_keep_the_writer_busy(users):
+def test_a_flood_of_counts_does_not_keep_the_writer_busy(users):
     alice, bob = users(ALICE), users(BOB)
-    alice.socket.settimeout(100)
-    start = time.monotonic()
-    for round_ in range(400):
+    for round_ in range(30):
         bob.ask(protocol.Report({f"errors:{round_} {n}": 1 for n in range(1024)}))
-    flooded = time.monotonic() - start
     start = time.monotonic()
     assert alice.put(KEY, b"alice's") == protocol.Stored(True)
-    took = time.monotonic() - start
-    peak = alice.status()["peak_memory"] >> 20
-    assert took < 1, f"after {flooded:.1f} s of reports alice's put took {took:.1f} s; the daemon's peak {peak} MiB"
+    assert time.monotonic() - start < 2
+    assert users.place.query("SELECT count(*) <= 1000 FROM statistics") == [(1,)]
 
 
-def test_26_a_quota_counts_programs_that_stay(users):
+def test_a_quota_counts_programs_that_stay(users):
     bob = users(BOB)
     for n in range(8):
         program = {"program_digest": digest(b"program %d" % n)}
