@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from xcache import executables, keys, payload, protocol
@@ -21,6 +21,7 @@ from xcache.client import Absent, Client, Entry
 from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.errors import DamagedError, NotAskedError, UncacheableError, UnloadableError, XcacheError
+from xcache.handlers import let_pass
 from xcache.keys import Key
 from xcache.keys.toolchain import InstalledFile
 from xcache.launcher import Launcher
@@ -72,6 +73,12 @@ class _Compiled:
     lease: int
 
 
+class _Here(threading.local):
+    """What this thread is at."""
+
+    compiling = False
+
+
 class Cache:
     """One process's way to its daemon."""
 
@@ -82,6 +89,7 @@ class Cache:
         self._counting = Counting()
         self._said: set[str] = set()
         self._announced: set[str] = set()
+        self._here = _Here()
         self._begin()
         self._undo = contextlib.ExitStack()
         self._undo.enter_context(executables.serialize_first_generation())
@@ -144,7 +152,8 @@ class Cache:
             return found
         # Outside of all handlers: an exception of the compiler must not carry one of ours as its context.
         start = monotonic()
-        executable = compile_now()
+        with self._compiling_here():
+            executable = compile_now()
         seconds = monotonic() - start
         self._counting.add(compile_seconds=seconds)
         if asked is None:
@@ -161,6 +170,16 @@ class Cache:
                 self._counting.error("store queue full")
         return Outcome(executable, "miss", seconds)
 
+    @contextlib.contextmanager
+    def _compiling_here(self) -> Iterator[None]:
+        """What is asked for in here does not wait: this thread's own compile may be what that waits for."""
+        before = self._here.compiling
+        self._here.compiling = True
+        try:
+            yield
+        finally:
+            self._here.compiling = before
+
     def _ask(
         self, request: Callable[[], Request], leases: list[tuple[str, int]]
     ) -> tuple[Request | None, Outcome | Absent]:
@@ -173,6 +192,7 @@ class Cache:
             self.count_uncacheable(str(reason))
             return None, nothing
         except Exception as error:  # noqa: BLE001 - a defect in here must not cost anybody their program
+            let_pass(error)
             self.count_uncacheable("key failed")
             self._complain("key failed", f"{type(error).__name__}: {error}")
             return None, nothing
@@ -186,6 +206,7 @@ class Cache:
             try:
                 self._client.release(key, lease)
             except Exception as error:  # noqa: BLE001 - the compiler's own exception may be on its way
+                let_pass(error)
                 logger.debug("a lease was not given back: %s", error)
 
     def count_uncacheable(self, reason: str) -> None:
@@ -208,7 +229,7 @@ class Cache:
         logger.info("%s", self.statistics())
 
     def _look_up(self, request: Request, leases: list[tuple[str, int]]) -> Outcome | Absent:
-        waits = self.mode == "on" and request.may_wait
+        waits = self.mode == "on" and request.may_wait and not self._here.compiling
         wanted = protocol.Get(
             request.key.digest,
             self.config.max_wait if waits else 0.0,
@@ -234,6 +255,7 @@ class Cache:
         except UncacheableError:
             raise
         except Exception as error:  # noqa: BLE001 - nothing that is wrong with the cache is the program's trouble
+            let_pass(error)
             self._went_wrong(error)
         return Absent(lease=0)
 
@@ -258,6 +280,7 @@ class Cache:
             with self._client.loading(key, entry.digest):
                 executable = request.load(raw)
         except Exception as error:  # noqa: BLE001 - whatever XLA throws here, compiling is the answer
+            let_pass(error)
             failure = UnloadableError(f"{name} could not be loaded: {error}", entry.digest)
             if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, MemoryError):
                 raise failure from None
