@@ -13,7 +13,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from xcache import executables, keys, payload, protocol
@@ -74,7 +74,7 @@ class _Compiled:
 
 
 class _Here(threading.local):
-    """What this thread is at."""
+    """What this thread is at: who asks within a compile does not wait, since that compile may be what it waits for."""
 
     compiling = False
 
@@ -152,8 +152,12 @@ class Cache:
             return found
         # Outside of all handlers: an exception of the compiler must not carry one of ours as its context.
         start = monotonic()
-        with self._compiling_here():
+        before = self._here.compiling
+        try:
+            self._here.compiling = True
             executable = compile_now()
+        finally:
+            self._here.compiling = before
         seconds = monotonic() - start
         self._counting.add(compile_seconds=seconds)
         if asked is None:
@@ -169,16 +173,6 @@ class Cache:
             else:
                 self._counting.error("store queue full")
         return Outcome(executable, "miss", seconds)
-
-    @contextlib.contextmanager
-    def _compiling_here(self) -> Iterator[None]:
-        """What is asked for in here does not wait: this thread's own compile may be what that waits for."""
-        before = self._here.compiling
-        self._here.compiling = True
-        try:
-            yield
-        finally:
-            self._here.compiling = before
 
     def _ask(
         self, request: Callable[[], Request], leases: list[tuple[str, int]]

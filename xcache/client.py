@@ -304,6 +304,10 @@ class Client:
         except ConnectionLostError:
             self._drop(connection)
             return False
+        except BaseException:
+            # Half a note may have been sent.
+            self._drop(connection)
+            raise
         return True
 
     def _put_back(self, connection: Connection) -> None:

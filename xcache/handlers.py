@@ -21,5 +21,8 @@ def _code(handler: Any) -> CodeType | None:
     while isinstance(handler, functools.partial):
         handler = handler.func
     handler = getattr(handler, "__func__", handler)
-    code = getattr(handler, "__code__", None) or getattr(getattr(type(handler), "__call__", None), "__code__", None)
+    if callable(handler) and not hasattr(handler, "__code__"):
+        # An object that can be called; what is written in C has no code here either.
+        handler = type(handler).__call__
+    code = getattr(handler, "__code__", None)
     return code if isinstance(code, CodeType) else None

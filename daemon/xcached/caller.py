@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from xcache import protocol
 
-
 # More than a program loads at once, on all its threads.
 _MOST_GIVEN = 256
 

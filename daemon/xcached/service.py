@@ -193,9 +193,7 @@ class Service:
 
     def _settle_when(self, done: Future[protocol.Message], key: str, writer: int) -> None:
         """Have those who wait told when something was written, or could not be."""
-        done.add_done_callback(
-            lambda done: self._loop.call_soon_threadsafe(self._has_put, key, writer, done.result())
-        )
+        done.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._has_put, key, writer, done.result()))
 
     def _has_put(self, key: str, writer: int, answer: protocol.Message) -> None:
         if isinstance(answer, protocol.Refused):

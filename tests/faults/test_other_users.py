@@ -269,7 +269,9 @@ def test_what_is_really_damaged_is_set_aside_whoever_finds_it(machine):
     machine.start(XCACHE_TRUSTED_WRITERS="builder")
     put(machine, BUILDER, b"of the builder")
     machine.place.execute("UPDATE blobs SET content = ? WHERE digest = ?", b"altered", digest(b"of the builder"))
-    complain = "talk.get(KEY)\nsaid.append(text(talk.ask(protocol.Complain(KEY, digest(b'of the builder'), 'damaged'))))"
+    complain = (
+        "talk.get(KEY)\nsaid.append(text(talk.ask(protocol.Complain(KEY, digest(b'of the builder'), 'damaged'))))"
+    )
     assert machine.talk(ALICE, complain) == ["Done"]
     assert get(machine, BOB) is None
     assert [row[0] for row in machine.place.query("SELECT reason FROM quarantined")] == ["damaged"]

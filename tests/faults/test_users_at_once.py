@@ -113,8 +113,8 @@ def die_while_loading(users, uid, key, payload, times):
         assert victim.get(key) == payload
         victim.say(protocol.Loading(key, digest(payload)))
         victim.close()
-        strikes = "SELECT count FROM strikes WHERE blob = ?"
-        assert until(lambda count=count: users.place.query(strikes, digest(payload)) == [(count,)])
+        strikes = f"SELECT count FROM strikes WHERE blob = '{digest(payload)}'"
+        assert until(lambda count=count, strikes=strikes: users.place.query(strikes) == [(count,)])
 
 
 def test_a_flood_of_counts_does_not_keep_the_writer_busy(users):
