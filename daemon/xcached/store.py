@@ -22,6 +22,10 @@ logger = logging.getLogger("xcached")
 
 _EVICTED_AT_ONCE = 64
 _PAGES_AT_ONCE = 1024
+# Rows and descriptions take room beside the bytes that are counted. Each is bounded, and so is how many there are: as
+# many entries as there would be if none were smaller than this.
+_LONGEST_NAME, _LONGEST_DESCRIPTION = 500, 4096
+_LEAST_ROOM = 4096
 _MOST_MARKS = _MOST_COMPILE_TIMES = 100_000
 MOST_COUNTERS = 1000
 
@@ -170,7 +174,7 @@ class Store:
         self._db.executemany(
             "INSERT OR IGNORE INTO components (digest, name, description) VALUES (?, ?, ?)",
             [
-                (put.components[name], name, put.details[name])
+                (put.components[name], name, put.details[name][:_LONGEST_DESCRIPTION])
                 for name in protocol.DESCRIBED_COMPONENTS
                 if name in put.details
             ],
@@ -185,10 +189,10 @@ class Store:
             "entries",
             key=put.key,
             writer_uid=writer.uid,
-            module_name=put.module_name,
-            platform=put.platform,
-            device_kind=put.device_kind,
-            jaxlib_version=put.jaxlib_version,
+            module_name=put.module_name[:_LONGEST_NAME],
+            platform=put.platform[:_LONGEST_NAME],
+            device_kind=put.device_kind[:_LONGEST_NAME],
+            jaxlib_version=put.jaxlib_version[:_LONGEST_NAME],
             blob=put.digest,
             codec=put.codec,
             raw_size=put.raw_size,
@@ -213,7 +217,7 @@ class Store:
         self._db.execute(
             "INSERT OR REPLACE INTO not_cacheable (key, writer_uid, module_name, reason, created_at)"
             " VALUES (?, ?, ?, ?, ?)",
-            (mark.key, uid, mark.module_name, mark.reason, time.time()),
+            (mark.key, uid, mark.module_name[:_LONGEST_NAME], mark.reason[:_LONGEST_NAME], time.time()),
         )
         self._forget_oldest("not_cacheable", _MOST_MARKS)
 
@@ -298,8 +302,12 @@ class Store:
             uid = self._grown.pop()
             while (excess := self._bytes_of(uid) - self.user_quota) > 0 and self._evict_some(excess, uid):
                 pass
-        while self.max_size and (excess := self.totals_now()["bytes"] - self.max_size) > 0:
-            if not self._evict_some(excess, None):
+        while self.max_size:
+            totals = self.totals_now()
+            excess = totals["bytes"] - self.max_size
+            if totals["entries"] > max(1, self.max_size // _LEAST_ROOM):
+                excess = max(excess, 1)
+            if excess <= 0 or not self._evict_some(excess, None):
                 break
         after = self.totals_now()
         return before["entries"] - after["entries"], before["bytes"] - after["bytes"]

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import get_message, put_message, until
+from conftest import digest, get_message, put_message, until
 from conversation import Conversation, key_of, open_file, talking
 
 from xcache import protocol
@@ -205,3 +205,14 @@ def test_words_do_not_pile_up_for_who_takes_few(place):
                 assert talk.socket.recv(18_000), "dropped"
             seen.append(round(memory()))
         assert seen[-1] - seen[1] < 8, f"MiB of the daemon, every two seconds: {seen}"
+
+
+def test_what_is_kept_beside_the_bytes_is_bounded_too(place):
+    place.start_daemon(XCACHE_MAX_SIZE="1M")
+    with talking(place) as talk:
+        for n in range(400):
+            parts = {name: digest(f"{name} {n}".encode()) for name in ("program", *protocol.DESCRIBED_COMPONENTS)}
+            details = {name: os.urandom(8000).hex() for name in protocol.DESCRIBED_COMPONENTS}
+            talk.put(key_of(str(n)), b"%d" % n, components=parts, details=details)
+        size = sum(file.stat().st_size for file in place.dir.rglob("*") if file.is_file())
+        assert size < 8 * 2**20, f"{size >> 20} MiB where 1 MiB may be"
