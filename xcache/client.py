@@ -126,7 +126,7 @@ class Client:
         try:
             found = self._try(get, start + self._breaker.check_foreground())
         except (RefusedError, UncacheableError, DamagedError):
-            self._breaker.waited((first_sign or start) - start)
+            self._breaker.waited((first_sign or monotonic()) - start)
             raise
         self._breaker.waited((first_sign or start) - start)
         if waited_for is None or first_sign is None:
