@@ -21,6 +21,7 @@ from xcache.client import Absent, Client, Entry
 from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.errors import DamagedError, NotAskedError, UncacheableError, UnloadableError, XcacheError
+from xcache.handlers import let_pass
 from xcache.history import History
 from xcache.keys import Key
 from xcache.keys.toolchain import InstalledFile
@@ -85,6 +86,12 @@ class _Compiled:
     lease: int
 
 
+class _Here(threading.local):
+    """What this thread is at: who asks within a compile does not wait, since that compile may be what it waits for."""
+
+    compiling = False
+
+
 class Cache:
     """One process's way to its daemon."""
 
@@ -98,6 +105,7 @@ class Cache:
         self._counting = Counting()
         self._said: set[str] = set()
         self._announced: set[str] = set()
+        self._here = _Here()
         self._begin()
         self._undo = contextlib.ExitStack()
         self._undo.enter_context(executables.serialize_first_generation())
@@ -168,7 +176,12 @@ class Cache:
             return found
         # Outside of all handlers: an exception of the compiler must not carry one of ours as its context.
         start = monotonic()
-        executable = compile_now()
+        before = self._here.compiling
+        try:
+            self._here.compiling = True
+            executable = compile_now()
+        finally:
+            self._here.compiling = before
         seconds = monotonic() - start
         self._counting.add(compile_seconds=seconds)
         if asked is None:
@@ -198,6 +211,7 @@ class Cache:
             self.count_uncacheable(str(reason))
             return None, nothing
         except Exception as error:  # noqa: BLE001 - a defect in here must not cost anybody their program
+            let_pass(error)
             self.count_uncacheable("key failed")
             self._complain("key failed", f"{type(error).__name__}: {error}")
             return None, nothing
@@ -211,6 +225,7 @@ class Cache:
             try:
                 self._client.release(key, lease)
             except Exception as error:  # noqa: BLE001 - the compiler's own exception may be on its way
+                let_pass(error)
                 logger.debug("a lease was not given back: %s", error)
 
     def count_uncacheable(self, reason: str) -> None:
@@ -235,7 +250,7 @@ class Cache:
         logger.info("%s", self.statistics())
 
     def _look_up(self, request: Request, leases: list[tuple[str, int]]) -> Outcome | Absent:
-        waits = self.mode == "on" and request.may_wait
+        waits = self.mode == "on" and request.may_wait and not self._here.compiling
         wanted = protocol.Get(
             request.key.digest,
             self.config.max_wait if waits else 0.0,
@@ -264,6 +279,7 @@ class Cache:
         except UncacheableError:
             raise
         except Exception as error:  # noqa: BLE001 - nothing that is wrong with the cache is the program's trouble
+            let_pass(error)
             self._went_wrong(error)
         return Absent(lease=0)
 
@@ -288,10 +304,11 @@ class Cache:
             with self._client.loading(key, entry.digest):
                 executable = request.load(raw)
         except Exception as error:  # noqa: BLE001 - whatever XLA throws here, compiling is the answer
+            let_pass(error)
             failure = UnloadableError(f"{name} could not be loaded: {error}", entry.digest)
-            if "RESOURCE_EXHAUSTED" not in str(error):
+            if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, MemoryError):
                 raise failure from None
-            # What found no room on the device says nothing about the entry.
+            # What found no room, here or on the device, says nothing about the entry.
             self._went_wrong(failure)
             return Absent(lease=0)
         return self._hit(request, entry, executable, start, monotonic() - load_start)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import mmap
 import os
@@ -14,7 +15,7 @@ from time import sleep
 from typing import Any, NamedTuple, TypeVar
 
 from xcache import protocol
-from xcache.breaker import Breaker
+from xcache.breaker import SWIFT, Breaker
 from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.connection import Connection, left
@@ -29,6 +30,7 @@ from xcache.errors import (
     UnavailableError,
     UncacheableError,
 )
+from xcache.handlers import let_pass
 from xcache.launcher import Launcher
 from xcache.payload import MAX_RAW_SIZE
 from xcache.private import trusted_uids
@@ -74,6 +76,8 @@ class Client:
         self._looking = launcher or Launcher(config)
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
+        self._loading: dict[Connection, str] = {}
+        self._notes: list[protocol.Message] = []
         self._lock = threading.RLock()
         self._breaker = Breaker(config.timeout)
         self._trusted: set[int] | None = None
@@ -114,8 +118,8 @@ class Client:
 
         try:
             found = self._try(get, start + self._breaker.check_foreground())
-        except (UncacheableError, DamagedError):
-            self._breaker.waited((first_sign or start) - start)
+        except (RefusedError, UncacheableError, DamagedError):
+            self._breaker.waited((first_sign or monotonic()) - start)
             raise
         self._breaker.waited((first_sign or start) - start)
         if waited_for is None or first_sign is None:
@@ -133,17 +137,43 @@ class Client:
         if connection is None:
             yield
             return
-        self._tell(connection, protocol.Loading(key, digest))
+        self._loading[connection] = key
         try:
+            self._tell(connection, protocol.Loading(key, digest))
             yield
         finally:
+            self._loading.pop(connection, None)
             if self._tell(connection, protocol.Loaded(key)):
                 self._put_back(connection)
 
     def release(self, key: str, lease: int) -> None:
-        """Give a lease back: nothing will be stored, and the next in line may try."""
-        with contextlib.suppress(UnavailableError, StoreError):
-            self._in_background(lambda c, timeout: c.tell(protocol.Release(key, lease), timeout))
+        """Give a lease back: nothing will be stored, and the next in line may try. The program waits for nothing here.
+
+        It can be told on any connection. Where there is none, the lease has ended with the one it came on.
+        """
+        with self._lock:
+            self._notes.append(protocol.Release(key, lease))
+        self._tell_notes()
+        if self._notes and self._open:
+            # All are in use, perhaps for a long wait. If one cannot be had now, the next that comes free will do.
+            with contextlib.suppress(UnavailableError, StoreError):
+                deadline = monotonic() + self._breaker.check_foreground()
+                self._put_back(self._watched(lambda: self._connect(deadline)))
+
+    def _tell_notes(self) -> None:
+        """Say what was to be said on whichever connection comes free first."""
+        while True:
+            with self._lock:
+                if not self._open:
+                    self._notes.clear()
+                if not self._notes or not self._idle:
+                    return
+                connection, note = self._idle.pop(), self._notes[0]
+            if self._tell(connection, note, SWIFT):
+                with self._lock:
+                    self._idle.append(connection)
+                    if note in self._notes:
+                        self._notes.remove(note)
 
     def fetch(self, key: str) -> Entry | Absent:
         """What is stored, for a program that will want it: without a lease, and waiting for nobody."""
@@ -166,8 +196,14 @@ class Client:
     def complain(self, key: str, digest: str, reason: str) -> None:
         """Have an entry set aside that cannot be used."""
         message = protocol.Complain(key, digest, reason[:1000])
-        deadline = monotonic() + self._breaker.check_foreground()
-        self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline)
+        start = monotonic()
+        deadline = start + self._breaker.check_foreground()
+        try:
+            self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline)
+        except RefusedError:
+            self._breaker.waited(monotonic() - start)
+            raise
+        self._breaker.waited(monotonic() - start)
 
     def put(self, message: protocol.Put, sealed: bytes, program: bytes) -> bool:
         """Hand over an executable and its program; whether it was kept (and not there already)."""
@@ -198,6 +234,10 @@ class Client:
         """Close what is open; the client can be used again."""
         with self._lock:
             connections, self._idle = self._idle, []
+            loading = dict(self._loading)
+        for connection, key in loading.items():
+            # Threads that are still at it end with the program, which is not what they load ending the program.
+            self._tell(connection, protocol.Loaded(key), SWIFT)
         for connection in connections:
             self._drop(connection)
 
@@ -207,6 +247,8 @@ class Client:
             connection.close()
         self._open.clear()
         self._idle.clear()
+        self._loading.clear()
+        self._notes.clear()
 
     def _in_background(self, work: Callable[[Connection, float], Result], *, patience: float = 0.0) -> Result:
         """Ask what nobody waits for; this is also how a daemon that was in trouble is tried again."""
@@ -241,7 +283,8 @@ class Client:
         """Do something whose failure means that the daemon is in trouble."""
         try:
             return work()
-        except TimeoutError:
+        except TimeoutError as error:
+            let_pass(error)
             self._breaker.failed()
             raise ConnectionLostError(f"no answer within {self._config.timeout:g} s") from None
         except (UnavailableError, StoreError):
@@ -260,18 +303,24 @@ class Client:
         self._put_back(connection)
         return result
 
-    def _tell(self, connection: Connection, message: protocol.Message) -> bool:
+    def _tell(self, connection: Connection, message: protocol.Message, timeout: float | None = None) -> bool:
         """Send a note; whether the connection is still good."""
         try:
-            connection.tell(message, self._config.timeout)
+            connection.tell(message, timeout or self._config.timeout)
         except ConnectionLostError:
             self._drop(connection)
             return False
+        except BaseException:
+            # Half a note may have been sent.
+            self._drop(connection)
+            raise
         return True
 
     def _put_back(self, connection: Connection) -> None:
         with self._lock:
             self._idle.append(connection)
+        if self._notes:
+            self._tell_notes()
 
     def _drop(self, connection: Connection) -> None:
         connection.close()
@@ -348,12 +397,23 @@ def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:
         if status.st_size != found.stored_size or not 0 < found.stored_size <= MAX_RAW_SIZE:
             raise DamagedError(f"its file has {status.st_size} bytes and not {found.stored_size}", found.digest)
         sealed = b"".join(_chunks(descriptor, found.stored_size))
-        return Entry(found.digest, found.compile_seconds, sealed, mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+        return Entry(found.digest, found.compile_seconds, sealed, _mapped(descriptor) or sealed)
     except (OSError, ValueError) as error:
+        let_pass(error)
         # ValueError: a file that was emptied meanwhile cannot be mapped.
         raise DamagedError(f"its file cannot be read ({error})", found.digest) from None
     finally:
         os.close(descriptor)
+
+
+def _mapped(descriptor: int) -> mmap.mmap | None:
+    """The file as memory; None where this process has no room for that, which is not the entry's fault."""
+    try:
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            raise
+        return None
 
 
 def _chunks(descriptor: int, size: int) -> Iterator[bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import socket
 import sys
@@ -21,6 +20,7 @@ from xcache.errors import (
     RefusedError,
     TurnedAwayError,
 )
+from xcache.handlers import let_pass
 from xcache.private import check_directory, check_peer
 
 Reply = TypeVar("Reply")
@@ -56,9 +56,11 @@ class Connection:
             raise TurnedAwayError(f"{path}: {error}") from None
         except (FileNotFoundError, ConnectionRefusedError) as error:
             self.close()
+            let_pass(error)
             raise NobodyThereError(f"{path}: {error.strerror}") from None
         except OSError as error:
             self.close()
+            let_pass(error)
             raise ConnectionLostError(f"{path}: {error.strerror or error}") from None
         except BaseException:
             self.close()
@@ -81,8 +83,10 @@ class Connection:
         self._drop_descriptors()
         try:
             # Who hangs up on us may have said why.
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            try:
                 self._send(protocol.encode(self._request, message), descriptors, deadline)
+            except (BrokenPipeError, ConnectionResetError) as error:
+                let_pass(error)
             while True:
                 request, reply = self._receive(deadline)
                 if request != self._request:
@@ -92,11 +96,12 @@ class Connection:
                     deadline = monotonic() + timeout
                 else:
                     break
-        except TimeoutError:
-            raise ConnectionLostError(f"no answer within {timeout:g} s") from None
-        except (ConnectionError, EOFError) as error:
-            raise HungUpError(f"the daemon hung up ({error})") from None
-        except OSError as error:
+        except (OSError, EOFError) as error:
+            let_pass(error)
+            if isinstance(error, TimeoutError):
+                raise ConnectionLostError(f"no answer within {timeout:g} s") from None
+            if isinstance(error, ConnectionError | EOFError):
+                raise HungUpError(f"the daemon hung up ({error})") from None
             raise ConnectionLostError(str(error.strerror or error)) from None
         if isinstance(reply, protocol.Refused):
             raise RefusedError(reply.kind, reply.reason)
@@ -117,6 +122,7 @@ class Connection:
         try:
             self._send(protocol.encode(self._request, message), (), monotonic() + timeout)
         except OSError as error:
+            let_pass(error)
             raise ConnectionLostError(str(error.strerror or error)) from None
 
     def take_descriptor(self) -> int:

@@ -132,6 +132,14 @@ class _Quiet:
         self._lock = threading.RLock()
         self._inside = 0
 
+    def begin_in_child(self) -> None:
+        """After a fork: the threads that were inside are not here."""
+        was_muted, self._lock, self._inside = self._inside > 0, threading.RLock(), 0
+        if was_muted:
+            from jaxlib import utils
+
+            utils.absl_set_min_log_level(self._usual_level())
+
     @contextlib.contextmanager
     def muted(self) -> Iterator[None]:
         from jaxlib import utils
@@ -162,3 +170,5 @@ class _Quiet:
 
 
 _quiet = _Quiet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_quiet.begin_in_child)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import os
 import select
 import signal
@@ -15,14 +16,56 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.errors import UnavailableError, UntrustedError
+from xcache.handlers import let_pass
 from xcache.private import check_directory, prepare_directory, prepare_meeting_place
 from xcache.protocol import FAILED, LOCK, READY
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+class _BetweenForks:
+    """Keeps other threads from forking meanwhile, for a second at most.
+
+    Their children would have the descriptors that are handed to the daemon: its lock, for as long as they live.
+    """
+
+    _PATIENCE = 1.0
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(
+                before=lambda: self._lock.acquire(timeout=self._PATIENCE),
+                after_in_parent=self._release,
+                after_in_child=self._begin_in_child,
+            )
+
+    def __call__(self, work: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+        @functools.wraps(work)
+        def alone(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+            with self._lock:
+                return work(*args, **kwargs)
+
+        return alone
+
+    def _release(self) -> None:
+        # RuntimeError: the second was over.
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
+
+    def _begin_in_child(self) -> None:
+        self._lock = threading.RLock()
+
+
+_between_forks = _BetweenForks()
 
 
 class Launcher:
@@ -37,6 +80,7 @@ class Launcher:
         # Two threads must not read, close and read again what one of them was to read.
         self._reading = threading.RLock()
 
+    @_between_forks
     def start(self) -> bool:
         """Start a daemon unless one runs or is being started; whether this call did. Does not wait for it.
 
@@ -171,6 +215,7 @@ class Launcher:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     shell.wait(self._config.timeout)
         except OSError as error:
+            let_pass(error)
             raise UnavailableError(f"the daemon could not be started: {error}") from None
         finally:
             os.close(ready)

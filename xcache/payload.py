@@ -60,5 +60,5 @@ def _open(key: str, expected_digest: str, sealed: bytes | memoryview) -> bytes:
         if not parameters.has_checksum:
             raise DamagedError("it has no checksum")
         return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
-    except (zstandard.ZstdError, MemoryError) as error:
+    except zstandard.ZstdError as error:
         raise DamagedError(f"it cannot be decompressed ({error})") from None

@@ -2,22 +2,63 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
 from xcache import protocol
 
+# More than a program loads at once, on all its threads.
+_MOST_GIVEN = 256
+
+
+class Given(NamedTuple):
+    """What was handed out under a key, and when."""
+
+    digest: str
+    at: float
+
+
+class Process:
+    """What the connections of one process have in common: what was handed to it. Only of that it can say anything."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, Given] = {}
+
+    def give(self, key: str, digest: str) -> None:
+        """An entry is handed out; the oldest are forgotten."""
+        self._given.pop(key, None)
+        self._given[key] = Given(digest, time.time())
+        if len(self._given) > _MOST_GIVEN:
+            del self._given[next(iter(self._given))]
+
+    def was_given(self, key: str, digest: str) -> bool:
+        """Whether this is what was last handed out under the key."""
+        return key in self._given and self._given[key].digest == digest
+
+    def take_back(self, key: str, digest: str) -> Given | None:
+        """What was handed out, if it is this: one complaint for each time."""
+        return self._given.pop(key) if self.was_given(key, digest) else None
+
+
+class Load(NamedTuple):
+    """What was begun to be loaded, and when by a clock that does not jump."""
+
+    key: str
+    digest: str
+    since: float
+
 
 class Caller:
     """One connection: what the kernel says of who is there, what they say of themselves, and what they are loading."""
 
-    def __init__(self, pid: int, uid: int) -> None:
+    def __init__(self, pid: int, uid: int, process: Process | None = None) -> None:
         self.pid = pid
         self.uid = uid
+        self.process = process or Process()
         self.program = ""
-        # Key and digest of what was begun to be loaded.
-        self.loading: dict[str, str] = {}
+        self.loading: dict[str, Load] = {}
         # How many leases are held.
         self.leases = 0
 

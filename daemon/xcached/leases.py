@@ -20,6 +20,8 @@ _TIMES_EXPECTED, _SECONDS_MORE = 3.0, 5.0
 # A holder that the kernel has called stopped for so long does not compile.
 _STOPPED_SECONDS = 1.0
 _MOST_SHOWN = 200
+# There may be many leases, and names as long as a message can hold.
+_LONGEST_NAME = 500
 # Of one connection: more than a program compiles and has not stored yet.
 _MOST_HELD = 10_000
 
@@ -40,7 +42,7 @@ class Lease:
     def __init__(self, number: int, wanted: protocol.Get, holder: Caller) -> None:
         self.number = number
         self.key = wanted.key
-        self.module_name = wanted.module_name
+        self.module_name = wanted.module_name[:_LONGEST_NAME]
         self.holder = holder
         self.since = time.monotonic()
         self.stopped_since: float | None = None
@@ -54,7 +56,7 @@ class Leases:
         self,
         trusts: Callable[[int, int], bool],
         look_up: Callable[[Caller, protocol.Get], Reply | None],
-        expected: Callable[[protocol.Get], float | None],
+        expected: Callable[[Caller, protocol.Get], float | None],
         call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
         """``trusts(reader, writer)``; ``look_up`` finds what is stored by now; ``expected`` knows compile times."""
@@ -74,23 +76,38 @@ class Leases:
         # NaN is no number of seconds either.
         if not wanted.wait > 0:
             return Reply(protocol.Missing(0))
-        for lease in self._by_key.get(wanted.key, ()):
-            if self._trusts(caller.uid, lease.holder.uid):
-                return self._wait(lease, caller, wanted)
+        lease = self._trusted(caller, wanted.key)
+        if lease is not None:
+            return self._wait(lease, caller, wanted)
         if caller.leases >= _MOST_HELD:
             return Reply(protocol.Missing(0))
         return Reply(protocol.Missing(self._grant(caller, wanted).number))
 
-    def settle(self, key: str) -> None:
-        """Something was stored, or is known not to be storable: who waits gets that, or compiles."""
-        for lease in self._take(key):
+    def settle(self, key: str, writer: int) -> None:
+        """A user stored something, or knows that it cannot be: who waits and trusts that user gets it, or compiles."""
+        for lease in self._take(key, writer):
             for waiter in lease.waiters:
-                found = self._look_up(waiter.caller, waiter.wanted)
-                waiter.answer.give(found or Reply(protocol.Missing(0)))
+                waiter.answer.give(self._found_for(waiter) or Reply(protocol.Missing(0)))
+        # Who waits for another's compile may have what this one stored; if not, that compile goes on.
+        for lease in list(self._by_key.get(key, ())):
+            for waiter in list(lease.waiters):
+                found = self._found_for(waiter) if self._trusts(waiter.caller.uid, writer) else None
+                # Answering one may show that others have gone.
+                if found is not None and waiter in lease.waiters:
+                    lease.waiters.remove(waiter)
+                    waiter.answer.give(found)
 
-    def disappoint(self, key: str) -> None:
-        """What was compiled could not be stored, and so it would be for the next: everybody compiles."""
-        for lease in self._take(key):
+    def _found_for(self, waiter: Waiter) -> Reply | None:
+        try:
+            return self._look_up(waiter.caller, waiter.wanted)
+        except Exception:
+            # They are in no line any more: one who cannot be answered must not keep the others from it.
+            logger.exception("what was waited for cannot be looked up")
+            return None
+
+    def disappoint(self, key: str, writer: int) -> None:
+        """What a user compiled could not be stored, and so it would be for the next: everybody compiles."""
+        for lease in self._take(key, writer):
             _send_away(lease.waiters)
 
     def release(self, caller: Caller, key: str, number: int) -> None:
@@ -140,7 +157,7 @@ class Leases:
         return lease
 
     def _wait(self, lease: Lease, caller: Caller, wanted: protocol.Get) -> Later:
-        seconds = min(wanted.wait, self._worth_waiting(wanted))
+        seconds = min(wanted.wait, self._worth_waiting(caller, wanted))
         waiter = Waiter(caller, wanted, Later(), time.monotonic() + seconds)
         lease.waiters.append(waiter)
         _tell(lease, waiter, time.monotonic())
@@ -149,41 +166,57 @@ class Leases:
             self._call_later(_TELL_EVERY, self._tick)
         return waiter.answer
 
-    def _worth_waiting(self, wanted: protocol.Get) -> float:
-        seconds = self._expected(wanted)
+    def _worth_waiting(self, caller: Caller, wanted: protocol.Get) -> float:
+        seconds = self._expected(caller, wanted)
         return math.inf if seconds is None else _TIMES_EXPECTED * seconds + _SECONDS_MORE
 
-    def _take(self, key: str) -> list[Lease]:
-        leases = self._by_key.pop(key, [])
-        for lease in leases:
-            lease.holder.leases -= 1
-        return leases
+    def _take(self, key: str, holder: int) -> list[Lease]:
+        """The leases of one user, which are over."""
+        taken = [lease for lease in self._by_key.get(key, ()) if lease.holder.uid == holder]
+        for lease in taken:
+            self._end(lease)
+        return taken
 
-    def _pass_on(self, lease: Lease) -> None:
-        """The first in line compiles, and the others wait for that one."""
+    def _end(self, lease: Lease) -> None:
         leases = self._by_key[lease.key]
         leases.remove(lease)
         lease.holder.leases -= 1
         if not leases:
             del self._by_key[lease.key]
-        if not lease.waiters:
-            return
-        first, *others = lease.waiters
-        following = self._grant(first.caller, first.wanted)
-        for waiter in others:
-            # They trusted the one before, which does not mean that they trust this one.
-            if self._trusts(waiter.caller.uid, first.caller.uid):
+
+    def _pass_on(self, lease: Lease) -> None:
+        """The first in line compiles, and the others wait for that one if they trust it; else one of them compiles."""
+        self._end(lease)
+        granted = []
+        for waiter in lease.waiters:
+            following = self._trusted(waiter.caller, lease.key)
+            if following is not None:
                 following.waiters.append(waiter)
             else:
-                waiter.answer.give(Reply(protocol.Missing(0)))
-        first.answer.give(Reply(protocol.Missing(following.number)))
+                granted.append((waiter.answer, self._grant(waiter.caller, waiter.wanted).number))
+        # Afterwards: answering one may show that another has gone, and what was granted to it goes on to the next.
+        for answer, number in granted:
+            answer.give(Reply(protocol.Missing(number)))
+
+    def _trusted(self, caller: Caller, key: str) -> Lease | None:
+        """The compile that a caller would wait for."""
+        trusted = (lease for lease in self._by_key.get(key, ()) if self._trusts(caller.uid, lease.holder.uid))
+        return next(trusted, None)
+
+    def _stands(self, lease: Lease) -> bool:
+        return lease in self._by_key.get(lease.key, ())
 
     def _tick(self) -> None:
         now = time.monotonic()
         for lease in [lease for leases in self._by_key.values() for lease in leases if lease.waiters]:
+            # Telling one may show that another has gone, and its lease with it.
+            if not self._stands(lease):
+                continue
             overdue = [waiter for waiter in lease.waiters if now >= waiter.until]
             lease.waiters = [waiter for waiter in lease.waiters if now < waiter.until]
             _send_away(overdue)
+            if not self._stands(lease):
+                continue
             if _has_stopped(lease, now):
                 logger.info("process %d is stopped; the next one compiles %s", lease.holder.pid, lease.module_name)
                 self._pass_on(lease)

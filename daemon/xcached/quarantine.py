@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from xcached.blobs import read_chunks
+from xcached.caller import Given, Load
 from xcached.store import Entry, Store
 
 logger = logging.getLogger("xcached")
@@ -23,7 +25,10 @@ _STRIKES = 2
 _MOST_KEPT = 100
 _MOST_BYTES = 1024**3
 _SHARE_OF_STORE = 20
-_MOST_STRIKES = 10_000
+# Of one reader.
+_MOST_STRIKES = 1000
+# Whoever ends programs by hand now and then does not thereby bar an entry.
+_FORGOTTEN_AFTER_NS = 24 * 3600 * 10**9
 _HEADER, _KEY_AT, _KEY_END = 48, 8, 40
 
 
@@ -41,25 +46,43 @@ class Quarantine:
         self.barred: frozenset[tuple[str, int]] = frozenset()
         # Key and reader: what has a strike that a successful load takes back.
         self.struck: frozenset[tuple[str, int]] = frozenset()
+        # When a process of this reader last ended while it loaded this digest.
+        self._last_ended: dict[tuple[str, int], float] = {}
         self._read_strikes()
 
-    def complain(self, key: str, digest: str, reader: int, reason: str) -> None:
-        """A reader cannot use what is stored: set it aside, or at least give it to that reader no more."""
-        for entry in self._entries_with(key, digest):
-            if self._may_judge(reader, entry.writer_uid) or not self._is_whole(entry, digest):
-                self.set_aside(entry, reason)
-            else:
-                self._strike(key, digest, reader, _STRIKES)
-
-    def strike(self, key: str, digest: str, reader: int, program: str) -> None:
-        """A process ended while it was loading this: the second time it is set aside."""
-        strikes = self._strike(key, digest, reader, 1)
-        logger.warning("%r ended while it loaded %s: strike %d", program, key[:12], strikes)
-        if strikes < _STRIKES:
-            return
-        for entry in self._entries_with(key, digest):
+    def complain(self, key: str, given: Given, reader: int, reason: str) -> None:
+        """A reader cannot use what it was given: set it aside, or at least give it to that reader no more."""
+        for entry in self._entries_with(key, given.digest):
             if self._may_judge(reader, entry.writer_uid):
-                self.set_aside(entry, f"{strikes} processes ended while they loaded it, the last was {program!r}")
+                # What was stored since, perhaps the very same, has nothing to do with what that reader has.
+                if not given.at < self._created_at(entry) <= time.time():
+                    self.set_aside(entry, reason)
+            elif self._is_whole(entry, given.digest):
+                self._strike([Load(key, given.digest, math.inf)], reader, _STRIKES)
+            else:
+                self.set_aside(entry, reason)
+
+    def strike(self, loads: Sequence[Load], ended: float, reader: int, program: str) -> None:
+        """A process ended while it was loading these: the second time they are set aside.
+
+        Programs that were loading at the same moment may have been ended together, and count as one.
+        """
+        apart = [load for load in loads if load.since > self._last_ended.get((load.digest, reader), -math.inf)]
+        for load in apart:
+            # At its end, so that the oldest are forgotten first.
+            self._last_ended.pop((load.digest, reader), None)
+            self._last_ended[load.digest, reader] = ended
+        while len(self._last_ended) > _MOST_STRIKES:
+            del self._last_ended[next(iter(self._last_ended))]
+        counts = self._strike(apart, reader, 1)
+        for key, digest, _ in apart:
+            strikes = counts.get((digest, reader), 1)
+            logger.warning("%r ended while it loaded %s: strike %d", program, key[:12], strikes)
+            if strikes < _STRIKES:
+                continue
+            for entry in self._entries_with(key, digest):
+                if self._may_judge(reader, entry.writer_uid):
+                    self.set_aside(entry, f"{strikes} processes ended while they loaded it, the last was {program!r}")
 
     def forgive(self, key: str, reader: int) -> None:
         """It was loaded after all."""
@@ -159,17 +182,32 @@ class Quarantine:
         rows = self._db.execute("SELECT key, writer_uid FROM entries WHERE key = ? AND blob = ?", (key, digest))
         return [Entry(*row) for row in rows]
 
-    def _strike(self, key: str, digest: str, reader: int, strikes: int) -> int:
+    def _created_at(self, entry: Entry) -> float:
+        row = self._db.execute("SELECT created_at FROM entries WHERE key = ? AND writer_uid = ?", entry).fetchone()
+        return float(row[0])
+
+    def _strike(self, loads: Sequence[Load], reader: int, strikes: int) -> dict[tuple[str, int], int]:
+        if not loads:
+            return {}
+        # The number of the row is the time: the oldest go first, and one strike alone is forgotten after a while.
+        now = time.time_ns()
         with self._store.transaction():
             self._db.execute(
-                "INSERT INTO strikes (blob, reader_uid, key, count) VALUES (?, ?, ?, ?)"
-                " ON CONFLICT (blob, reader_uid) DO UPDATE SET count = count + excluded.count",
-                (digest, reader, key, strikes),
+                "DELETE FROM strikes WHERE count < ? AND rowid NOT BETWEEN ? AND ?",
+                (_STRIKES, now - _FORGOTTEN_AFTER_NS, now),
             )
+            for place, load in enumerate(loads):
+                self._db.execute(
+                    "INSERT INTO strikes (rowid, blob, reader_uid, key, count) VALUES (?, ?, ?, ?, ?)"
+                    " ON CONFLICT (blob, reader_uid) DO UPDATE SET count = count + excluded.count",
+                    (now + place, load.digest, reader, load.key, strikes),
+                )
             self._db.execute(
-                "DELETE FROM strikes WHERE rowid <= (SELECT max(rowid) FROM strikes) - ?", (_MOST_STRIKES,)
+                "DELETE FROM strikes WHERE reader_uid = :reader AND rowid NOT IN"
+                " (SELECT rowid FROM strikes WHERE reader_uid = :reader ORDER BY rowid DESC LIMIT :most)",
+                {"reader": reader, "most": _MOST_STRIKES},
             )
-        return self._read_strikes()[digest, reader]
+        return self._read_strikes()
 
     def _read_strikes(self) -> dict[tuple[str, int], int]:
         rows = self._db.execute("SELECT blob, reader_uid, key, count FROM strikes").fetchall()

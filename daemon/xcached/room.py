@@ -15,7 +15,7 @@ from xcache import protocol
 from xcache.errors import RefusedError
 from xcached.disk import Disk
 from xcached.eviction import Candidate, Excess, choose
-from xcached.store import Entry, Store
+from xcached.store import LEAST_ROOM, Entry, Store
 
 _EVICTED_AT_ONCE = 64
 _PAGES_AT_ONCE = 512
@@ -156,7 +156,8 @@ class Room:
         totals = self._store.totals_now()
         if self._store.max_size and (excess := totals["bytes"] - self._store.max_size) > 0:
             yield "size", None, Excess(excess)
-        if self._max_entries and (excess := totals["entries"] - self._max_entries) > 0:
+        limits = [self._max_entries, max(1, self._store.max_size // LEAST_ROOM) if self._store.max_size else 0]
+        if (most := min(filter(None, limits), default=0)) and (excess := totals["entries"] - most) > 0:
             yield "count", None, Excess(entries=excess)
         if (excess := self._lacking()) > 0:
             yield "disk", None, Excess(excess)

@@ -10,6 +10,7 @@ import os
 import socket
 import sqlite3
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import NamedTuple
 from xcache import protocol
 from xcache.errors import ProtocolError, StoreError, XcacheError
 from xcache.private import peer_of
-from xcached.caller import Caller, Later, Reply
+from xcached.caller import Caller, Later, Process, Reply
 from xcached.service import Service
 from xcached.settings import Settings
 from xcached.writer import refusal
@@ -46,6 +47,8 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._connections: set[Connection] = set()
         self._listening = True
+        # For as long as a connection of theirs lasts.
+        self._processes: weakref.WeakValueDictionary[tuple[int, int], Process] = weakref.WeakValueDictionary()
         listener.setblocking(False)
         self._loop.add_reader(listener.fileno(), self._accept)
         self._look_again()
@@ -95,7 +98,9 @@ class Server:
                 accepted.send(protocol.encode(1, refused))
             accepted.close()
             return
-        self._connections.add(Connection(accepted, Caller(peer.pid, peer.uid), self, self._service, self._loop))
+        process = self._processes.setdefault((peer.pid, peer.uid), Process())
+        caller = Caller(peer.pid, peer.uid, process)
+        self._connections.add(Connection(accepted, caller, self, self._service, self._loop))
         self._service.administration.connections = len(self._connections)
 
     def _why_refused(self, uid: int) -> protocol.Refused | None:
@@ -283,13 +288,18 @@ class Connection:
             self.in_flight += 1
             if isinstance(answer, Later):
                 answer.connect(
-                    say=lambda word: self._send(request, Reply(word)),
+                    say=lambda word: self._say(request, word),
                     give=lambda reply: self._answer(request, reply),
                 )
             else:
                 answer.add_done_callback(
                     lambda done: self._loop.call_soon_threadsafe(self._answer, request, Reply(done.result()))
                 )
+
+    def _say(self, request: int, word: protocol.Message) -> None:
+        """A word before the answer; who has not taken the last ones yet needs no more of them."""
+        if not self._writing:
+            self._send(request, Reply(word))
 
     def _answer(self, request: int, reply: Reply) -> None:
         """An answer that took its time."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from xcache import protocol
 from xcached.administration import Administration
-from xcached.caller import Answer, Caller, Later, Reply
+from xcached.caller import Answer, Caller, Later, Load, Reply
 from xcached.database import is_damage
 from xcached.leases import Leases
 from xcached.quarantine import Quarantine
@@ -62,7 +62,7 @@ class Service:
         self._leases = Leases(
             trusts=self.trust.reads,
             look_up=self._look_up,
-            expected=lambda wanted: store.expected_seconds(wanted.key, wanted.program_digest),
+            expected=self._expected,
             call_later=self._loop.call_later,
         )
         self._call(lambda _: _done(self._quarantine.sweep))
@@ -110,12 +110,10 @@ class Service:
     def leave(self, caller: Caller) -> None:
         """A connection has ended, and with it what the client held and waited for."""
         self._leases.leave(caller)
-        for key, digest in caller.loading.items():
-            self._strike(caller, key, digest)
-
-    def _strike(self, caller: Caller, key: str, digest: str) -> None:
-        who = f"{caller.program} (process {caller.pid})"
-        self._call(lambda _: _done(lambda: self._quarantine.strike(key, digest, caller.uid, who)))
+        if caller.loading:
+            who, loads = f"{caller.program} (process {caller.pid})", list(caller.loading.values())
+            now = time.monotonic()
+            self._call(lambda _: _done(lambda: self._quarantine.strike(loads, now, caller.uid, who)))
 
     def busy(self) -> bool:
         """Whether somebody compiles for others, who would not know of it if the daemon left."""
@@ -152,7 +150,15 @@ class Service:
             return Reply(protocol.Refused("protocol error", "a run that cannot be"))
         return self._call(lambda _: _done(lambda: self._runs.remember(caller.uid, message)))
 
+    def _expected(self, caller: Caller, wanted: protocol.Get) -> float | None:
+        """How long it took to compile this, by the word of those whom the caller trusts."""
+        trusts = (lambda writer: self.trust.reads(caller.uid, writer)) if self.trust.shared else None
+        return self._store.expected_seconds(wanted.key, wanted.program_digest, trusts)
+
     def _get(self, caller: Caller, message: protocol.Get, descriptors: Sequence[int]) -> Answer:
+        if not _is_digest(message.key):
+            # Nothing can be stored under it, and nobody has to remember who asked.
+            return Reply(protocol.Missing(0))
         found = self._look_up(caller, message)
         if found is not None and isinstance(found.message, protocol.Found):
             self._trace.note("get", message.key, found.message.stored_size, found.message.compile_seconds, hit=True)
@@ -170,7 +176,7 @@ class Service:
             hits = [hit for hit in hits if self._may_have(caller, hit)]
         # One's own first, then root's.
         for hit in sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT)):
-            reply = self._found(message.key, hit)
+            reply = self._found(caller, message.key, hit)
             if reply is not None:
                 return reply
         reason = self._store.why_not(message.key, lambda writer: self.trust.reads(caller.uid, writer))
@@ -181,7 +187,7 @@ class Service:
             return False
         return self.trust.reads(caller.uid, hit.writer_uid)
 
-    def _found(self, key: str, hit: Hit) -> Reply | None:
+    def _found(self, caller: Caller, key: str, hit: Hit) -> Reply | None:
         entry = Entry(key, hit.writer_uid)
         descriptor = None
         wrong = "" if hit.is_sound else "its row is damaged"
@@ -192,12 +198,13 @@ class Service:
             self._call(lambda _: _done(lambda: self._quarantine.set_aside(entry, wrong)))
             return None
         self._writer.note_use(entry, time.time())
+        caller.process.give(key, hit.digest)
         return Reply(protocol.Found(hit.digest, hit.stored_size, hit.compile_seconds, hit.content), descriptor)
 
     def _put(self, caller: Caller, message: protocol.Put, descriptors: Sequence[int]) -> Answer:
         refused = self._why_refused(caller, message, descriptors)
         if refused is not None:
-            self._leases.disappoint(message.key)
+            self._leases.disappoint(message.key, caller.uid)
             return Reply(refused)
         together = message.stored_size + message.program_stored_size
         self._trace.note("put", message.key, together, message.compile_seconds, hit=False)
@@ -207,15 +214,19 @@ class Service:
         executable = Source(message.digest, message.stored_size, message.payload, of_executable)
         program = Source(message.program_stored_digest, message.program_stored_size, message.program, of_program)
         done: Future[protocol.Message] = Future()
-        done.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._has_put, message.key, done.result()))
+        self._settle_when(done, message.key, caller.uid)
         self._writer.submit(PutJob(message, executable, program, Writer(caller.uid, caller.pid, caller.program), done))
         return done
 
-    def _has_put(self, key: str, answer: protocol.Message) -> None:
+    def _settle_when(self, done: Future[protocol.Message], key: str, writer: int) -> None:
+        """Have those who wait told when something was written, or could not be."""
+        done.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._has_put, key, writer, done.result()))
+
+    def _has_put(self, key: str, writer: int, answer: protocol.Message) -> None:
         if isinstance(answer, protocol.Refused):
-            self._leases.disappoint(key)
+            self._leases.disappoint(key, writer)
         else:
-            self._leases.settle(key)
+            self._leases.settle(key, writer)
 
     def _why_refused(
         self, caller: Caller, message: protocol.Put, descriptors: Sequence[int]
@@ -245,8 +256,12 @@ class Service:
         self._leases.release(caller, message.key, message.lease)
 
     def _loading(self, caller: Caller, message: protocol.Loading, descriptors: Sequence[int]) -> None:
-        if len(caller.loading) < self._settings.now.max_requests and _is_digest(message.digest):
-            caller.loading[message.key] = message.digest
+        # Of nothing else: who invents what they load could keep the writer busy with it.
+        if (
+            caller.process.was_given(message.key, message.digest)
+            and len(caller.loading) < self._settings.now.max_requests
+        ):
+            caller.loading[message.key] = Load(message.key, message.digest, time.monotonic())
 
     def _loaded(self, caller: Caller, message: protocol.Loaded, descriptors: Sequence[int]) -> None:
         caller.loading.pop(message.key, None)
@@ -255,9 +270,12 @@ class Service:
 
     def _complain(self, caller: Caller, message: protocol.Complain, descriptors: Sequence[int]) -> Answer:
         caller.loading.pop(message.key, None)
-        return self._call(
-            lambda _: _done(lambda: self._quarantine.complain(message.key, message.digest, caller.uid, message.reason))
-        )
+        given = caller.process.take_back(message.key, message.digest)
+        if given is None:
+            # Somebody was heard about it before, or the daemon is another one: who asks again can complain again.
+            return Reply(protocol.Done())
+        key, uid, reason = message.key, caller.uid, message.reason
+        return self._call(lambda _: _done(lambda: self._quarantine.complain(key, given, uid, reason)))
 
     def _mark_not_cacheable(
         self, caller: Caller, message: protocol.MarkNotCacheable, descriptors: Sequence[int]
@@ -270,7 +288,7 @@ class Service:
         if not _is_digest(message.key):
             return Reply(protocol.Refused("protocol error", f"{message.key[:80]!r} is not a digest"))
         done = self._call(mark)
-        done.add_done_callback(lambda done: self._loop.call_soon_threadsafe(self._has_put, message.key, done.result()))
+        self._settle_when(done, message.key, caller.uid)
         return done
 
     def _may_judge(self, reader: int, writer: int) -> bool:

@@ -18,8 +18,12 @@ from xcached.blobs import BlobFiles
 from xcached.database import Database
 from xcached.eviction import Usage, time_passed, used, worth
 
+# Rows and descriptions take room beside the bytes that are counted. Each is bounded, and so is how many there are: as
+# many entries as there would be if none were smaller than this.
+_LONGEST_NAME, _LONGEST_DESCRIPTION = 500, 4096
+LEAST_ROOM = 4096
 _MOST_MARKS = _MOST_COMPILE_TIMES = 100_000
-_MOST_COUNTERS = 1000
+MOST_COUNTERS = 1000
 
 
 class Hit(NamedTuple):
@@ -117,16 +121,19 @@ class Store:
         rows = self._reading.execute("SELECT reason, writer_uid FROM not_cacheable WHERE key = ?", (key,))
         return next((str(reason) for reason, writer in rows if trusts(writer)), None)
 
-    def expected_seconds(self, key: str, program_digest: str) -> float | None:
-        """How long it took to compile this, or else the same program in another way, when that was last done."""
-        for sql, value in (
-            ("SELECT seconds FROM compile_times WHERE key = ?", key),
-            ("SELECT max(compile_seconds) FROM entries WHERE program = ?", program_digest),
-        ):
-            row = self._reading.execute(sql, (value,)).fetchone()
-            if row is not None and row[0] is not None:
-                return float(row[0])
-        return None
+    def expected_seconds(
+        self, key: str, program_digest: str, trusts: Callable[[int], bool] | None = None
+    ) -> float | None:
+        """How long it took to compile this, or else the same program in another way, when that was last done.
+
+        With ``trusts``, by the word of some writers only. Whose word it was about an entry that is gone is not known.
+        """
+        row = self._reading.execute("SELECT seconds FROM compile_times WHERE key = ?", (key,)).fetchone()
+        if row is not None and trusts is None:
+            return float(row[0])
+        sql = "SELECT writer_uid, max(compile_seconds) FROM entries WHERE program = ? GROUP BY writer_uid"
+        rows = self._reading.execute(sql, (program_digest,)).fetchall()
+        return max((float(seconds) for writer, seconds in rows if trusts is None or trusts(writer)), default=None)
 
     def totals(self) -> dict[str, int]:
         """How many entries there are, and how many bytes they take."""
@@ -157,7 +164,6 @@ class Store:
         """Within a transaction: add or replace an entry. Returns digests that nothing may refer to any more."""
         pinned = self._refers("entries", key=put.key, writer_uid=writer.uid, pinned=1)
         loose = self.remove([Entry(put.key, writer.uid)])
-        footprint = put.stored_size + put.program_stored_size
         usage = used(self._usage_before(put.key), self._tick())
         self._insert_blob(executable)
         if not self._refers("programs", digest=put.program_digest, writer_uid=writer.uid):
@@ -173,20 +179,27 @@ class Store:
         self._db.executemany(
             "INSERT OR IGNORE INTO components (digest, name, description) VALUES (?, ?, ?)",
             [
-                (put.components[name], name, put.details[name])
+                (put.components[name], name, put.details[name][:_LONGEST_DESCRIPTION])
                 for name in protocol.DESCRIBED_COMPONENTS
                 if name in put.details
             ],
         )
+        (kept,) = self._db.execute(
+            "SELECT blobs.stored_size FROM programs JOIN blobs ON blobs.digest = programs.blob"
+            " WHERE programs.digest = ? AND programs.writer_uid = ?",
+            (put.program_digest, writer.uid),
+        ).fetchone()
+        # Of the program that is there, which need not be the one that came.
+        footprint = put.stored_size + kept
         now = time.time()
         self._insert(
             "entries",
             key=put.key,
             writer_uid=writer.uid,
-            module_name=put.module_name,
-            platform=put.platform,
-            device_kind=put.device_kind,
-            jaxlib_version=put.jaxlib_version,
+            module_name=put.module_name[:_LONGEST_NAME],
+            platform=put.platform[:_LONGEST_NAME],
+            device_kind=put.device_kind[:_LONGEST_NAME],
+            jaxlib_version=put.jaxlib_version[:_LONGEST_NAME],
             blob=put.digest,
             codec=put.codec,
             raw_size=put.raw_size,
@@ -215,7 +228,7 @@ class Store:
         self._db.execute(
             "INSERT OR REPLACE INTO not_cacheable (key, writer_uid, module_name, reason, created_at)"
             " VALUES (?, ?, ?, ?, ?)",
-            (mark.key, uid, mark.module_name, mark.reason, time.time()),
+            (mark.key, uid, mark.module_name[:_LONGEST_NAME], mark.reason[:_LONGEST_NAME], time.time()),
         )
         self._forget_oldest("not_cacheable", _MOST_MARKS)
 
@@ -302,7 +315,7 @@ class Store:
             "INSERT INTO statistics (name, amount) SELECT :name, :amount"
             " WHERE (SELECT count(*) FROM statistics) < :most OR EXISTS (SELECT 1 FROM statistics WHERE name = :name)"
             " ON CONFLICT (name) DO UPDATE SET amount = amount + excluded.amount",
-            [{"name": name, "amount": amount, "most": _MOST_COUNTERS} for name, amount in counts.items()],
+            [{"name": name, "amount": amount, "most": MOST_COUNTERS} for name, amount in counts.items()],
         )
 
     def zero_statistics(self) -> None:

@@ -18,7 +18,7 @@ from xcache import protocol
 from xcache.errors import RefusedError
 from xcached.database import is_damage
 from xcached.room import Room, Tally
-from xcached.store import Entry, Source, Store, Use, Writer
+from xcached.store import MOST_COUNTERS, Entry, Source, Store, Use, Writer
 from xcached.trace import Trace
 
 logger = logging.getLogger("xcached")
@@ -100,7 +100,8 @@ class WriterThread:
         """Something was counted; written later, with others. What cannot be a count is passed over."""
         with self._lock:
             for name, amount in counts.items():
-                if abs(amount) <= _LARGEST_COUNT:
+                known = name in self._counts or len(self._counts) < MOST_COUNTERS
+                if known and abs(amount) <= _LARGEST_COUNT:
                     self._counts[name] = self._counts.get(name, 0) + amount
 
     def stop(self, seconds: float) -> bool:

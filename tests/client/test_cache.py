@@ -332,3 +332,17 @@ def test_a_child_that_outlives_its_parent_does_not_hold_on_to_its_lease(place, c
     finally:
         os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
+
+
+def test_a_compile_within_its_own_compile_does_not_wait_for_itself(place, caches):
+    cache = caches(max_wait=8.0)
+    took = []
+
+    def outer():
+        start = time.monotonic()
+        cache.get_or_compile(compiled, request)
+        took.append(time.monotonic() - start)
+        return compiled()
+
+    cache.get_or_compile(outer, request)
+    assert took[0] < 3, took

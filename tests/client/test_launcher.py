@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -269,3 +270,44 @@ def test_the_daemon_that_was_started_is_the_one_that_answers(place, connected):
     client.report({"hits": 1})
     with contextlib.closing(place.connect()) as connection:
         assert peer_of(connection).pid == client._idle[0].welcome.pid
+
+
+FORKING = """
+import os, sys, threading, time
+from xcache import config
+from xcache.launcher import Launcher
+starting = threading.Event()
+def hook(event, arguments):
+    # The store's lock and the pipe are open by now, and the process that becomes the daemon is not yet there.
+    if event == "subprocess.Popen":
+        starting.set()
+        time.sleep(0.3)
+sys.addaudithook(hook)
+launcher = Launcher(config.load())
+thread = threading.Thread(target=launcher.start)
+thread.start()
+starting.wait()
+pid = os.fork()
+if not pid:
+    os.close(1)
+    # It can start daemons like anybody.
+    assert not launcher.start()
+    time.sleep(30)
+    os._exit(0)
+thread.join()
+print(pid, flush=True)
+os._exit(0)
+"""
+
+
+def test_who_is_forked_while_a_daemon_is_started_does_not_keep_its_lock(place):
+    """As multiprocessing forks, in another thread."""
+    command = [sys.executable, "-W", "ignore", "-c", FORKING]
+    done = subprocess.run(command, env=place.env, stdout=subprocess.PIPE, text=True, check=True, timeout=20)
+    child = int(done.stdout)
+    try:
+        assert until(place.answers)
+        place.stop()
+        assert place._has_left()
+    finally:
+        os.kill(child, signal.SIGKILL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from conftest import digest, get_message, put_message, until
 from conversation import Conversation, key_of, talking
 
 from xcache import protocol
+from xcached.caller import Caller
+from xcached.leases import Leases, _is_stopped
 
 KEY = key_of("a")
 # The longest that somebody who asks in these tests would wait.
@@ -364,3 +367,63 @@ def test_nobody_holds_leases_without_end(speakers):
     # What is stored makes room for others.
     assert greedy.put(key_of("10"), b"x") == protocol.Stored(True)
     take(greedy, key_of("more"))
+
+
+def test_a_connection_found_dead_while_it_is_told_does_not_end_the_telling():
+    """It waits for one compile and holds another whose holder is stopped; the real class, without its socket."""
+    later = []
+    leases = Leases(
+        trusts=lambda reader, writer: True,
+        look_up=lambda caller, wanted: None,
+        expected=lambda caller, wanted: None,
+        call_later=lambda seconds, call: later.append(call),
+    )
+    stopped = subprocess.Popen(["sleep", "60"])
+    os.kill(stopped.pid, signal.SIGSTOP)
+    assert until(lambda: _is_stopped(stopped.pid))
+    try:
+        first, both, last = Caller(os.getpid(), 0), Caller(stopped.pid, 0), Caller(os.getpid(), 0)
+        x, y = get_message(key_of("x"), 60.0), get_message(key_of("y"), 60.0)
+        leases.ask(first, x)
+        leases.ask(both, y)
+        waits = leases.ask(both, x)
+        leases.ask(last, y)
+        dead = False
+
+        def say(word: protocol.Message) -> None:
+            # What Connection._flush does on EPIPE, on a connection that is not read from at the moment.
+            if dead:
+                leases.leave(both)
+
+        waits.connect(say, lambda reply: None)
+        later.pop()()
+        time.sleep(1.1)
+        dead = True
+        assert later, "the telling goes on so far"
+        later.pop()()
+        # Nobody is left who waits; whoever comes now is told again.
+        leases.ask(last, x)
+        assert later
+    finally:
+        stopped.kill()
+        stopped.wait()
+
+
+def test_who_waits_is_answered_though_the_store_cannot_be_read(place):
+    """A race: the daemon runs out of descriptors between storing a large entry and handing it to those who wait."""
+    daemon = place.start_daemon()
+    with talking(place) as holder, talking(place) as one, talking(place) as two:
+        take(holder)
+        asked = [begin_to_wait(one), begin_to_wait(two)]
+        soft, hard = resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE)
+        number = holder.begin_put(KEY, os.urandom(100_000))
+        while not list((place.dir / "blobs").glob("??/*")):
+            time.sleep(0.0005)
+        resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            holder.answer(number)
+            for talk, request_number in zip((one, two), asked, strict=True):
+                talk.socket.settimeout(3.0)
+                outcome(talk, request_number)
+        finally:
+            resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (soft, hard))

@@ -7,9 +7,10 @@ import os
 import resource
 import socket
 import time
+from pathlib import Path
 
 import pytest
-from conftest import get_message, put_message, until
+from conftest import digest, get_message, put_message, until
 from conversation import Conversation, key_of, open_file, talking
 
 from xcache import protocol
@@ -182,3 +183,37 @@ def test_who_has_asked_for_too_much_is_waited_for(place):
         assert heard[0] == first
         waiter.raw(frame[-1:])
         assert waiter.hear() == (99, protocol.Done())
+
+
+@pytest.mark.slow
+def test_words_do_not_pile_up_for_who_takes_few(place):
+    """Twenty connections with 64 requests each, read just fast enough not to be dropped."""
+    daemon = place.start_daemon(XCACHE_SILENCE="3")
+    with talking(place) as holder, contextlib.ExitStack() as stack:
+        assert holder.ask(get_message(key_of("a"), 1e6)).lease
+
+        def memory():
+            return int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[1]) * 4096 / 2**20
+
+        slow = [stack.enter_context(talking(place)) for _ in range(20)]
+        for talk in slow:
+            talk.raw(b"".join(protocol.encode(2 + n, get_message(key_of("a"), 1e6)) for n in range(64)))
+        seen = []
+        for _ in range(8):
+            time.sleep(2)
+            for talk in slow:
+                assert talk.socket.recv(18_000), "dropped"
+            seen.append(round(memory()))
+        assert seen[-1] - seen[1] < 8, f"MiB of the daemon, every two seconds: {seen}"
+
+
+def test_what_is_kept_beside_the_bytes_is_bounded_too(place):
+    place.start_daemon(XCACHE_MAX_SIZE="1M")
+    with talking(place) as talk:
+        for n in range(400):
+            parts = {name: digest(f"{name} {n}".encode()) for name in ("program", *protocol.DESCRIBED_COMPONENTS)}
+            details = {name: os.urandom(8000).hex() for name in protocol.DESCRIBED_COMPONENTS}
+            talk.put(key_of(str(n)), b"%d" % n, components=parts, details=details)
+        size = sum(file.stat().st_size for file in place.dir.rglob("*") if file.is_file())
+        # What is counted, four times as much of rows and descriptions, and a journal.
+        assert size < 12 * 2**20, f"{size >> 20} MiB where 1 MiB may be"

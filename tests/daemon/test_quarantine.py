@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
+from pathlib import Path
+
 import pytest
 from conftest import digest, until
 from conversation import Conversation, key_of, talking
 
 from xcache import protocol
 
+TESTS = Path(__file__).parent.parent
 KEY = key_of("a")
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
@@ -28,6 +34,8 @@ def files(place, folder: str) -> dict[str, bytes]:
 
 
 def complain(talk: Conversation, payload: bytes, reason: str = "its digest differs") -> None:
+    """Of what was handed out, as a reader does; if it is not there, of that."""
+    talk.get(KEY)
     assert talk.ask(protocol.Complain(KEY, digest(payload), reason)) == protocol.Done()
 
 
@@ -203,8 +211,9 @@ def test_a_load_that_succeeds_takes_a_strike_back(place, talk):
 
 def test_the_very_same_bytes_are_not_taken_again(place, talk):
     talk.put(KEY, b"poison")
-    for _ in range(2):
+    for count in (1, 2):
         die_while_loading(place)
+        assert until(lambda count=count: strikes(place) == [(count,)])
     assert until(lambda: quarantined(place))
     assert talk.put(KEY, b"poison") == protocol.Refused(
         "set aside", "processes that loaded exactly these bytes have ended"
@@ -228,6 +237,7 @@ def test_a_daemon_that_leaves_or_hangs_up_strikes_nobody(place, talk):
     talk.put(KEY, b"fine")
     loading = Conversation(place)
     loading.greet()
+    assert loading.get(KEY) == b"fine"
     loading.say(protocol.Loading(KEY, digest(b"fine")))
     rude = Conversation(place)
     rude.greet()
@@ -245,9 +255,81 @@ def test_a_complaint_ends_a_load_without_a_strike(place, talk):
     talk.put(KEY, b"bad")
     other = Conversation(place)
     other.greet()
+    assert other.get(KEY) == b"bad"
     other.say(protocol.Loading(KEY, digest(b"bad")))
     other.ask(protocol.Complain(KEY, digest(b"bad"), "it could not be loaded"))
     other.close()
     talk.ask(protocol.Sync())
     assert strikes(place) == []
     assert quarantined(place) == [(KEY, digest(b"bad"), "it could not be loaded")]
+
+
+def test_a_late_complaint_does_not_set_aside_what_was_stored_afresh(place, talk):
+    """Two programs met the same damage; between their complaints the very same bytes came back."""
+    source = f"""
+import sys
+from pathlib import Path
+sys.path[:0] = {[str(TESTS), str(TESTS / "daemon")]!r}
+from conftest import Place
+from conversation import Conversation
+from xcache import protocol
+talk = Conversation(Place(Path({str(place.root)!r})))
+talk.greet()
+talk.get({KEY!r})
+print("got it", flush=True)
+sys.stdin.readline()
+talk.ask(protocol.Complain({KEY!r}, {digest(b"whole")!r}, "its digest differs"))
+"""
+    talk.put(KEY, b"whole")
+    place.execute("UPDATE blobs SET content = ?", b"other")
+    with subprocess.Popen(
+        [sys.executable, "-c", source], env=place.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as late:
+        assert late.stdout.readline() == b"got it\n"
+        complain(talk, b"whole")
+        assert talk.put(KEY, b"whole") == protocol.Stored(True)
+        late.communicate(b"\n", 20)
+    assert late.returncode == 0
+    assert talk.get(KEY) == b"whole"
+    assert len(quarantined(place)) == 1
+
+
+def test_of_what_was_not_handed_out_nothing_can_be_said(place, talk):
+    """A complaint of a large entry has it read; who invents them would keep the writer busy, as with strikes."""
+    talk.put(KEY, b"fine")
+    talk.get(KEY)
+    with talking(place) as liar:
+        for number in range(100):
+            liar.say(protocol.Loading(key_of(str(number)), digest(b"%d" % number)))
+        liar.say(protocol.Loading(KEY, digest(b"other")))
+        liar.status()
+    assert talk.ask(protocol.Complain(KEY, digest(b"other"), "no reason")) == protocol.Done()
+    talk.ask(protocol.Sync())
+    assert (strikes(place), quarantined(place)) == ([], [])
+
+
+def test_programs_that_are_ended_together_are_one_strike(place, talk):
+    """As when a batch system ends a job of several."""
+    talk.put(KEY, b"fine")
+    together = [Conversation(place) for _ in range(5)]
+    for each in together:
+        each.greet()
+        assert each.get(KEY) == b"fine"
+        each.say(protocol.Loading(KEY, digest(b"fine")))
+        each.status()
+    for each in together:
+        each.close()
+    assert until(lambda: talk.status()["connections"] == 1)
+    assert strikes(place) == [(1,)]
+    assert quarantined(place) == []
+
+
+def test_a_strike_is_forgotten_after_a_day(place, talk):
+    talk.put(KEY, b"poison")
+    die_while_loading(place)
+    assert until(lambda: strikes(place) == [(1,)])
+    # The number of a row is when it was written.
+    place.execute("UPDATE strikes SET rowid = rowid - ?", 25 * 3600 * 10**9)
+    die_while_loading(place)
+    assert until(lambda: place.query("SELECT count FROM strikes WHERE rowid > ?", time.time_ns() - 10**12) == [(1,)])
+    assert quarantined(place) == []

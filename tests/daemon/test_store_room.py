@@ -155,7 +155,7 @@ def test_the_limit_holds_whatever_comes(tmp_path, seed):
 def steps_to_evict_one(directory, count: int) -> int:
     """How many steps SQLite takes to make room for one more, in a store of so many."""
     directory.mkdir()
-    store = Store(directory, count * 100)
+    store = Store(directory, count * 4096)
     store_many(store, 0, count)
     store_many(store, count, count + 1)
     steps = 0

@@ -274,10 +274,10 @@ def test_ones_own_goes_before_that_of_others(machine):
 def test_a_reader_whose_programs_it_ends_gets_it_no_more_and_the_others_do(machine):
     machine.start(XCACHE_TRUSTED_WRITERS="builder")
     put(machine, BUILDER, b"of the builder")
-    die = "talk.say(protocol.Loading(KEY, digest(b'of the builder')))"
-    for _ in range(2):
+    die = "talk.get(KEY)\ntalk.say(protocol.Loading(KEY, digest(b'of the builder')))"
+    for count in (1, 2):
         machine.talk(ALICE, die)
-    assert until(lambda: machine.place.query("SELECT count FROM strikes") == [(2,)])
+        assert until(lambda count=count: machine.place.query("SELECT count FROM strikes") == [(count,)])
     assert get(machine, ALICE) is None
     assert get(machine, BOB) == "of the builder"
 
@@ -286,7 +286,9 @@ def test_what_is_really_damaged_is_set_aside_whoever_finds_it(machine):
     machine.start(XCACHE_TRUSTED_WRITERS="builder")
     put(machine, BUILDER, b"of the builder")
     machine.place.execute("UPDATE blobs SET content = ? WHERE digest = ?", b"altered", digest(b"of the builder"))
-    complain = "said.append(text(talk.ask(protocol.Complain(KEY, digest(b'of the builder'), 'damaged'))))"
+    complain = (
+        "talk.get(KEY)\nsaid.append(text(talk.ask(protocol.Complain(KEY, digest(b'of the builder'), 'damaged'))))"
+    )
     assert machine.talk(ALICE, complain) == ["Done"]
     assert get(machine, BOB) is None
     assert [row[0] for row in machine.place.query("SELECT reason FROM quarantined")] == ["damaged"]

@@ -1,0 +1,129 @@
+"""What a signal handler of the program raises reaches the program, wherever in xcache it comes up, and does no harm."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import signal
+import time
+
+import pytest
+from conftest import digest, until
+from conversation import talking
+from peers import fake_daemon
+from test_cache import Loadable, caches, compiled, request  # noqa: F401
+from test_leases import take
+
+from xcache import protocol
+from xcache.handlers import let_pass
+
+
+class UsersError(TimeoutError):
+    """Of a kind that xcache takes for its own trouble."""
+
+
+def raising(number, frame):
+    raise UsersError("the user's own")
+
+
+class Object:
+    """A handler as some write it."""
+
+    def __call__(self, number, frame):
+        raising(number, frame)
+
+    def method(self, number, frame):
+        raising(number, frame)
+
+
+def plain(number, frame):
+    raising(number, frame)
+
+
+@contextlib.contextmanager
+def alarm(handler=raising):
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def kept(place):
+    return place.query("SELECT (SELECT count(*) FROM entries), (SELECT count(*) FROM quarantined)")
+
+
+def test_one_leaves_a_wait_for_anothers_compile(place, caches):  # noqa: F811
+    cache = caches()
+    with talking(place) as holder, alarm():
+        take(holder, digest(b"a"), 600.0)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(UsersError) as raised:
+            cache.get_or_compile(compiled, request)
+    assert (raised.value.__cause__, raised.value.__context__) == (None, None)
+    # The daemon did nothing wrong: it is asked at once.
+    assert cache.statistics().errors == {}
+    assert cache.get_or_compile(compiled, lambda: request("b")).kind == "miss"
+    assert cache.statistics().errors == {}
+
+
+def test_one_while_loading_sets_nothing_aside(place, caches):  # noqa: F811
+    caches().get_or_compile(compiled, request)
+    assert until(lambda: kept(place) == [(1, 0)])
+
+    def load(raw):
+        signal.raise_signal(signal.SIGALRM)
+        return Loadable(raw)
+
+    with alarm(), pytest.raises(UsersError):
+        caches().get_or_compile(compiled, lambda: request(load=load))
+    assert kept(place) == [(1, 0)]
+    assert place.query("SELECT count(*) FROM strikes") == [(0,)]
+
+
+def test_one_while_a_daemon_is_silent_leaves_at_once(place, caches):  # noqa: F811
+    def behave(talk):
+        talk.welcome()
+        talk.until_the_end()
+
+    place.stop()
+    with fake_daemon(place.socket, behave), alarm():
+        cache = caches(timeout=20.0, autostart=False)
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        start = time.monotonic()
+        with pytest.raises(UsersError):
+            cache.get_or_compile(compiled, request)
+        assert time.monotonic() - start < 10
+
+
+def test_one_while_the_key_is_made_is_the_programs(caches):  # noqa: F811
+    def asked():
+        signal.raise_signal(signal.SIGALRM)
+        return request()
+
+    with alarm(), pytest.raises(UsersError):
+        caches().get_or_compile(compiled, asked)
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [plain, Object(), Object().method, functools.partial(functools.partial(lambda x, n, f: raising(n, f), 1))],
+    ids=["function", "object", "method", "partial"],
+)
+def test_handlers_of_all_kinds_are_known(handler):
+    with alarm(handler):
+        try:
+            signal.raise_signal(signal.SIGALRM)
+        except UsersError as error:
+            with pytest.raises(UsersError):
+                let_pass(error)
+
+
+def test_what_nobodys_handler_raised_is_ours():
+    with alarm():
+        try:
+            raise TimeoutError
+        except TimeoutError as error:
+            let_pass(error)
+    assert protocol.VERSION
