@@ -26,7 +26,7 @@ from xcache.history import History
 from xcache.keys import Key
 from xcache.keys.toolchain import InstalledFile
 from xcache.launcher import Launcher
-from xcache.prefetch import Item, Loaded, Prefetcher
+from xcache.prefetch import Item, Loaded, LoadsAhead, Prefetcher
 from xcache.statistics import Counting, Statistics
 from xcache.storing import StoreQueue
 
@@ -95,9 +95,7 @@ class _Here(threading.local):
 class Cache:
     """One process's way to its daemon."""
 
-    def __init__(
-        self, config: Config, mode: str, version: str, load_ahead: Callable[[Item, bytes], Any] | None = None
-    ) -> None:
+    def __init__(self, config: Config, mode: str, version: str, load_ahead: LoadsAhead | None = None) -> None:
         self.config = config
         self.mode = mode
         self._version = version
@@ -334,6 +332,7 @@ class Cache:
         if self._load_ahead is None:
             return None
         try:
+            self._load_ahead.check(item)
             entry = self._client.fetch(item.key)
             if isinstance(entry, Absent):
                 return None

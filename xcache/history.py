@@ -84,7 +84,8 @@ class History:
 
 def _item(item: dict[str, Any], options: dict[str, bytes]) -> Item:
     devices = tuple(int(number) for number in item["devices"].split())
-    return Item(item["key"], options[item["options"]], devices, item["platform"], float(item["seconds"]))
+    around = (str(item["flags"]), str(item["around_platform"]), str(item["toolchain"]))
+    return Item(item["key"], options[item["options"]], devices, item["platform"], float(item["seconds"]), around)
 
 
 def _name() -> tuple[str, str]:

@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from xcache.clock import monotonic
 
@@ -34,6 +34,8 @@ class Item(NamedTuple):
     devices: tuple[int, ...]
     platform: str
     seconds: float
+    around: tuple[str, str, str]
+    """Digests of the flags, platform and toolchain it was made with: nothing else is to be loaded by this process."""
 
 
 class Loaded(NamedTuple):
@@ -43,6 +45,16 @@ class Loaded(NamedTuple):
     entry: Any
     load_seconds: float
     size: int
+
+
+class LoadsAhead(Protocol):
+    """Knows how to load an item without being asked for it by jax."""
+
+    def check(self, item: Item) -> None:
+        """UncacheableError for what this process must not load."""
+
+    def __call__(self, item: Item, raw: bytes) -> Any:
+        """The executable."""
 
 
 class _Place:
@@ -162,9 +174,6 @@ class Prefetcher:
             questions, self._questions = self._questions, []
         for question in questions:
             self._expect(self._predict(question))
-            if question is not None:
-                with self._changed:
-                    self._is_as_foreseen()
         place = self._next()
         if place is None:
             return self._rest()

@@ -137,7 +137,7 @@ class Predict(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What such a program wanted last time, in this order, with what is needed to load it; options by their digest."""
+    """What such a program wanted last time, in this order, as in Remember, and digests of what it was made with."""
 
     items: list[dict[str, Scalar]]
     options: dict[str, bytes]

@@ -12,8 +12,11 @@ from xcached.store import Store
 
 _MOST_RUNS_OF_ONE_USER = 200
 _MOST_ITEMS = 2000
+_TELLING = 8
 _LARGEST_OPTIONS = 1 << 18
 _FIELDS = {"key": str, "options": str, "devices": str, "platform": str, "seconds": float}
+# Digests of components: who loads ahead has to be sure that it was made with the same.
+_AROUND = ("flags", "around_platform", "toolchain")
 
 
 class Runs:
@@ -31,11 +34,12 @@ class Runs:
             return protocol.Prediction([], {})
         run, options = row
         items = self._reading.execute(
-            "SELECT wanted.key, wanted.options, wanted.devices, wanted.platform, wanted.seconds FROM wanted"
-            " WHERE run = ? AND EXISTS (SELECT 1 FROM entries WHERE entries.key = wanted.key) ORDER BY position",
+            "SELECT wanted.key, wanted.options, wanted.devices, wanted.platform, wanted.seconds, flags_component,"
+            " platform_component, toolchain_component FROM wanted JOIN entries ON entries.key = wanted.key"
+            " WHERE run = ? GROUP BY position ORDER BY position",
             (run,),
         )
-        found = [dict(zip(_FIELDS, item, strict=True)) for item in items]
+        found = [dict(zip((*_FIELDS, *_AROUND), item, strict=True)) for item in items]
         return protocol.Prediction(found, {name: bytes.fromhex(text) for name, text in json.loads(options).items()})
 
     def remember(self, uid: int, message: protocol.Remember) -> None:
@@ -67,10 +71,13 @@ class Runs:
         return row
 
     def _by_key(self, uid: int, key: str | None) -> tuple[int, str] | None:
+        # The latest, but one that was soon over says little of what comes next.
         row: tuple[int, str] | None = self._reading.execute(
             "SELECT runs.id, runs.options FROM wanted JOIN runs ON runs.id = wanted.run"
-            " WHERE wanted.key = ? AND runs.uid = ? ORDER BY runs.id DESC LIMIT 1",
-            (key, uid),
+            " WHERE wanted.key = ? AND runs.uid = ?"
+            " ORDER BY min(?, (SELECT max(position) FROM wanted AS one WHERE one.run = runs.id)) DESC, runs.id DESC"
+            " LIMIT 1",
+            (key, uid, _TELLING),
         ).fetchone()
         return row
 

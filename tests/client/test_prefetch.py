@@ -15,7 +15,7 @@ OPTIONS, DEVICES = b"options", (0,)
 
 def item(key: str) -> Item:
     # What has a capital letter takes its time.
-    return Item(key, OPTIONS, DEVICES, "cpu", 10.0 if key.isupper() else 0.01)
+    return Item(key, OPTIONS, DEVICES, "cpu", 10.0 if key.isupper() else 0.01, ("f", "p", "t"))
 
 
 class Program:
@@ -96,7 +96,9 @@ def test_what_takes_long_is_loaded_when_the_program_is_known_to_be_the_one_that_
     another = Program("", "xYz")
     another.prefetcher.start()
     assert another.take("x") is None
-    assert until(lambda: another.loads == ["Y", "z"])
+    assert until(lambda: another.loads == ["z"])
+    assert another.take("z") == "executable z"
+    assert until(lambda: another.loads == ["z", "Y"])
 
 
 def test_what_is_asked_for_again_is_no_surprise():

@@ -72,7 +72,7 @@ def test_a_renamed_program_is_known_by_what_it_asks_for(place):
     said = run(place, name="renamed.py", numbers=[0], last=WAIT.format(count=5))
     assert said == {"hits": 1, "misses": 0, "prefetched": 0}
     again = "results += [float(jax.jit(lambda v, k=k: (v * k + 1).sum())(x)) for k in range(1, 6)]"
-    said = run(place, name="renamed.py", numbers=[0], last=WAIT.format(count=5) + again)
+    said = run(place, name="renamed again.py", numbers=[0], last=WAIT.format(count=5) + again)
     assert said["hits"] == 6
     assert said["prefetched"] == 5
 
@@ -98,6 +98,17 @@ assert float(s.deserialize_and_load(*s.serialize(compiled))(x)) == expected(3)
     run(place, numbers=[], last=last)
     said = run(place, numbers=[], first=WAIT.format(count=1), last=last)
     assert said["prefetched"] >= 1
+
+
+def test_what_was_made_with_other_flags_is_not_loaded(place):
+    run(place)
+    first = """
+deadline = time.monotonic() + 30
+while current()._prefetcher._places and time.monotonic() < deadline: time.sleep(0.01)
+assert not current()._prefetcher._places
+"""
+    said = run(place, first="time.sleep(1)" + first, XLA_FLAGS="--xla_cpu_enable_fast_math=true")
+    assert said == {"hits": 0, "misses": 6, "prefetched": 0}
 
 
 def test_children_and_threads_of_a_program_are_right(place):

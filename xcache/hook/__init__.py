@@ -28,9 +28,13 @@ class Handle:
         # Imported here: what costs time is paid by those who use it.
         from xcache import cache
         from xcache.hook import ahead, jax_versions, wrapper
+        from xcache.keys import describe
 
         self._jax = jax_versions.probe()
-        self._cache = cache.Cache(settings, mode, __version__, ahead.Loader(self._jax))
+        surroundings = describe.Surroundings(
+            self._jax.jaxlib_folder, self._jax.jaxlib_version, settings.own_dir, self._jax.cuda_folder
+        )
+        self._cache = cache.Cache(settings, mode, __version__, ahead.Loader(self._jax, surroundings))
         self._undo = contextlib.ExitStack()
         try:
             # How to undo a step comes before it: Ctrl-C in between must not leave half a hook.
@@ -39,7 +43,7 @@ class Handle:
             self._undo.enter_context(_logging(settings))
             compiler = self._jax.compiler
             self._original = compiler.compile_or_get_cached
-            self._wrapped = wrapper.wrap(self._original, self._jax, self._cache)
+            self._wrapped = wrapper.wrap(self._original, self._jax, self._cache, surroundings)
             self._undo.callback(self._restore)
             compiler.compile_or_get_cached = self._wrapped
             # jax leaves its own frames out of tracebacks; xcache's are to be seen as little.

@@ -6,9 +6,10 @@ from time import sleep
 from typing import Any
 
 from xcache.clock import monotonic
-from xcache.errors import UnavailableError
+from xcache.errors import UnavailableError, UncacheableError
 from xcache.executables import deserialize
 from xcache.hook.jax_versions import Jax
+from xcache.keys.describe import Surroundings
 from xcache.prefetch import Item
 
 # The backend is being made at the moment, and a large machine takes its time for that; another may be there already.
@@ -19,17 +20,30 @@ _LOOK_EVERY = 0.002
 class Loader:
     """Loads onto a backend as soon as jax has one."""
 
-    def __init__(self, jax: Jax) -> None:
+    def __init__(self, jax: Jax, surroundings: Surroundings) -> None:
         self._jax = jax
+        self._surroundings = surroundings
+
+    def check(self, item: Item) -> None:
+        """UncacheableError unless it was made with exactly what this process has: XLA may crash on anything else."""
+        backend = self._backend(item.platform)
+        around = self._surroundings.around(
+            backend, self._devices(backend, item), self._jax.custom_key(), tuple(self._jax.flag_prefixes())
+        )
+        if around != item.around:
+            raise UncacheableError("it was made with something else")
 
     def __call__(self, item: Item, raw: bytes) -> Any:
         """The executable; whatever jaxlib raises when it cannot be loaded."""
         from jaxlib import xla_client
 
         backend = self._backend(item.platform)
-        devices = {device.id: device for device in backend.devices()}
-        placed = xla_client.DeviceList(tuple(devices[number] for number in item.devices))
+        placed = xla_client.DeviceList(self._devices(backend, item))
         return deserialize(backend, raw, placed, xla_client.CompileOptions.ParseFromString(item.options))
+
+    def _devices(self, backend: Any, item: Item) -> tuple[Any, ...]:
+        devices = {device.id: device for device in backend.devices()}
+        return tuple(devices[number] for number in item.devices)
 
     def _backend(self, platform: str) -> Any:
         deadline = monotonic() + _LONGEST_WAIT

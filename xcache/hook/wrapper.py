@@ -16,9 +16,10 @@ from xcache.keys import describe
 logger = logging.getLogger("xcache")
 
 
-def wrap(original: Callable[..., Any], jax: Jax, cache: Cache) -> Callable[..., Any]:
+def wrap(
+    original: Callable[..., Any], jax: Jax, cache: Cache, surroundings: describe.Surroundings
+) -> Callable[..., Any]:
     """A function that does what ``original`` does, from the cache when it can."""
-    surroundings = describe.Surroundings(jax.jaxlib_folder, jax.jaxlib_version, cache.config.own_dir, jax.cuda_folder)
     said = False
 
     def compile_or_get_cached(

@@ -53,6 +53,16 @@ class Surroundings:
         made = {name: Component(name, parts[name]) for name in ("program", "options", "flags", "platform")}
         return made | {"toolchain": Component("toolchain", self._toolchain(client.platform).content)}
 
+    def around(
+        self, client: Any, devices: Sequence[Any], extra_flags: str = "", flag_prefixes: tuple[str, ...] = ()
+    ) -> tuple[str, str, str]:
+        """Digests of flags, platform and toolchain: what keys have in common whatever the program."""
+        return (
+            Component("flags", flags.collect(extra=extra_flags, prefixes=flag_prefixes)).digest,
+            Component("platform", platform.describe(client, devices)).digest,
+            Component("toolchain", self._toolchain(client.platform).content).digest,
+        )
+
     def toolchain_files(self, platform_name: str) -> tuple[toolchain.InstalledFile, ...]:
         """The files that compile for a platform, as they were found when that was first asked."""
         return self._toolchain(platform_name).files
