@@ -119,7 +119,7 @@ def measure(names: list[str], full: bool, output: Path, where: Path) -> None:
         print(f"{time.monotonic() - start:.0f} s", flush=True)
         found["minutes"] = (time.monotonic() - began) / 60
         found["load after"] = os.getloadavg()[0]
-        output.parent.mkdir(exist_ok=True)
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(json.dumps(found, indent=None, separators=(",", ":")) + "\n")
 
 
