@@ -43,14 +43,14 @@ def connect(path: str, kind: str, hello: bytes) -> socket.socket:
 
 def drive(path: str, kind: str, hello: bytes, frames: list[bytes], clients: int, seconds: float) -> dict[str, Any]:
     """Send frames, each client its next one when the answer has come, until time or frames are over."""
+    # Distinct frames are used once; what may be asked again goes round and round.
+    once, kind = kind.endswith(" once"), kind.removesuffix(" once")
     connections = {c.fileno(): c for c in (connect(path, kind, hello) for _ in range(clients))}
     buffers, sent = {number: bytearray() for number in connections}, dict.fromkeys(connections, 0.0)
     poll = select.epoll()
     for number in connections:
         poll.register(number, select.EPOLLIN)
-    # Distinct frames are used once; what may be asked again goes round and round.
-    once, position, times = len(frames) > 1 and kind.endswith("once"), 0, []
-    kind = kind.removesuffix(" once")
+    position, times = 0, []
     started = time.perf_counter()
     end = started + seconds
     for number, connection in connections.items():
