@@ -132,7 +132,9 @@ def show_profile(name: str, where: Path) -> None:
             samples[peer].append(sample)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"{name}, warm: milliseconds, medians of {len(samples[XCACHE])}; its own of each, without what stands below it")
+    print(
+        f"{name}, warm: milliseconds, medians of {len(samples[XCACHE])}; its own of each, without what stands below it"
+    )
     print(f"{'':34}{BUILT_IN:>12}{XCACHE:>12}")
     phases = [report.phases_of(samples[peer]) for peer in (BUILT_IN, XCACHE)]
     for phase in dict.fromkeys([*phases[1], *phases[0]]):

@@ -70,7 +70,9 @@ def _bars(axes: Any, groups: list[str], values: dict[str, list[figures.Ratio | N
         whiskers = {"ecolor": "#333333", "elinewidth": 1, "capsize": 2}
         axes.barh(rows, lengths, height * 0.92, label=label, color=color, xerr=[low, high], error_kw=whiskers)
         for row, length, more in zip(rows, lengths, high, strict=True):
-            axes.annotate(f"{length:.2f}", (length + more, row), (3, 0), textcoords="offset points", va="center", size=8)
+            axes.annotate(
+                f"{length:.2f}", (length + more, row), (3, 0), textcoords="offset points", va="center", size=8
+            )
     axes.set_yticks(range(len(groups)), groups)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
@@ -94,7 +96,9 @@ def _warm(found: Found) -> Any:
     for row, name in enumerate(names):
         if name in BARS:
             axes.plot([BARS[name]] * 2, [row - 0.45, row + 0.45], color="#b5473c", linewidth=1.2, linestyle=(0, (3, 2)))
-    axes.text(1.0, 1.02, "dashed: what it is to stay below", transform=axes.transAxes, ha="right", size=8, color="#b5473c")
+    axes.text(
+        1.0, 1.02, "dashed: what it is to stay below", transform=axes.transAxes, ha="right", size=8, color="#b5473c"
+    )
     return figure
 
 
@@ -138,9 +142,7 @@ def _cold(found: Found) -> Any:
     if not names:
         return None
     figure, axes = _axes(len(names), "Cold start, whole process; no cache = 1", each=0.7)
-    beyond = [
-        figures.against(found, n, "cold", XCACHE, NONE, figures.without_serialize, "wall") for n in names
-    ]
+    beyond = [figures.against(found, n, "cold", XCACHE, NONE, figures.without_serialize, "wall") for n in names]
     values = {p: [figures.against(found, n, "cold", p, NONE, "wall") for n in names] for p in (BUILT_IN, XCACHE)}
     _bars(axes, names, values | {"xcache: beyond serialize()": beyond})
     axes.patches[-1].axes.axvline(1, color="#333333", linewidth=1)

@@ -12,7 +12,9 @@ import figures
 import plots
 from figures import BUILT_IN, LIMITED, NONE, XCACHE, Found, Ratio
 
-OWN = "key, wait for the store, verify and decompress, deserialize, compile, announce the toolchain, notes to the daemon"
+OWN = (
+    "key, wait for the store, verify and decompress, deserialize, compile, announce the toolchain, notes to the daemon"
+)
 ALT = {
     "warm": "Warm starts against JAX's built-in cache",
     "phases": "Where the time of a warm start goes",
@@ -133,7 +135,9 @@ def _programs(found: Found) -> list[str]:
         for name in names
     ]
     head = ("", "built-in took", "xcache", "built-in, limited", "blocked in compile path", "processor time", "programs")
-    warm_text = "A second run with what the first has left in the cache; JAX's built-in cache is 1.\n\n<warm>\n\n<phases>"
+    warm_text = (
+        "A second run with what the first has left in the cache; JAX's built-in cache is 1.\n\n<warm>\n\n<phases>"
+    )
     cold_head = ("", "no cache took", "xcache", "built-in", "xcache beyond serialize()", "built-in beyond it", "rounds")
     cold_text = "The first run, with an empty store; without any cache is 1.\n\n<cold>"
     return [

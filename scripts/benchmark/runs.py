@@ -176,6 +176,3 @@ def profiles(name: str, folder: Path, rounds: int) -> Iterator[tuple[str, Sample
         for turn in range(rounds):
             for peer in rotated(list(field.peers), turn):
                 yield peer, run(name, field.peers[peer], "--phases")
-
-
-
