@@ -1,4 +1,4 @@
-"""What the samples say: medians, spreads, ratios, and the bars they are held against. Nothing is read or written here."""
+"""What the samples say: medians, spreads, ratios, and the bars they are held against; nothing is read or written."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _costs(found: Found) -> list[Bar]:
 def _requests(found: Found) -> list[Bar]:
     large = [(f"{size // MIB} MiB", r) for size, r in hits_by_size(found, XCACHE).items() if size >= MIB]
     worst, slowest = _worst(large)
-    what = "hit without deserialization against open, read and decompress of the same file, 1 MiB and up, where it is worst"
+    what = "hit without deserialization against open, read and decompress of the file, from 1 MiB on, where it is worst"
     rows = [_at_most(what, 1.15, slowest, f" ({worst})")]
     small = hits_by_size(found, XCACHE, "round trip").get(4096)
     rows.append(_at_most("hit of 4 KiB, one client, against a bare round trip on a Unix socket", 2.0, small))

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from micro import KIB, MIB
 from peers import BUILT_IN, LIMITED, NONE, XCACHE
 
 ROOT = Path(__file__).parents[2]
+# Where stores are: on a disk, which /tmp need not be.
+ON_DISK = Path("/var/tmp")  # noqa: S108 - each run makes a folder of its own there
 TEMPLATES = ROOT / ".venvs" / "bench-stores"
 SIZES = [KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
 # The cold rounds of --quick; elsewhere there are as many for all.
@@ -152,8 +155,11 @@ def main() -> None:
     parser.add_argument("--profile", metavar="PROGRAM", choices=FULL, help="show where a warm start's time goes")
     parser.add_argument("--report", type=Path, metavar="JSON", help="write the report anew from what was measured")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "performance.json", help="where raw samples go")
-    parser.add_argument("--place", type=Path, default=Path("/var/tmp"), help="the disk to measure on (%(default)s)")
+    parser.add_argument("--place", type=Path, default=ON_DISK, help="the disk to measure on (%(default)s)")
     options = parser.parse_args()
+    # Told to leave, it takes its daemons with it; whoever starts it in the background may have SIGINT ignored.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit("scripts/bench: stopped"))
     if options.profile:
         os.environ["JAX_PLATFORMS"] = "cpu"
         show_profile(options.profile, options.place)

@@ -82,7 +82,7 @@ def put_of(digest: str, sealed: bytes, raw_size: int, program: bytes) -> protoco
         program_stored_digest=keys.digest(program),
         program_stored_size=len(program),
         components=COMPONENTS | {"program": keys.digest(digest.encode())},
-        details={name: "measured" for name in COMPONENTS},
+        details=dict.fromkeys(COMPONENTS, "measured"),
         payload=None,
         program=None,
     )

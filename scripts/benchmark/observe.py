@@ -75,7 +75,7 @@ def watch_compiles(watch: Watch) -> None:
 
 def watch_phases(watch: Watch) -> None:
     """What is measured for a profile: the parts of the compile path, in xcache and in jax's cache."""
-    from jax._src import cache_key, compilation_cache, compiler
+    from jax._src import cache_key, compilation_cache
     from jaxlib import xla_client
 
     for owner, attribute, name in (

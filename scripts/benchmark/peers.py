@@ -50,7 +50,7 @@ def socket_of(store: Path) -> Path:
 
 
 ENVIRONMENTS: dict[str, Callable[[Path], dict[str, str]]] = {
-    NONE: lambda store: {},
+    NONE: lambda _: {},
     BUILT_IN: built_in,
     LIMITED: limited,
     XCACHE: xcache,

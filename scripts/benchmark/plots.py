@@ -11,7 +11,7 @@ import matplotlib
 from figures import BUILT_IN, LIMITED, NONE, XCACHE, Found
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  # after the choice of what draws
+import matplotlib.pyplot as plt  # after the choice of what draws
 
 COLORS = {BUILT_IN: "#9aa5b1", LIMITED: "#c9b8a0", XCACHE: "#1f6f8b", NONE: "#d7dbe0", "redis": "#b5473c"}
 PHASES = {

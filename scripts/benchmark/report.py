@@ -57,7 +57,7 @@ def write(samples: Path, folder: Path) -> None:
     found: Found = json.loads(samples.read_text())
     drawn = plots.draw(found, folder / "performance")
     sections = [_head(found), _bars(found), *_programs(found), _crowd(found), _sizes(found), _clients(found)]
-    text = "\n\n".join(section for section in [*sections, _entries(found), _how(found)] if section)
+    text = "\n\n".join(section for section in [*sections, _entries(found), _how()] if section)
     for name in plots_named(text):
         # A plot stands where its section asks for it, if there was something to draw.
         picture = f"![{ALT[name]}](performance/{name}.svg)" if name in drawn else ""
@@ -182,8 +182,9 @@ def _sizes(found: Found) -> str:
         )
     head = ("", "hit: xcache", "redis", "xcache against a bare round trip", "put: xcache", "redis, synced")
     text = (
-        "One client. A hit is everything but the deserialization: asked, received, verified, decompressed; to open, read"
-        " and decompress the same file, unverified, is 1. A put is synced to disk; to write, sync and rename a file is 1."
+        "One client. A hit is everything but the deserialization: asked, received, verified, decompressed; to open,"
+        " read and decompress the same file, unverified, is 1. A put is synced to disk; to write, sync and rename a"
+        " file is 1. Redis is in memory alone for hits, and syncs each write for puts."
     )
     return f"## Sizes\n\n{text}\n\n<sizes>\n\n{_table(head, rows)}"
 
@@ -217,7 +218,7 @@ def _entries(found: Found) -> str:
     return f"## Full stores\n\n{text}\n\n<entries>\n\n{_table(head, rows)}"
 
 
-def _how(found: Found) -> str:
+def _how() -> str:
     return """## How it was measured
 
 * Each run is a process of its own; its time is from its start to its end, exit included.

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import peers
 import programs
 from peers import BUILT_IN, LIMITED, NONE, XCACHE, Peer
 
@@ -33,7 +32,9 @@ class Process:
         if devices:
             environment = environment | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
         self._name = name
-        self._said, self._complained = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        # Files and not pipes, which somebody would have to empty while the clock runs; finish() closes them.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        self._complained = tempfile.TemporaryFile()  # noqa: SIM115
         self._spawned = time.perf_counter()
         self._process = subprocess.Popen(
             [sys.executable, HERE / "observe.py", name, *options],
