@@ -76,7 +76,7 @@ def training(layers: int = 12) -> Any:
 
     parameters = jax.jit(partial(initialize, layers))(jax.random.key(0))
     zeros = jax.jit(lambda tree: jax.tree.map(jnp.zeros_like, tree))
-    return train_with(loss, (parameters, zeros(parameters), zeros(parameters), jnp.zeros((), int)), some_tokens(3))
+    return train_with(loss, (parameters, zeros(parameters), zeros(parameters), jnp.zeros((), int)), some_tokens(2))
 
 
 def scan_model(layers: int = 12) -> Any:
@@ -105,7 +105,7 @@ def scan_model(layers: int = 12) -> Any:
     shardings = jax.tree_util.tree_map_with_path(place, jax.eval_shape(begin, jax.random.key(0)))
     parameters = jax.jit(begin, out_shardings=shardings)(jax.random.key(0))
     zeros = jax.jit(lambda tree: jax.tree.map(lambda leaf: jnp.zeros_like(leaf, jnp.float32), tree))
-    tokens = [jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data"))) for batch in some_tokens(3)]
+    tokens = [jax.device_put(batch, NamedSharding(mesh, PartitionSpec("data"))) for batch in some_tokens(2)]
     return train_with(loss, (parameters, zeros(parameters), zeros(parameters), jnp.zeros((), int)), tokens)
 
 
