@@ -123,7 +123,16 @@ def measure(names: list[str], full: bool, output: Path, where: Path) -> None:
         found["minutes"] = (time.monotonic() - began) / 60
         found["load after"] = os.getloadavg()[0]
         output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(found, indent=None, separators=(",", ":")) + "\n")
+        output.write_text(json.dumps(rounded(found), separators=(",", ":")) + "\n")
+
+
+def rounded(found: Any) -> Any:
+    """The same with six digits: more of them say nothing, and a megabyte of them is kept in the repository."""
+    if isinstance(found, float):
+        return float(f"{found:.6g}")
+    if isinstance(found, dict):
+        return {name: rounded(value) for name, value in found.items()}
+    return [rounded(value) for value in found] if isinstance(found, list) else found
 
 
 def show_profile(name: str, where: Path) -> None:
