@@ -64,6 +64,12 @@ class Process:
         }
         return report | times
 
+    def end(self) -> None:
+        """Leave nothing running, when the measurement is stopped."""
+        if self._process.returncode is None:
+            self._process.kill()
+            self._process.wait()
+
 
 def rotated(names: Sequence[str], by: int) -> list[str]:
     """The names, another one first in each round: who comes first has no advantage of it."""
@@ -74,7 +80,12 @@ def rotated(names: Sequence[str], by: int) -> list[str]:
 def run(name: str, peer: Peer, *options: str) -> Sample:
     """One run; the daemon's processor time is part of what it cost."""
     before = peer.daemon.cpu() if peer.daemon else 0.0
-    sample = Process(name, peer.environment(), *options).finish()
+    process = Process(name, peer.environment(), *options)
+    try:
+        sample = process.finish()
+    except BaseException:
+        process.end()
+        raise
     sample["daemon cpu"] = (peer.daemon.cpu() if peer.daemon else 0.0) - before
     return sample
 
@@ -160,7 +171,12 @@ def together(name: str, size: int, peer: Peer) -> Sample:
     before = peer.daemon.cpu() if peer.daemon else 0.0
     started = time.perf_counter()
     processes = [Process(name, peer.environment()) for _ in range(size)]
-    samples = [process.finish() for process in processes]
+    try:
+        samples = [process.finish() for process in processes]
+    except BaseException:
+        for process in processes:
+            process.end()
+        raise
     wall = time.perf_counter() - started
     if len({sample["digest"] for sample in samples}) > 1:
         raise WrongError(f"{size} of {name} did not all compute the same")
