@@ -1,0 +1,183 @@
+"""Runs one program in this process and says, in a line of JSON, where its time went and what it computed.
+
+``python observe.py NAME [--phases]``. Whatever cache is in use, the same thing is measured: what is around jax's
+``compile_or_get_cached`` from outside, on the main thread.
+"""
+
+from __future__ import annotations
+
+import time
+
+FIRST_LINE = time.perf_counter()
+
+import atexit  # noqa: E402  # the clock runs from the first line
+import hashlib  # noqa: E402
+import importlib  # noqa: E402
+import json  # noqa: E402
+import os  # noqa: E402
+import sys  # noqa: E402
+import threading  # noqa: E402
+from collections import defaultdict  # noqa: E402
+from collections.abc import Callable  # noqa: E402
+from typing import Any  # noqa: E402
+
+import programs  # noqa: E402
+
+
+class Watch:
+    """Adds up what is spent inside some functions, on the main thread and on others, less what is spent in another."""
+
+    def __init__(self) -> None:
+        self.main: dict[str, float] = defaultdict(float)
+        self.behind: dict[str, float] = defaultdict(float)
+        self.calls: dict[str, int] = defaultdict(int)
+        self._inside = threading.local()
+
+    def wrap(self, owner: Any, attribute: str, name: str) -> bool:
+        """Put a function in place of another that counts its time; False where there is no such function."""
+        original = getattr(owner, attribute, None)
+        if original is None:
+            return False
+        setattr(owner, attribute, self.timed(original, name))
+        return True
+
+    def timed(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        """A function that does the same and counts its time: its own, without what others of these took in it."""
+
+        def measured(*arguments: Any, **named: Any) -> Any:
+            stack = self._inside.__dict__.setdefault("stack", [])
+            stack.append(0.0)
+            start = time.perf_counter()
+            try:
+                return original(*arguments, **named)
+            finally:
+                took = time.perf_counter() - start
+                inside = stack.pop()
+                if stack:
+                    stack[-1] += took
+                here = self.main if threading.current_thread() is threading.main_thread() else self.behind
+                here[name] += took - inside
+                here[f"{name} with all in it"] += took
+                self.calls[name] += 1
+
+        return measured
+
+
+def watch_compiles(watch: Watch) -> None:
+    """What is measured in every run: the compile path, what is compiled in it, and serialize()."""
+    from jax._src import compiler
+    from jaxlib import xla_client
+
+    watch.wrap(compiler, "backend_compile_and_load", "compile")
+    watch.wrap(compiler, "compile_or_get_cached", "compile path")
+    watch.wrap(xla_client.LoadedExecutable, "serialize", "serialize")
+
+
+def watch_phases(watch: Watch) -> None:
+    """What is measured for a profile: the parts of the compile path, in xcache and in jax's cache."""
+    from jax._src import cache_key, compilation_cache
+    from jaxlib import xla_client
+
+    for owner, attribute, name in (
+        (cache_key, "get", "key"),
+        (compilation_cache, "_get_cache", "wait for the store"),
+        (compilation_cache, "decompress_executable", "verify and decompress"),
+        (xla_client.Client, "deserialize_executable", "deserialize"),
+    ):
+        watch.wrap(owner, attribute, name)
+    from jax._src import lru_cache
+
+    watch.wrap(lru_cache.LRUCache, "get", "wait for the store")
+    if os.environ.get("XCACHE") != "1":
+        return
+    for module, owner_name, attribute, name in (
+        ("xcache.keys.describe", "Surroundings", "components", "key"),
+        ("xcache.client", "Client", "get", "wait for the store"),
+        ("xcache.client", "Client", "announce", "announce the toolchain"),
+        ("xcache.client", "Client", "_tell", "notes to the daemon"),
+        ("xcache.payload", "", "open_sealed", "verify and decompress"),
+    ):
+        found = importlib.import_module(module)
+        watch.wrap(getattr(found, owner_name) if owner_name else found, attribute, name)
+
+
+class Traced:
+    """The time that jax spent tracing and lowering on the main thread; what is nested counts once."""
+
+    def __init__(self) -> None:
+        self.spans: dict[str, list[tuple[float, float]]] = {"trace": [], "lower": []}
+
+    def __call__(self, event: str, seconds: float, **_: Any) -> None:
+        name = {"jaxpr_trace_duration": "trace", "jaxpr_to_mlir_module_duration": "lower"}.get(event.rpartition("/")[2])
+        if name and threading.current_thread() is threading.main_thread():
+            now = time.perf_counter()
+            self.spans[name].append((now - seconds, now))
+
+    def seconds(self, name: str) -> float:
+        """The length of all spans of a name together."""
+        total, reached = 0.0, 0.0
+        for start, end in sorted(self.spans[name]):
+            total += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+        return total
+
+
+def digest_of(result: Any) -> str:
+    """A digest of all arrays in a result."""
+    import jax
+    import numpy as np
+
+    found = hashlib.sha256()
+    for leaf in jax.tree.leaves(result):
+        found.update(np.asarray(leaf).tobytes())
+    return found.hexdigest()
+
+
+def main() -> None:
+    """Run the program that was named, and report when everything is done: last of all that is done at exit."""
+    name, phases = sys.argv[1], "--phases" in sys.argv
+    report: dict[str, Any] = {"first line": FIRST_LINE}
+    watch, traced = Watch(), Traced()
+    atexit.register(tell, report, watch, traced, phases)
+    for module in ("jax", *programs.IMPORTS.get(name, ())):
+        importlib.import_module(module)
+    imported = time.perf_counter()
+    import jax
+
+    jax.devices()
+    ready = time.perf_counter()
+    # Innermost first: who wraps from outside measures what is inside as well.
+    if phases:
+        watch_phases(watch)
+        jax.monitoring.register_event_duration_secs_listener(traced)
+    watch_compiles(watch)
+    began = time.perf_counter()
+    report["digest"] = digest_of(programs.PROGRAMS[name]())
+    ended = time.perf_counter()
+    report |= {"import": imported - FIRST_LINE, "backend": ready - imported, "program": ended - began, "ended": ended}
+
+
+def tell(report: dict[str, Any], watch: Watch, traced: Traced, phases: bool) -> None:
+    """Print what was measured, also of what went on after the program."""
+    report |= {
+        "compile path": watch.main["compile path with all in it"],
+        "asked": watch.calls["compile path"],
+        "compiled": watch.calls["compile"],
+        "serialize": watch.main["serialize"] + watch.behind["serialize"],
+    }
+    if phases:
+        own = {name: seconds for name, seconds in watch.main.items() if not name.endswith(" in it")}
+        report["main thread"] = own | {"trace": traced.seconds("trace"), "lower": traced.seconds("lower")}
+        report["behind"] = {name: seconds for name, seconds in watch.behind.items() if not name.endswith(" in it")}
+        report["calls"] = dict(watch.calls)
+    if os.environ.get("XCACHE") == "1":
+        import xcache
+
+        counted = xcache.stats()
+        report["stats"] = {"hits": counted.hits, "misses": counted.misses, "uncacheable": dict(counted.uncacheable)}
+        report["stats"]["errors"] = dict(counted.errors)
+    print(json.dumps(report), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""docs/performance.md from the samples, and nothing in it from anywhere else."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import figures
+import plots
+from figures import BUILT_IN, LIMITED, NONE, XCACHE, Found, Ratio
+
+OWN = (
+    "key, wait for the store, verify and decompress, deserialize, compile, announce the toolchain, notes to the daemon"
+)
+ALT = {
+    "warm": "Warm starts against JAX's built-in cache",
+    "phases": "Where the time of a warm start goes",
+    "cold": "Cold starts against no cache",
+    "crowd": "Processor time of processes that start at once",
+    "sizes": "Hits of different sizes against a file",
+    "clients": "Answers a second against redis",
+    "entries": "What a fuller store costs",
+}
+
+
+def phases_of(samples: list[dict[str, Any]]) -> dict[str, list[float]]:
+    """The parts of runs with ``--phases``: each one's own time, without what is another's."""
+    found: dict[str, list[float]] = {}
+    behind = sorted({name for sample in samples for name in sample["behind"]})
+    for sample in samples:
+        main = sample["main thread"]
+        outside = sample["program"] - sample["compile path"] - main["trace"] - main["lower"]
+        parts = {
+            "interpreter": sample["interpreter"],
+            "import": sample["import"],
+            "backend": sample["backend"],
+            "trace": main["trace"],
+            "lower": main["lower"],
+            **{f"compile path: {name}": main.get(name, 0.0) for name in OWN.split(", ")},
+            "compile path: everything else": main.get("compile path", 0.0),
+            "dispatch, run, transfer": outside,
+            "exit": sample["exit"],
+            "whole process": sample["wall"],
+            "daemon's processor time": sample["daemon cpu"],
+            **{f"other threads: {name}": sample["behind"].get(name, 0.0) for name in behind},
+        }
+        for name, seconds in parts.items():
+            found.setdefault(name, []).append(seconds)
+    return found
+
+
+def write(samples: Path, folder: Path) -> None:
+    """Write the report and its plots beside the samples."""
+    found: Found = json.loads(samples.read_text())
+    drawn = plots.draw(found, folder / "performance")
+    sections = [_head(found), _bars(found), *_programs(found), _crowd(found), _sizes(found), _clients(found)]
+    text = "\n\n".join(section for section in [*sections, _entries(found), _how()] if section)
+    for name in plots_named(text):
+        # A plot stands where its section asks for it, if there was something to draw.
+        picture = f"![{ALT[name]}](performance/{name}.svg)" if name in drawn else ""
+        text = text.replace(f"<{name}>", picture)
+    (folder / "performance.md").write_text(text + "\n")
+
+
+def plots_named(text: str) -> list[str]:
+    """The plots a text has a place for."""
+    return [name for name in ALT if f"<{name}>" in text]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---'] + ['---:'] * (len(head) - 1))}|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def _ratio(found: Ratio | None) -> str:
+    if found is None:
+        return ""
+    return f"{found.value:.2f}" + (f" ({found.low:.2f} to {found.high:.2f})" if found.rounds > 1 else "")
+
+
+def _head(found: Found) -> str:
+    what = found["machine"]
+    busy = max(found["load before"], found.get("load after", 0.0))
+    return f"""# Performance
+
+Written by `scripts/bench --{found["mode"]}` from [performance.json](performance.json), which has every sample; nothing
+here was typed. What counts are ratios against a peer that was measured in the same run, round by round beside it:
+medians, and in brackets the first and third quartile of the rounds' own ratios.
+
+Measured {found["started"]} on {what["processors"]} processors ({what["processor"]}), {what["memory GiB"]:.0f} GiB,
+{what["system"]}; Python {what["python"]}, jax {what["jax"]}, jaxlib {what["jaxlib"]}, flax {what["flax"]}, redis
+{what["redis"]}, xcache {what["jax-xcache"]} at {what["commit"]}; {found.get("minutes", 0):.0f} minutes. The load
+average was {found["load before"]:.1f} before, {found.get("load after", 0.0):.1f} after{_caution(busy, what)}."""
+
+
+def _caution(busy: float, what: dict[str, Any]) -> str:
+    return "" if busy < 2 * what["processors"] else ": **others used the machine as well, so this is a trial run**"
+
+
+def _bars(found: Found) -> str:
+    rows = [
+        (bar.what, bar.bar, bar.measured, bar.spread, {True: "met", False: "**not met**", None: ""}[bar.met])
+        for bar in figures.bars(found)
+    ]
+    return "## What it is held against\n\n" + _table(("", "bar", "measured", "spread", ""), rows)
+
+
+def _programs(found: Found) -> list[str]:
+    names = figures.programs(found)
+    if not names:
+        return []
+    warm = [
+        (
+            name,
+            f"{statistics.median(figures.series(found, name, 'warm', BUILT_IN, 'wall')):.2f} s",
+            *(_ratio(figures.against(found, name, "warm", peer, BUILT_IN, "wall")) for peer in (XCACHE, LIMITED)),
+            _ratio(figures.against(found, name, "warm", XCACHE, BUILT_IN, "compile path")),
+            _ratio(figures.against(found, name, "warm", XCACHE, BUILT_IN, "cpu")),
+            f"{found['parts'][name]['warm'][XCACHE][-1]['asked']}",
+        )
+        for name in names
+    ]
+    cold = [
+        (
+            name,
+            f"{statistics.median(figures.series(found, name, 'cold', NONE, 'wall')):.2f} s",
+            *(_ratio(figures.against(found, name, "cold", peer, NONE, "wall")) for peer in (XCACHE, BUILT_IN)),
+            _ratio(figures.against(found, name, "cold", XCACHE, NONE, figures.without_serialize, "wall")),
+            _ratio(figures.against(found, name, "cold", BUILT_IN, NONE, figures.without_serialize, "wall")),
+            f"{len(figures.series(found, name, 'cold', XCACHE, 'wall'))}",
+        )
+        for name in names
+    ]
+    head = ("", "built-in took", "xcache", "built-in, limited", "blocked in compile path", "processor time", "programs")
+    warm_text = (
+        "A second run with what the first has left in the cache; JAX's built-in cache is 1.\n\n<warm>\n\n<phases>"
+    )
+    cold_head = ("", "no cache took", "xcache", "built-in", "xcache beyond serialize()", "built-in beyond it", "rounds")
+    cold_text = "The first run, with an empty store; without any cache is 1.\n\n<cold>"
+    return [
+        f"## Warm starts\n\n{warm_text}\n\n{_table(head, warm)}",
+        f"## Cold starts\n\n{cold_text}\n\n{_table(cold_head, cold)}",
+    ]
+
+
+def _crowd(found: Found) -> str:
+    crowds = found["parts"].get("crowd")
+    if not crowds:
+        return ""
+    rows = []
+    for name, kinds in crowds.items():
+        for kind in ("cold", "warm"):
+            cells = []
+            for of in ("cpu", "wall"):
+                for peer in (XCACHE, BUILT_IN):
+                    mine, alone = ([sample[of] for sample in kinds[k][peer]] for k in (kind, "alone"))
+                    cells.append(_ratio(figures.ratio(mine, alone)))
+            compiled = [f"{kinds[kind][peer][-1]['compiled']}" for peer in (XCACHE, BUILT_IN)]
+            rows.append((f"{name}, {kind}", *cells, *compiled))
+    head = ("", "processor time: xcache", "built-in", "time: xcache", "built-in", "compiled: xcache", "built-in")
+    text = "Processes that start at once; one alone with the same cache, cold, is 1. xcache's has its daemon's in it."
+    return f"## Crowds\n\n{text}\n\n<crowd>\n\n{_table(head, rows)}"
+
+
+def _sizes(found: Found) -> str:
+    sizes = found["parts"].get("micro", {}).get("sizes")
+    if not sizes:
+        return ""
+    rows = []
+    for size, kinds in sizes.items():
+        hit, put = kinds["hit"], kinds["put"]
+        rows.append(
+            (
+                plots.short(int(size)),
+                *(_ratio(figures.ratio(hit[p], hit["file"])) if p in hit else "" for p in ("xcache", "redis")),
+                _ratio(figures.ratio(hit["xcache"], hit["round trip"])) if "round trip" in hit else "",
+                *(_ratio(figures.ratio(put[p], put["file"])) if p in put else "" for p in ("xcache", "redis")),
+            )
+        )
+    head = ("", "hit: xcache", "redis", "xcache against a bare round trip", "put: xcache", "redis, synced")
+    text = (
+        "One client. A hit is everything but the deserialization: asked, received, verified, decompressed; to open,"
+        " read and decompress the same file, unverified, is 1. A put is synced to disk; to write, sync and rename a"
+        " file is 1. Redis is in memory alone for hits, and syncs each write for puts."
+    )
+    return f"## Sizes\n\n{text}\n\n<sizes>\n\n{_table(head, rows)}"
+
+
+def _clients(found: Found) -> str:
+    ratios = {kind: figures.rates(found, kind) for kind in ("hit", "miss", "put")}
+    if not ratios["hit"]:
+        return ""
+    rows = [(f"{clients}", *(_ratio(ratios[kind].get(clients)) for kind in ratios)) for clients in ratios["hit"]]
+    text = (
+        "Answers a second for 4 KiB, each client with one request under way, from the same load generator;"
+        " redis-server on a Unix socket is 1, for puts one that syncs each write. More is better."
+    )
+    return f"## Clients\n\n{text}\n\n<clients>\n\n{_table(('clients', 'hit', 'miss', 'put'), rows)}"
+
+
+def _entries(found: Found) -> str:
+    miss = figures.by_entries(found, "miss")
+    if not miss:
+        return ""
+    put = figures.by_entries(found, "put that evicts")
+    theirs = figures.by_entries(found, "put that evicts", "limited")
+    ready = figures.by_entries(found, "ready after")
+    memory = figures.by_entries(found, "memory at the start")
+    rows = [
+        (f"{count:,}", *(_ratio(column.get(count)) for column in (miss, put, theirs, ready, memory)))
+        for count in sorted({*miss, *theirs})
+    ]
+    head = ("entries", "miss", "put that evicts", "the same in JAX's bounded cache", "daemon's start", "its memory")
+    text = "The same with 1,000 entries is 1."
+    return f"## Full stores\n\n{text}\n\n<entries>\n\n{_table(head, rows)}"
+
+
+def _how() -> str:
+    return """## How it was measured
+
+* Each run is a process of its own; its time is from its start to its end, exit included.
+* In each round every peer has its turn, another one first each time; the first warm round is dropped.
+* All stores are on the same disk, and have just been written: none is read from the disk.
+* The built-in cache is at its best: no minimum of time or size; with a limit, one that is never reached.
+* The daemon runs before the program starts. The digests of jaxlib's libraries, which the first program after an install
+  makes, are there.
+* The time blocked is what is spent on the main thread in jax's `compile_or_get_cached`, measured around it.
+* All runs of a program compute the same, bit for bit, or there is no report."""
