@@ -62,6 +62,8 @@ class Request:
     ahead: Ahead | None = None
     # The files that compile it, which the daemon keeps an eye on.
     toolchain_files: Callable[[], Sequence[InstalledFile]] = tuple
+    # Whether it can only be serialized before it has run.
+    serialize_first: bool = False
     # Whether it may wait for another program that compiles the same: not within a job whose compiles need all at once.
     may_wait: bool = True
 
@@ -84,6 +86,7 @@ class _Compiled:
     executable: Any
     seconds: float
     lease: int
+    raw: bytes | None
 
 
 class _Here(threading.local):
@@ -190,7 +193,8 @@ class Cache:
         else:
             self._history.note(asked.key.digest, asked.ahead, asked.platform, seconds * _LOADING_TO_COMPILING)
             self._finish_before_exit()
-            if self._queue.add(_Compiled(asked, executable, seconds, found.lease), weight=seconds):
+            raw = self._serialize_first(asked, executable) if asked.serialize_first else None
+            if self._queue.add(_Compiled(asked, executable, seconds, found.lease, raw), weight=seconds):
                 # Given back by the queue's thread, with the entry or without.
                 leases.clear()
             else:
@@ -355,11 +359,19 @@ class Cache:
 
         util.Finalize(None, self._finish, exitpriority=10)
 
+    def _serialize_first(self, request: Request, executable: Any) -> bytes | None:
+        """Serialize before the program has it; where that fails, it is tried again and dealt with behind its back."""
+        try:
+            return request.serialize(executable)
+        except Exception as error:  # noqa: BLE001 - see above
+            let_pass(error)
+            return None
+
     def _store(self, compiled: _Compiled) -> None:
         """On the queue's thread: serialize, compress and send."""
         request = compiled.request
         try:
-            raw = self._serialize(request, compiled.executable)
+            raw = compiled.raw or self._serialize(request, compiled.executable)
             if raw is not None:
                 self._put(request, raw, compiled.seconds)
         except Exception as error:  # noqa: BLE001 - serialize() may raise anything, on a thread nobody watches

@@ -31,7 +31,7 @@ from typing import Any
 from xcache import cache, config, keys, stablehlo
 from xcache._version import __version__
 from xcache.errors import XcacheError
-from xcache.executables import deserialize, serialize
+from xcache.executables import deserialize, must_be_serialized_first, serialize
 from xcache.keys import describe
 
 logger = logging.getLogger("xcache")
@@ -75,6 +75,7 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
             details=lambda: describe.texts(parts),
             load=lambda raw: deserialize(client, raw, placed, options),
             serialize=lambda executable: serialize(client, executable),
+            serialize_first=must_be_serialized_first(client.platform, parts["program"].content),
             toolchain_files=lambda: surroundings.toolchain_files(client.platform),
         )
 

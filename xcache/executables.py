@@ -38,6 +38,12 @@ def serialize(client: Any, executable: Any) -> bytes:
     return bytes(client.serialize_executable(executable))
 
 
+def must_be_serialized_first(platform: str, program: bytes) -> bool:
+    """Whether it cannot be serialized any more once it has run: XLA:CPU puts in the comparisons of sorts at that time."""
+    # The name of an operation, as it stands in the strings of MLIR bytecode.
+    return platform == "cpu" and b"\x00sort\x00" in program
+
+
 def deserialize(client: Any, raw: bytes, devices: Any, options: Any, host_callbacks: Sequence[Any] = ()) -> Any:
     """An executable from its bytes, loaded onto ``devices``."""
     with _quiet.muted() if client.platform == "cpu" and _loading_is_noisy() else contextlib.nullcontext():

@@ -112,7 +112,7 @@ out = listed({"compiled": compiled(x), "again": again(x)})
 out["text"] = "HloModule" in compiled.as_text()
 """
 
-# XLA:CPU cannot serialize a sort's comparison.
+# Once it has run, XLA:CPU cannot serialize a sort's comparison.
 SORT = """
 out = listed(jax.jit(lambda v: jnp.sort(v, axis=0))(x))
 """

@@ -9,7 +9,7 @@ from typing import Any
 from xcache import keys, stablehlo
 from xcache.cache import Ahead, Cache, Request
 from xcache.errors import UncacheableError
-from xcache.executables import deserialize, serialize
+from xcache.executables import deserialize, must_be_serialized_first, serialize
 from xcache.hook.jax_versions import Jax
 from xcache.keys import describe
 
@@ -82,6 +82,7 @@ def wrap(
                 serialize=lambda executable: serialize(backend, executable),
                 # What has callbacks into the program cannot be loaded without them.
                 ahead=None if host_callbacks else Ahead(options, tuple(device.id for device in executable_devices)),
+                serialize_first=must_be_serialized_first(backend.platform, parts["program"].content),
                 toolchain_files=lambda: surroundings.toolchain_files(backend.platform),
                 # A compile on several processes at once may need all of them to be at it.
                 may_wait=jax.distributed.client is None,
