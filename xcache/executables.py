@@ -39,7 +39,7 @@ def serialize(client: Any, executable: Any) -> bytes:
 
 
 def must_be_serialized_first(platform: str, program: bytes) -> bool:
-    """Whether it cannot be serialized any more once it has run: XLA:CPU puts in the comparisons of sorts at that time."""
+    """Whether it cannot be serialized any more once it has run: XLA:CPU puts in the comparisons of sorts then."""
     # The name of an operation, as it stands in the strings of MLIR bytecode.
     return platform == "cpu" and b"\x00sort\x00" in program
 
