@@ -53,14 +53,16 @@ class Environment:
         with talking(place) as talk:
             assert talk.ask(self.announcement()) == protocol.Done()
 
-    def put(self, place, name: str = "f") -> str:
+    def put(self, place, name: str = "f", size: int = 0, compile_seconds: float = 1.0) -> str:
         """Announce it, and store something that it made."""
         key = key_of(f"{name} {self.version}")
         components = {part: digest(part.encode()) for part in ("program", *protocol.DESCRIBED_COMPONENTS)}
         with talking(place) as talk:
             assert talk.ask(self.announcement()) == protocol.Done()
             made = components | {"toolchain": self.toolchain}
-            assert talk.put(key, b"made by " + self.version.encode(), components=made) == protocol.Stored(True)
+            content = f"{name} made by {self.version}".encode().ljust(size, b".")
+            stored = talk.put(key, content, components=made, compile_seconds=compile_seconds)
+            assert stored == protocol.Stored(True)
         return key
 
 
@@ -233,6 +235,32 @@ def test_what_is_stale_is_removed_after_the_grace(place, environment, another, g
     restored = Environment(environment.root, "1.0")
     assert restored.put(place) == key
     assert served(place, key)
+
+
+def test_what_is_stale_goes_first_however_dear_it_was(place, environment, another):
+    place.start_daemon(XCACHE_MAX_SIZE="200000")
+    environment.put(place, "dear", 50_000, 1000.0)
+    before = [another.put(place, f"{number}", 40_000, 0.1) for number in range(2)]
+    shutil.rmtree(environment.root)
+    assert until(lambda: states(place) == {"1.0": "stale", "2.0": "live"}, SOON)
+    after = [another.put(place, f"{number}", 40_000, 0.1) for number in range(2, 4)]
+    with talking(place) as talk:
+        assert talk.ask(protocol.Sync()) == protocol.Done()
+    assert {key for (key,) in place.query("SELECT key FROM entries")} == {*before, *after}
+
+
+def test_what_is_pinned_is_not_removed_and_not_served_while_it_is_stale(place, environment):
+    place.start_daemon(XCACHE_STALE_GRACE="0")
+    pinned, other = environment.put(place, "pinned"), environment.put(place, "other")
+    with talking(place) as talk:
+        assert isinstance(talk.ask(protocol.Pin([pinned])), protocol.Pinned)
+    content = environment.library.read_bytes()
+    environment.library.unlink()
+    assert until(lambda: place.query("SELECT key FROM entries") == [(pinned,)], SOON), other
+    assert not served(place, pinned)
+    environment.library.write_bytes(content)
+    environment.announce(place)
+    assert served(place, pinned)
 
 
 def test_hundreds_of_environments_cost_one_descriptor_and_few_threads(place):
