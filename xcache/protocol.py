@@ -20,7 +20,7 @@ import msgpack
 
 from xcache.errors import ProtocolError
 
-VERSION = 2
+VERSION = 3
 # Up to here SQLite reads a blob about as fast as a file; above it a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
