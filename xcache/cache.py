@@ -14,13 +14,21 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 from xcache import executables, keys, payload, protocol
 from xcache.client import Absent, Client, Entry
 from xcache.clock import monotonic
 from xcache.config import Config
-from xcache.errors import DamagedError, NotAskedError, UncacheableError, UnloadableError, XcacheError
+from xcache.errors import (
+    DamagedError,
+    NotAskedError,
+    StoreError,
+    UnavailableError,
+    UncacheableError,
+    UnloadableError,
+    XcacheError,
+)
 from xcache.handlers import let_pass
 from xcache.history import History
 from xcache.keys import Key
@@ -131,7 +139,7 @@ class Cache:
         self._queue = StoreQueue(self._store, self._tell, patience=self.config.timeout)
         self._history = History(self._client)
         self._prefetcher = Prefetcher(
-            self._history.predict,
+            self._predict,
             self._fetch,
             0 if self._load_ahead is None or self.mode == "refresh" else self.config.prefetch,
             lambda count: self._counting.add(prefetches_dropped=count),
@@ -331,20 +339,31 @@ class Cache:
         logger.debug("hit: %s %s (%.3f s instead of %.3f s)", name, key[:12], now - start, entry.compile_seconds)
         return Outcome(executable, "hit", entry.compile_seconds, now - start)
 
-    def _fetch(self, item: Item) -> Loaded | None:
-        """On a prefetching thread: load what will be wanted; what goes wrong is the business of who wants it."""
-        if self._load_ahead is None:
-            return None
+    def _predict(self, key: str | None) -> Sequence[Item]:
+        """On a prefetching thread. It asks first: whoever asks after it is not told any more of what is wrong."""
         try:
-            self._load_ahead.check(item)
+            return self._history.predict(key)
+        except Exception as error:  # noqa: BLE001 - as for whoever looks up
+            self._went_wrong(error)
+            return []
+
+    def _fetch(self, item: Item) -> Loaded | None:
+        """On a prefetching thread: load what will be wanted; what is wrong with an entry is for who wants it to find."""
+        try:
+            # Without one there is no memory for it, and nothing is fetched.
+            load_ahead = cast("LoadsAhead", self._load_ahead)
+            load_ahead.check(item)
             entry = self._client.fetch(item.key)
             if isinstance(entry, Absent):
                 return None
             raw = payload.open_sealed(item.key, entry.digest, entry.sealed)
             start = monotonic()
             with self._client.loading(item.key, entry.digest):
-                executable = self._load_ahead(item, raw)
+                executable = load_ahead(item, raw)
             return Loaded(executable, entry, monotonic() - start, len(raw))
+        except (UnavailableError, StoreError) as error:
+            self._went_wrong(error)
+            return None
         except Exception as error:  # noqa: BLE001 - see above
             logger.debug("not loaded ahead: %s: %s", item.key[:12], error)
             return None

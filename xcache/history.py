@@ -56,10 +56,10 @@ class History:
 
     def predict(self, key: str | None) -> list[Item]:
         """What such a program wanted last time: by its name, or by what it has just asked for."""
+        found = self._client.predict(protocol.Predict(*_name(), key))
         try:
-            found = self._client.predict(protocol.Predict(*_name(), key))
             items = [_item(item, found.options) for item in found.items]
-        except (XcacheError, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             logger.debug("nothing is known ahead: %s", error)
             return []
         with self._lock:

@@ -120,7 +120,8 @@ def test_at_every_line(place, source):
     assert found["lines"] > 100
     # It does not wait for itself, nor for a timeout.
     assert found["slowest"] < 4
-    assert found["left open"] < 10
+    # Each thread that loads ahead has a connection of its own.
+    assert found["left open"] < 20
     assert err == ""
 
 

@@ -6,7 +6,7 @@ from time import sleep
 from typing import Any
 
 from xcache.clock import monotonic
-from xcache.errors import UnavailableError, UncacheableError
+from xcache.errors import UncacheableError
 from xcache.executables import deserialize
 from xcache.hook.jax_versions import Jax
 from xcache.keys.describe import Surroundings
@@ -56,4 +56,4 @@ class Loader:
             if backends:
                 deadline = min(deadline, monotonic() + _LONGEST_WAIT_BESIDE)
             sleep(_LOOK_EVERY)
-        raise UnavailableError(f"there is no backend for {platform}")
+        raise UncacheableError(f"there is no backend for {platform}")
