@@ -348,7 +348,7 @@ class Cache:
             return []
 
     def _fetch(self, item: Item) -> Loaded | None:
-        """On a prefetching thread: load what will be wanted; what is wrong with an entry is for who wants it to find."""
+        """On a prefetching thread: load what will be wanted; what is wrong with an entry is found by who wants it."""
         try:
             # Without one there is no memory for it, and nothing is fetched.
             load_ahead = cast("LoadsAhead", self._load_ahead)

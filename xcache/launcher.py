@@ -114,7 +114,9 @@ class Launcher:
                 if path is not None:
                     check_directory(path.parent)
                     probe.settimeout(self._config.timeout)
-                    probe.connect(os.fspath(path))
+                    # Blocked: so many wait to be taken that the kernel keeps no more.
+                    with contextlib.suppress(BlockingIOError):
+                        probe.connect(os.fspath(path))
                     return True
         return False
 

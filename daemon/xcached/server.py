@@ -406,7 +406,8 @@ def _answers(path: Path) -> bool:
         probe.settimeout(1.0)
         try:
             probe.connect(os.fspath(path))
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
+            # It is busy: so many wait to be taken that the kernel keeps no more.
             return True
         except OSError:
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -273,3 +274,19 @@ def test_two_stores_do_not_know_of_each_other(place):
             assert there.get(key_of("a")) is None
         elsewhere.stop()
         assert place.answers()
+
+
+def test_who_is_too_busy_to_take_connections_is_not_taken_for_dead(place):
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+        listener.bind(str(place.socket))
+        listener.listen(0)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                client = stack.enter_context(socket.socket(socket.AF_UNIX))
+                client.setblocking(False)
+                client.connect(str(place.socket))
+        child = place.daemon()
+        assert until(lambda: child.poll() is not None)
+        assert place.said().splitlines()[-1] == f"xcached: another daemon listens on {place.socket}"
+        place.socket.unlink()
