@@ -107,7 +107,7 @@ def compiling(place: Place) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_when_the_one_that_compiles_is_killed_or_stopped_the_others_go_on(place, number):
-    children = [begin(place, PROGRAM, XCACHE_TIMEOUT="60s", XCACHE_LOG="info") for _ in range(3)]
+    children = [begin(place, PROGRAM, XCACHE_TIMEOUT="60s", XCACHE_LOG="debug") for _ in range(3)]
     assert until(lambda: [waiting for _, waiting in compiling(place)] == [2], 60)
     ((pid, _),) = compiling(place)
     os.kill(pid, number)
@@ -115,11 +115,10 @@ def test_when_the_one_that_compiles_is_killed_or_stopped_the_others_go_on(place,
     others = [end(child) for child in children if child is not held]
     held.kill()
     held.communicate()
-    (_, one), (_, two) = (said for said, _ in others)
     assert others[0][0][0] == others[1][0][0]
-    # The second of them was handed the result of the first.
-    assert sorted((one["hits"], two["hits"]))[1] > sorted((one["hits"], two["hits"]))[0]
     said = "".join(stderr for _, stderr in others)
+    # The second of them was handed the result of the first; both, if the one that was killed had just stored it.
+    assert said.count("miss: jit_f ") <= 1
     assert f"waiting for process {pid} (-c), which has been compiling jit_f for" in said
     assert "waited " in said
 
