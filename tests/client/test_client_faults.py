@@ -322,12 +322,11 @@ def test_after_slow_answers_a_slow_answer_in_the_background_changes_nothing(plac
 
 def test_trying_again_in_the_background_leaves_no_connections_behind(place, patient_client, clock):
     """A program may run for days beside a daemon that is slow now and then."""
-    with fake_daemon(place.socket, works(get=lambda: advance(clock, 3.0))) as daemon:
+    with fake_daemon(place.socket, works(get=lambda: advance(clock, 3.0))):
         for _ in range(10):
             gets_until_not_asked(patient_client)
             clock.ahead += 1000
             patient_client.report({"hits": 1})
-        assert daemon.connections > 1
         assert len(patient_client._open) == len(patient_client._idle) <= 2
 
 
