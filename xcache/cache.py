@@ -8,13 +8,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import gc
 import logging
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 from xcache import executables, keys, payload, protocol
 from xcache.client import Absent, Client, Entry
@@ -31,10 +32,9 @@ from xcache.errors import (
 )
 from xcache.handlers import let_pass
 from xcache.history import History
-from xcache.keys import Key
-from xcache.keys.toolchain import InstalledFile
 from xcache.launcher import Launcher
 from xcache.prefetch import Item, Loaded, LoadsAhead, Prefetcher
+from xcache.request import Outcome, Request
 from xcache.statistics import Counting, Statistics
 from xcache.storing import StoreQueue
 
@@ -44,46 +44,6 @@ logger = logging.getLogger("xcache")
 _ATTEMPTS = 2
 # What loading takes is not known before it was done; this much of compiling, in most cases less.
 _LOADING_TO_COMPILING = 0.2
-
-
-class Ahead(NamedTuple):
-    """Serialized compile options, and the numbers of the devices to load onto."""
-
-    options: bytes
-    devices: tuple[int, ...]
-
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """One program to be had: how to name it, load it and turn it into bytes."""
-
-    key: Key
-    module_name: str
-    platform: str
-    device_kind: str
-    jaxlib_version: str
-    program: bytes
-    details: Callable[[], Mapping[str, str]]
-    load: Callable[[bytes], Any]
-    serialize: Callable[[Any], bytes]
-    # What is needed to load it before it is asked for, where that can be done.
-    ahead: Ahead | None = None
-    # The files that compile it, which the daemon keeps an eye on.
-    toolchain_files: Callable[[], Sequence[InstalledFile]] = tuple
-    # Whether it can only be serialized before it has run.
-    serialize_first: bool = False
-    # Whether it may wait for another program that compiles the same: not within a job whose compiles need all at once.
-    may_wait: bool = True
-
-
-@dataclasses.dataclass(frozen=True)
-class Outcome:
-    """A loaded executable, and how it was come by: as a hit, a miss, or uncacheable."""
-
-    executable: Any
-    kind: Literal["hit", "miss", "uncacheable"]
-    compile_seconds: float
-    retrieval_seconds: float = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -257,6 +217,10 @@ class Cache:
 
     def _at_exit(self) -> None:
         self._finish()
+        if any(thread.name.startswith("xcache-") for thread in threading.enumerate()):
+            # One that is waiting for something, and may run on until the interpreter is gone. It must not be the one to
+            # collect jax's client, which lets go of the GIL: who cannot have it back, deep in C++, ends the process.
+            gc.disable()
         logger.info("%s", self.statistics())
 
     def _look_up(self, request: Request, leases: list[tuple[str, int]]) -> Outcome | Absent:
@@ -352,7 +316,7 @@ class Cache:
         try:
             # Without one there is no memory for it, and nothing is fetched.
             load_ahead = cast("LoadsAhead", self._load_ahead)
-            load_ahead.check(item)
+            load_ahead.check(item, self._prefetcher.is_over)
             entry = self._client.fetch(item.key)
             if isinstance(entry, Absent):
                 return None

@@ -33,6 +33,7 @@ from xcache._version import __version__
 from xcache.errors import XcacheError
 from xcache.executables import deserialize, must_be_serialized_first, serialize
 from xcache.keys import describe
+from xcache.request import Request
 
 logger = logging.getLogger("xcache")
 
@@ -60,12 +61,12 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
     if used is None:
         return compile_now()
 
-    def request() -> cache.Request:
+    def request() -> Request:
         surroundings = _surroundings(used.config.own_dir)
         parts = surroundings.components(
             client, module, tuple(devices), options.SerializeAsString(), callbacks_hold_pointers=True
         )
-        return cache.Request(
+        return Request(
             key=keys.combine(parts),
             module_name=stablehlo.name(module),
             platform=client.platform,

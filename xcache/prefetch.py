@@ -50,8 +50,8 @@ class Loaded(NamedTuple):
 class LoadsAhead(Protocol):
     """Knows how to load an item without being asked for it by jax."""
 
-    def check(self, item: Item) -> None:
-        """UncacheableError for what this process must not load."""
+    def check(self, item: Item, is_over: Callable[[], bool]) -> None:
+        """UncacheableError for what this process must not load; it may wait to find out until there is no use in it."""
 
     def __call__(self, item: Item, raw: bytes) -> Any:
         """The executable."""
@@ -119,13 +119,22 @@ class Prefetcher:
             self._forget(place)
             return place.loaded if place.done else None
 
-    def finish(self, seconds: float) -> None:
-        """Begin nothing more, and wait for what is being loaded: the interpreter must not go while XLA is at work."""
+    def is_over(self) -> bool:
+        """Whether nothing more is to be loaded."""
+        return self._over
+
+    def finish(self, seconds: float) -> bool:
+        """Begin nothing more, and wait until nobody is at work, in XLA or in here; whether nobody is."""
+        deadline = monotonic() + seconds
         with self._changed:
             self._over = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: not any(p.begun and not p.done for p in self._places.values()), seconds)
+            threads = list(self._threads)
+        for thread in threads:
+            thread.join(max(0.0, deadline - monotonic()))
+        with self._changed:
             self._places.clear()
+        return not any(thread.is_alive() for thread in threads)
 
     def _is_as_foreseen(self) -> None:
         self._trust = float("inf")

@@ -62,10 +62,14 @@ class StoreQueue(Generic[Job]):
             deadline = monotonic() + seconds
             self._finishing = True
             self._wake()
+            thread = self._thread
             self._changed.wait_for(lambda: self._thread is None, max(0.0, deadline - monotonic()))
             dropped = len(self._jobs) + self._busy
             self._jobs.clear()
             self._finishing = False
+        if thread:
+            # It may have said its last word in here and still have to go.
+            thread.join(max(0.0, deadline - monotonic()))
         return dropped
 
     def _wake(self) -> bool:

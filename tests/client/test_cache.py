@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from conftest import Place, digest, until
 
-from xcache.cache import Cache, Outcome, Request
+from xcache.cache import Cache
 from xcache.keys import Key
+from xcache.request import Outcome, Request
 
 COMPONENTS = {name: digest(name.encode()) for name in ("program", "options", "flags", "platform", "toolchain")}
 

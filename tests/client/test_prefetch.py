@@ -186,6 +186,28 @@ def test_the_end_waits_for_what_is_being_loaded_and_begins_nothing():
     assert program.loads == ["a"]
 
 
+def test_the_end_waits_for_a_prediction_as_well():
+    """Threads that are still there when the interpreter goes may bring it down."""
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def predict(key: str | None) -> list[Item]:
+        asked.set()
+        assert may_answer.wait(20)
+        return [item("a")]
+
+    loads: list[Item] = []
+    prefetcher = Prefetcher(predict, loads.append, 100, lambda count: None)
+    prefetcher.start()
+    assert asked.wait(20)
+    assert not prefetcher.finish(0.01)
+    release = threading.Timer(0.2, may_answer.set)
+    release.start()
+    assert prefetcher.finish(20)
+    assert "xcache-prefetch" not in [thread.name for thread in threading.enumerate()]
+    assert loads == []
+    release.join()
+
+
 @pytest.mark.parametrize(("memory", "spare"), [(0, 1), (100, 0)], ids=["no memory", "no processor to spare"])
 def test_nothing_is_loaded_ahead_where_that_is_switched_off(monkeypatch, memory, spare):
     monkeypatch.setattr(prefetch, "_threads_to_spare", lambda: spare)

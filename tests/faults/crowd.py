@@ -17,8 +17,9 @@ from pathlib import Path
 from conftest import digest
 
 from xcache import config, protocol
-from xcache.cache import Cache, Request
+from xcache.cache import Cache
 from xcache.keys import Key
+from xcache.request import Request
 
 OWN, SHARED = 20, 200
 COMPONENTS = {name: digest(name.encode()) for name in ("program", "options", "flags", "platform", "toolchain")}

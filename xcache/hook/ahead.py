@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import sleep
 from typing import Any
 
@@ -24,9 +25,9 @@ class Loader:
         self._jax = jax
         self._surroundings = surroundings
 
-    def check(self, item: Item) -> None:
+    def check(self, item: Item, is_over: Callable[[], bool]) -> None:
         """UncacheableError unless it was made with exactly what this process has: XLA may crash on anything else."""
-        backend = self._backend(item.platform)
+        backend = self._backend(item.platform, is_over)
         around = self._surroundings.around(
             backend, self._devices(backend, item), self._jax.custom_key(), tuple(self._jax.flag_prefixes())
         )
@@ -37,7 +38,7 @@ class Loader:
         """The executable; whatever jaxlib raises when it cannot be loaded."""
         from jaxlib import xla_client
 
-        backend = self._backend(item.platform)
+        backend = self._backend(item.platform, lambda: False)
         placed = xla_client.DeviceList(self._devices(backend, item))
         return deserialize(backend, raw, placed, xla_client.CompileOptions.ParseFromString(item.options))
 
@@ -45,9 +46,9 @@ class Loader:
         devices = {device.id: device for device in backend.devices()}
         return tuple(devices[number] for number in item.devices)
 
-    def _backend(self, platform: str) -> Any:
+    def _backend(self, platform: str, is_over: Callable[[], bool]) -> Any:
         deadline = monotonic() + _LONGEST_WAIT
-        while monotonic() < deadline:
+        while monotonic() < deadline and not is_over():
             # Looked at and never asked for: to make one is the program's decision.
             backends = list(self._jax.backends().values())
             for backend in backends:

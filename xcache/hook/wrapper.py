@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from xcache import keys, stablehlo
-from xcache.cache import Ahead, Cache, Request
+from xcache.cache import Cache
 from xcache.errors import UncacheableError
 from xcache.executables import deserialize, must_be_serialized_first, serialize
 from xcache.hook.jax_versions import Jax
 from xcache.keys import describe
+from xcache.request import Ahead, Request
 
 logger = logging.getLogger("xcache")
 
