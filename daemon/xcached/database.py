@@ -14,7 +14,7 @@ from xcache.errors import NewerStoreError, StoreError
 
 logger = logging.getLogger("xcached")
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 # One that finds the database locked by somebody else waits: the thread that serves everybody hardly, the writer longer.
 _READING_PATIENCE, _WRITING_PATIENCE = 0.05, 10.0
 _SUFFIXES = ("", "-wal", "-shm", "-journal")

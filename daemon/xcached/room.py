@@ -65,6 +65,11 @@ class Room:
         self._max_entries = max_entries
         self._disk = Disk(self._store.directory, min_free)
 
+    @property
+    def disk(self) -> tuple[int, int]:
+        """What was free on the disk a while ago, and what is to stay free there; of this anybody may ask."""
+        return self._disk.seen
+
     def begin(self) -> None:
         """What is put from now on stays until this is said again, even if it has to go then: others may wait for it."""
         self._new_from = self._store.used_order + 1
@@ -178,17 +183,24 @@ class Room:
         return Freed(before["entries"] - after["entries"], before["bytes"] - after["bytes"], files, reason)
 
     def _candidates(self, uid: int | None) -> Iterator[Candidate[Standing]]:
-        """Who goes first, of one user or of all, in the order of an index: no more than go at once.
+        """Who goes first, of one user or of all, as an index has them: no more than go at once.
 
-        What nobody can be served any more goes ahead of everything else, however much it is worth.
+        What nobody can be served any more goes ahead of everything else, however much it is worth, and in no order:
+        to sort what an upgrade of jaxlib left would cost as much as there is of it.
         """
         stale = tuple(self.stale())
         marks = ", ".join("?" * len(stale))
+        found = 0
         if stale:
-            yield from self._rows(f"entries.toolchain_component IN ({marks})", stale, uid)
-        yield from self._rows(f"entries.toolchain_component NOT IN ({marks})" if stale else "1", stale, uid)
+            useless = self._rows(f"toolchain_component IN ({marks})", stale, uid, "")
+            for found, candidate in enumerate(useless, start=1):  # noqa: B007 - how many there were
+                yield candidate
+        # Where there may be more of those, the next step has them.
+        if found < _EVICTED_AT_ONCE:
+            others = f"toolchain_component NOT IN ({marks})" if stale else "1"
+            yield from self._rows(others, stale, uid, "ORDER BY entries.worth, entries.used_order")
 
-    def _rows(self, which: str, values: Sequence[str], uid: int | None) -> Iterator[Candidate[Standing]]:
+    def _rows(self, which: str, values: Sequence[str], uid: int | None, sorting: str) -> Iterator[Candidate[Standing]]:
         """A program that others have as well is counted as free with the last of them."""
         more = _EVICTED_AT_ONCE + 1
         cursor = self._db.execute(
@@ -200,7 +212,7 @@ class Room:
             " ON programs.digest = entries.program AND programs.writer_uid = entries.writer_uid"
             " CROSS JOIN blobs ON blobs.digest = programs.blob"
             f" WHERE entries.pinned = 0 AND {which} {'' if uid is None else 'AND entries.writer_uid = ?'}"
-            " ORDER BY entries.worth, entries.used_order LIMIT ?",
+            f" {sorting} LIMIT ?",
             (more, *values, *(() if uid is None else (uid,)), _EVICTED_AT_ONCE),
         )
         # Row by row, as they are taken; and done with before anything is changed.

@@ -10,7 +10,7 @@ from sqlite_utils import Migrations
 from xcached import eviction
 
 # The number of migrations below. It stands in ``PRAGMA user_version``, where it can be read without sqlite-utils.
-VERSION = 5
+VERSION = 6
 
 migrations = Migrations("xcache")
 
@@ -259,6 +259,14 @@ def m005_runs(db: Any) -> None:
     )
     db["wanted"].create_index(["key"])
     db.execute("PRAGMA user_version = 5")
+
+
+@migrations()  # type: ignore[untyped-decorator]
+def m006_by_toolchain(db: Any) -> None:
+    """What a toolchain made that may go, of all or of one user, and how much it is: from the index alone."""
+    db.execute("DROP INDEX IF EXISTS idx_entries_toolchain_component")
+    db.execute("CREATE INDEX entries_by_toolchain ON entries (toolchain_component, pinned, writer_uid, stored_size)")
+    db.execute("PRAGMA user_version = 6")
 
 
 _OF_WRITERS = {

@@ -82,6 +82,7 @@ def test_a_store_of_the_last_version_can_be_listed(shell):
         "DROP INDEX entries_by_writer_uid",
         "DROP INDEX entries_by_used_order",
         "DROP INDEX entries_pinned",
+        "DROP INDEX entries_by_toolchain",
         "ALTER TABLE entries DROP COLUMN pinned",
         "PRAGMA user_version = 2",
     ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
+from collections.abc import Iterable
 
 import pytest
 from conftest import digest
@@ -20,7 +21,7 @@ KB = 1000
 DAY = 86400.0
 
 
-def fill(made: Shelf, names: str, size: int = 9 * KB, **changes: object) -> None:
+def fill(made: Shelf, names: Iterable[str], size: int = 9 * KB, **changes: object) -> None:
     for name in names:
         content = (digest(name.encode()) * (size // 64 + 1)).encode()[:size]
         assert made.put(key_of(name), content, b"program of " + name.encode(), **changes) == protocol.Stored(True)
@@ -283,6 +284,27 @@ def test_a_quota_is_kept_among_ones_own(tmp_path):
         fill(made, "a", compile_seconds=100.0)
         fill(made, "bcdefgh")
         assert names_in(made) == "aefgh"
+
+
+@pytest.mark.parametrize("limit", ["max_size", "user_quota"])
+def test_all_that_is_stale_goes_before_anything_else_does(tmp_path, limit):
+    """Also where more goes at once than is taken out in one step."""
+    others = {name: digest(name.encode()) for name in ("program", *protocol.DESCRIBED_COMPONENTS)}
+    with shelf(tmp_path) as made:
+        for number in range(100):
+            fill(made, [f"live {number}"], 5000, compile_seconds=0.1, components=others)
+        for number in range(150):
+            dear = others | {"toolchain": digest(b"stale")}
+            fill(made, [f"stale {number}"], 5000, compile_seconds=100.0, components=dear)
+        made.room.stale = lambda: {digest(b"stale")}
+        total = made.store.totals()["bytes"]
+        limits = {"max_size": 0, "user_quota": 0, "max_age": 0.0, limit: total - total // 250 * 120}
+        made.store.limit(**limits)
+        made.sync()
+        left = [made.get(key_of(f"stale {number}")) for number in range(150)]
+        assert 0 < len([one for one in left if one is not None]) < 40
+        assert all(made.get(key_of(f"live {number}")) for number in range(100))
+        made.check()
 
 
 def test_making_much_room_lets_others_in_between(tmp_path):
