@@ -12,6 +12,11 @@ _NOTED_EVERY = 60.0
 _CLOCK: int = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
+def steady() -> float:
+    """Seconds since the machine was started."""
+    return time.clock_gettime(_CLOCK)
+
+
 class AgeClock:
     """Seconds that only ever go on. How long nobody was there is known from a clock that jumps, so it is bounded."""
 
@@ -21,13 +26,13 @@ class AgeClock:
         longest = min(_LONGEST_ABSENCE, max_age / 2) if max_age else _LONGEST_ABSENCE
         seen: dict[str, float] = dict(database.execute("SELECT name, amount FROM clocks").fetchall())
         absent = time.time() - seen.get("seen at", time.time())
-        self._began = time.clock_gettime(_CLOCK)
+        self._began = steady()
         self._base = seen.get("age", 0.0) + min(max(absent, 0.0), longest)
         self._noted = 0.0
 
     def now(self) -> float:
         """What it shows."""
-        return self._base + time.clock_gettime(_CLOCK) - self._began
+        return self._base + steady() - self._began
 
     def note(self) -> None:
         """Within a transaction, now and then: keep what it shows for the next daemon."""

@@ -6,19 +6,17 @@ import dataclasses
 import errno
 import hashlib
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from xcache import protocol
 
 # It is there; it cannot be seen from here (a container's, another user's); it is no longer there.
 HERE, ELSEWHERE, GONE = "here", "elsewhere", "gone"
 _LARGEST_FILE = 8 * 1024**3
 _MOST_FILES = 500
-# A disk or network that does not answer, or too few descriptors, say nothing about what is there.
-_SAYS_NOTHING = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.ENOTCONN, errno.EMFILE, errno.ENFILE)
-# How far up somebody may move a folder away and have it noticed at once.
-_LEVELS = 6
+# A disk or network that does not answer, a ticket that has run out, too few descriptors: whatever else is wrong with
+# looking says nothing about what is there.
+_GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class Mark(NamedTuple):
@@ -42,6 +40,8 @@ class Installation:
     seen_at: float
     # What is wrong with it, for people.
     reason: str = ""
+    # When it was found to be gone, by a clock that does not jump.
+    gone_at: float = 0.0
     # Files that turned out to have another content, and how they looked then: not to be read again and again.
     known_wrong: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
@@ -51,33 +51,31 @@ class Installation:
         return str(Path(self.files[0].path).parent.parent)
 
     @property
-    def folders(self) -> set[str]:
-        """The folders its files are in."""
-        return {str(Path(mark.path).parent) for mark in self.files}
+    def paths(self) -> list[str]:
+        """Where its files are."""
+        return [mark.path for mark in self.files]
 
-    @property
-    def above(self) -> set[str]:
-        """Folders that are above those."""
-        return {str(above) for folder in self.folders for above in list(Path(folder).parents)[:_LEVELS]} - {"/"}
+    def look(self) -> str:
+        """Whether it is here now, as it was, or gone; what looks different is read again. Remembers how that looked.
 
-    def look(self) -> bool:
-        """Whether it is there now, as it was; what looks different is read again. Remembers how that looked."""
+        It is elsewhere as long as that cannot be told.
+        """
         marks = []
+        state, reason = HERE, ""
         for mark in self.files:
             try:
                 found = self._look_at(mark)
             except OSError as error:
-                if error.errno not in _SAYS_NOTHING:
-                    missing = error.errno in (errno.ENOENT, errno.ENOTDIR)
-                    self.reason = f"{mark.path} is gone" if missing else f"{mark.path}: {error.strerror}"
-                    return False
-                found = mark
+                if error.errno in _GONE:
+                    self.reason = f"{mark.path} is gone"
+                    return GONE
+                found, state, reason = mark, ELSEWHERE, f"{mark.path}: {error.strerror}"
             if found is None:
                 self.reason = f"{mark.path} is another one"
-                return False
+                return GONE
             marks.append(found)
-        self.files, self.reason = tuple(marks), ""
-        return True
+        self.files, self.reason = tuple(marks), reason
+        return state
 
     def _look_at(self, mark: Mark) -> Mark | None:
         path = Path(mark.path)
@@ -95,9 +93,9 @@ class Installation:
         return mark._replace(mtime_ns=status.st_mtime_ns, inode=status.st_ino)
 
 
-def marks_of(message: protocol.Announce) -> tuple[Mark, ...] | None:
-    """The files that a client says a toolchain consists of; None for what cannot be."""
-    marks = [_mark_of(file) for file in message.files]
+def marks_of(files: Sequence[dict[str, Any]]) -> tuple[Mark, ...] | None:
+    """The files that a toolchain is said to consist of; None for what cannot be."""
+    marks = [_mark_of(file) for file in files]
     sound = tuple(mark for mark in marks if mark is not None)
     return sound if sound and len(sound) == len(marks) <= _MOST_FILES else None
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from typing import Any
 
 from xcache import protocol
-from xcached.installations import Installation, Mark
+from xcached.installations import ELSEWHERE, GONE, HERE, Installation, Mark, marks_of
 from xcached.store import Entry, Store
 
 _REMOVED_AT_ONCE = 64
@@ -26,15 +27,18 @@ class Records:
     def installations(self) -> list[Installation]:
         """All that were ever announced and are remembered."""
         rows = self._reading.execute("SELECT toolchain, uid, files, state, seen_at FROM installations")
-        return [
-            Installation(toolchain, uid, tuple(Mark(*file) for file in json.loads(files)), state, seen_at)
-            for toolchain, uid, files, state, seen_at in rows
-        ]
+        found = [_installation(*row) for row in rows]
+        return [installation for installation in found if installation is not None]
 
     def stale(self) -> dict[str, float]:
         """Which toolchains are stale, and since when."""
-        sql = "SELECT digest, stale_since FROM toolchains WHERE stale_since IS NOT NULL"
+        sql = "SELECT digest, CAST(stale_since AS REAL) FROM toolchains WHERE stale_since IS NOT NULL"
         return dict(self._reading.execute(sql).fetchall())
+
+    def correct(self, now: float) -> None:
+        """The clock was ahead: nothing is stale since a moment that is still to come."""
+        with self._store.transaction():
+            self._db.execute("UPDATE toolchains SET stale_since = ? WHERE stale_since > ?", (now, now))
 
     def save(self, installation: Installation, message: protocol.Announce | None = None) -> None:
         """Write down an installation, and what its toolchain is."""
@@ -124,3 +128,13 @@ class Records:
             )
         if entries:
             self._store.add_statistics({"invalidated": entries})
+
+
+def _installation(toolchain: Any, uid: Any, files: Any, state: Any, seen_at: Any) -> Installation | None:
+    """What a row says; None for one that cannot be, since anybody who may write the file can alter it."""
+    try:
+        marks = marks_of([dict(zip(Mark._fields, file, strict=True)) for file in json.loads(files)])
+        right = type(toolchain) is str and type(uid) is int and state in (HERE, ELSEWHERE, GONE)
+        return Installation(toolchain, uid, marks, state, float(seen_at)) if marks and right else None
+    except (ValueError, TypeError):
+        return None

@@ -135,10 +135,12 @@ class Service:
         if not _is_digest(message.toolchain):
             return Reply(protocol.Refused("protocol error", f"{message.toolchain[:80]!r} is not a digest"))
         answer = Later()
-        looked = self._toolchains.announce(message, caller.uid)
+        looked = self._toolchains.announce(message, caller)
         waited = self._loop.create_future()
         looked.add_done_callback(lambda _: self._loop.call_soon_threadsafe(_finish, waited))
-        self._loop.call_later(_FIRST_LOOK, _finish, waited)
+        # Where it decides what is served, it is worth waiting for.
+        patience = _LAST_LOOK if message.toolchain in self._toolchains.stale else _FIRST_LOOK
+        self._loop.call_later(patience, _finish, waited)
         waited.add_done_callback(lambda _: answer.give(Reply(looked.result() if looked.done() else protocol.Done())))
         return answer
 
@@ -168,12 +170,10 @@ class Service:
 
     def _look_up(self, caller: Caller, message: protocol.Get) -> Reply | None:
         """What is stored, by whoever the caller trusts, or known not to be storable."""
-        hits = self._store.find(message.key)
-        if hits:
-            if hits[0].toolchain in self._toolchains.stale:
-                # Who still runs on what is no longer installed compiles, and nobody waits for that.
-                return Reply(protocol.Missing(0))
-            hits = [hit for hit in hits if self._may_have(caller, hit)]
+        hits = [hit for hit in self._store.find(message.key) if self._may_have(caller, hit)]
+        if hits and hits[0].toolchain in self._toolchains.stale:
+            # Who still runs on what is no longer installed compiles, and nobody waits for that.
+            return Reply(protocol.Missing(0))
         # One's own first, then root's.
         for hit in sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT)):
             reply = self._found(caller, message.key, hit)

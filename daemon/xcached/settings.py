@@ -12,7 +12,7 @@ from pathlib import Path
 from xcache import config
 from xcache.config import FIXED, SETTINGS, Config
 from xcache.errors import ConfigError
-from xcached.watching import Watcher
+from xcached.watching import Depth, Watcher
 
 logger = logging.getLogger("xcached")
 
@@ -91,7 +91,7 @@ class Following:
             self._waiting.cancel()
 
     def _watch(self) -> None:
-        self._watcher.watch(_folders())
+        self._watcher.watch(dict.fromkeys(_folders(), Depth.FILES))
 
     def _something_happened(self) -> None:
         # On watchdog's thread; the loop may be closed by now.

@@ -6,24 +6,30 @@ Everything here happens on a thread of its own, which may wait for a slow file s
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 from xcache import protocol
+from xcached.ageing import steady
+from xcached.caller import Caller
 from xcached.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
 from xcached.records import Records
-from xcached.watching import Watcher
+from xcached.watching import Watcher, folders_of
 from xcached.writer import CallJob, WriterThread
 
 logger = logging.getLogger("xcached")
 
 # After something has happened, more will; and where nothing tells of it, somebody has to look.
 _SETTLES, _LOOK_EVERY = 0.2, 10.0
+# Of its time, where something happens all the time, and how long that is put up with.
+_SHARE_OF_LOOKING, _LONGEST_REST = 0.1, 1.0
 _WORTH_NOTING_SECONDS = 3600.0
 _MOST_OF_ONE_USER = 1000
 _LONGEST_WRITE = 60.0
@@ -32,6 +38,8 @@ _LONGEST_WRITE = 60.0
 class _Announcement(NamedTuple):
     message: protocol.Announce
     uid: int
+    # When the program was started, if that is known.
+    started: float
     done: Future[protocol.Message]
 
 
@@ -52,10 +60,10 @@ class Toolchains:
         self._thread = threading.Thread(target=self._run, name="xcached-toolchains", daemon=True)
         self._thread.start()
 
-    def announce(self, message: protocol.Announce, uid: int) -> Future[protocol.Message]:
+    def announce(self, message: protocol.Announce, caller: Caller) -> Future[protocol.Message]:
         """A program says which toolchain it compiles with, and where that is."""
         done: Future[protocol.Message] = Future()
-        self._jobs.put(_Announcement(message, uid, done))
+        self._jobs.put(_Announcement(message, caller.uid, _started(caller.pid), done))
         return done
 
     def close(self, seconds: float) -> None:
@@ -66,13 +74,17 @@ class Toolchains:
 
     def _read(self) -> None:
         """What was known when the last daemon left."""
+        # By the wall clock, as far as that can be.
+        now = time.time()
+        self._stale_since = {one: steady() - max(0.0, now - since) for one, since in self._records.stale().items()}
+        self._submit(partial(self._records.correct, now))
         for installation in self._records.installations():
+            installation.gone_at = self._stale_since.get(installation.toolchain, steady())
             self._installations[_name(installation)] = installation
-        self._stale_since = self._records.stale()
         self.stale = frozenset(self._stale_since)
 
     def _run(self) -> None:
-        look_at = time.monotonic()
+        look_at = rested_at = time.monotonic()
         while True:
             try:
                 job = self._jobs.get(timeout=max(0.0, look_at - time.monotonic()))
@@ -84,36 +96,47 @@ class Toolchains:
                 if isinstance(job, _Announcement):
                     self._announced(job)
                 elif job == "look":
-                    look_at = min(look_at, time.monotonic() + _SETTLES)
+                    look_at = min(look_at, max(time.monotonic() + _SETTLES, rested_at))
                 else:
-                    look_at = time.monotonic() + _LOOK_EVERY
-                    if self._look_at_all():
-                        look_at = time.monotonic() + _SETTLES
+                    began = time.monotonic()
+                    look_at = began + _LOOK_EVERY
+                    rest = self._look_at_all()
+                    ended = time.monotonic()
+                    rested_at = ended + min((ended - began) / _SHARE_OF_LOOKING, _LONGEST_REST)
+                    look_at = max(ended + rest, rested_at)
             except Exception:
                 # Nothing that is wrong with one of them may keep the others from being looked at.
                 logger.exception("toolchains could not be looked at")
 
     def _announced(self, job: _Announcement) -> None:
         try:
-            marks = marks_of(job.message)
+            marks = marks_of(job.message.files)
             if marks is None:
                 job.done.set_result(protocol.Refused("protocol error", "files that cannot be"))
             else:
-                self._welcome(Installation(job.message.toolchain, job.uid, marks, GONE, time.time()), job.message)
+                new = Installation(job.message.toolchain, job.uid, marks, ELSEWHERE, time.time())
+                self._welcome(new, job.message, job.started)
         finally:
             if not job.done.done():
                 job.done.set_result(protocol.Done())
 
-    def _welcome(self, new: Installation, message: protocol.Announce) -> None:
+    def _welcome(self, new: Installation, message: protocol.Announce, started: float) -> None:
         known = self._installations.get(_name(new))
         if known is None and not self._has_room(new.uid):
             return
-        # A program that has run for long may speak of what is no longer there: only another look makes it live again.
-        new.state = ELSEWHERE
-        if known is not None and known.state != HERE and known.files == new.files:
-            new.state, new.known_wrong = known.state, known.known_wrong
-        if new.look():
-            new.state = HERE
+        before = ELSEWHERE
+        if known is not None and known.files == new.files:
+            before, new.known_wrong = known.state, known.known_wrong
+        found = new.look()
+        new.state, new.gone_at = found, steady()
+        if found != HERE and before == ELSEWHERE:
+            new.state = ELSEWHERE
+        elif found == ELSEWHERE:
+            new.state = before
+        elif found == GONE and known is not None and before == GONE:
+            # A program that has run for long may speak of what is no longer there, and does not make it live again.
+            # One that was started since then sees other file systems than this daemon, who may be in a container.
+            new.state, new.gone_at = GONE if started <= known.gone_at else ELSEWHERE, known.gone_at
         same = known is not None and (known.state, known.files) == (new.state, new.files)
         # Seldom, so that a program that starts every second does not write every second.
         if known is not None and same and abs(new.seen_at - known.seen_at) < _WORTH_NOTING_SECONDS:
@@ -121,7 +144,8 @@ class Toolchains:
         self._installations[_name(new)] = new
         self._submit(partial(self._records.save, new, message))
         self._find_stale()
-        self._watch()
+        # What is new is watched then; for each of hundreds at once that would be much.
+        self._jobs.put("look")
 
     def _has_room(self, uid: int) -> bool:
         """Whether one more of this user's can be remembered; a place that is gone makes room if it decides nothing."""
@@ -137,18 +161,22 @@ class Toolchains:
         self._submit(partial(self._records.forget, oldest))
         return True
 
-    def _look_at_all(self) -> bool:
-        """Look at what can be seen from here; whether there is more to do soon."""
+    def _look_at_all(self) -> float:
+        """Look at what can be seen from here; in how many seconds that is to be done again, whatever happens."""
         for installation in self._installations.values():
             if installation.state == ELSEWHERE:
                 continue
             before = installation.state, installation.files
-            installation.state = HERE if installation.look() else GONE
+            found = installation.look()
+            if found != ELSEWHERE:
+                installation.state = found
             if (installation.state, installation.files) != before:
+                installation.gone_at = steady()
                 self._submit(partial(self._records.save, installation))
         self._find_stale()
-        self._watch()
-        return self._purge()
+        # What happened before something was watched was not heard of.
+        missed = self._watch()
+        return _SETTLES if self._purge() or missed else min([_LOOK_EVERY, *self._left_of_grace()])
 
     def _find_stale(self) -> None:
         places: dict[str, list[Installation]] = {}
@@ -160,22 +188,26 @@ class Toolchains:
             logger.info("toolchain %s is installed again", toolchain[:12])
             self._submit(partial(self._records.revive, toolchain))
         for toolchain in stale - self._stale_since.keys():
-            self._stale_since[toolchain] = time.time()
+            self._stale_since[toolchain] = steady()
             reason = "; ".join(one.reason for one in places[toolchain])
             logger.info("toolchain %s is stale: %s", toolchain[:12], reason)
             self._submit(partial(self._records.make_stale, toolchain, reason))
         self.stale = frozenset(self._stale_since)
 
-    def _watch(self) -> None:
+    def _watch(self) -> bool:
+        """Watch where something is; whether something of that was not watched before."""
         there = [one for one in self._installations.values() if one.state == HERE]
-        folders = {folder for one in there for folder in one.folders}
-        self._watcher.watch(folders, {folder for one in there for folder in one.above})
+        return self._watcher.watch(folders_of(path for one in there for path in one.paths))
+
+    def _left_of_grace(self) -> Iterator[float]:
+        """How long what is stale is still to be kept; not what was to be removed, which pins may keep."""
+        left = (since + self._grace() - steady() for since in self._stale_since.values())
+        return (max(seconds, _SETTLES) for seconds in left if seconds > 0)
 
     def _purge(self) -> bool:
         """Remove some of what has been stale for long enough; whether more is left."""
-        now = time.time()
         for toolchain, since in list(self._stale_since.items()):
-            if now - since < self._grace():
+            if steady() < since + self._grace():
                 continue
             done = self._submit(partial(self._records.purge, toolchain)).result(_LONGEST_WRITE)
             if isinstance(done, protocol.Removed) and done.entries:
@@ -196,3 +228,12 @@ class Toolchains:
 
 def _name(installation: Installation) -> tuple[str, int, str]:
     return installation.toolchain, installation.uid, installation.place
+
+
+def _started(pid: int) -> float:
+    """When a process was started, by the steady clock; long ago where that cannot be seen."""
+    try:
+        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        return int(ticks) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0

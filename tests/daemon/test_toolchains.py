@@ -8,62 +8,14 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import digest, get_message, until
-from conversation import Conversation, key_of, talking
+from conftest import get_message, until
+from conversation import Conversation, talking
+from environments import Environment
 
 from xcache import protocol
 
 # What is promised, and something for a slow machine.
 SOON = 10.0
-
-
-class Environment:
-    """A folder with a made-up jaxlib."""
-
-    def __init__(self, root: Path, version: str) -> None:
-        self.root = root
-        self.packages = root / "lib" / "python3" / "site-packages"
-        self.version = version
-        (self.packages / "jaxlib").mkdir(parents=True)
-        self.library = self.packages / "jaxlib" / "libjax_common.so"
-        self.write(version)
-
-    def write(self, version: str) -> None:
-        """Install a version, as pip does: what was there goes first."""
-        self.version = version
-        self.library.unlink(missing_ok=True)
-        self.library.write_bytes(version.encode().ljust(1000, b"."))
-
-    @property
-    def toolchain(self) -> str:
-        return digest(f"toolchain {self.version}".encode())
-
-    def announcement(self) -> protocol.Announce:
-        status = self.library.stat()
-        file = {
-            "path": str(self.library),
-            "size": status.st_size,
-            "mtime_ns": status.st_mtime_ns,
-            "inode": status.st_ino,
-            "digest": digest(self.library.read_bytes()),
-        }
-        return protocol.Announce(self.toolchain, "cpu", self.version, f"jaxlib={self.version!r}", [file])
-
-    def announce(self, place) -> None:
-        with talking(place) as talk:
-            assert talk.ask(self.announcement()) == protocol.Done()
-
-    def put(self, place, name: str = "f", size: int = 0, compile_seconds: float = 1.0) -> str:
-        """Announce it, and store something that it made."""
-        key = key_of(f"{name} {self.version}")
-        components = {part: digest(part.encode()) for part in ("program", *protocol.DESCRIBED_COMPONENTS)}
-        with talking(place) as talk:
-            assert talk.ask(self.announcement()) == protocol.Done()
-            made = components | {"toolchain": self.toolchain}
-            content = f"{name} made by {self.version}".encode().ljust(size, b".")
-            stored = talk.put(key, content, components=made, compile_seconds=compile_seconds)
-            assert stored == protocol.Stored(True)
-        return key
 
 
 @pytest.fixture
@@ -153,17 +105,6 @@ def test_going_back_makes_its_entries_live_again(place, environment):
     assert served(place, old)
     assert until(lambda: states(place) == {"1.0": "live", "1.1": "stale"}, SOON)
     assert not served(place, new)
-
-
-def test_going_back_is_noticed_without_a_program_too(place, environment):
-    place.start_daemon()
-    key = environment.put(place)
-    content = environment.library.read_bytes()
-    environment.library.unlink()
-    assert until(lambda: states(place)["1.0"] == "stale", SOON)
-    environment.library.write_bytes(content)
-    assert until(lambda: states(place)["1.0"] == "live", 20)
-    assert served(place, key)
 
 
 def test_a_toolchain_in_several_environments_lives_until_the_last_is_gone(place, environment):

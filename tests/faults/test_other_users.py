@@ -180,6 +180,25 @@ def test_a_planted_entry_never_reaches_a_program_of_another_user(machine):
     assert {uid for (uid,) in machine.place.query("SELECT writer_uid FROM entries")} == {ALICE, BOB, CAROL}
 
 
+FAKE = """
+from environments import Environment
+fake = Environment(Path.cwd() / "fake", "1.0")
+said.append(text(talk.ask(fake.announcement())))
+parts = {name: digest(name.encode()) for name in ("program", *protocol.DESCRIBED_COMPONENTS)}
+said.append(text(talk.put(KEY, b"evil", components=parts | {"toolchain": fake.toolchain})))
+fake.library.unlink()
+"""
+
+
+def test_nobody_makes_stale_what_is_anothers(machine):
+    """Alice stores under Bob's key what she says was made by something that is installed nowhere any more."""
+    machine.start()
+    assert put(machine, BOB, b"good") == ["Stored"]
+    assert machine.talk(ALICE, FAKE) == ["Done", "Stored"]
+    assert until(lambda: machine.place.query("SELECT 1 FROM toolchains WHERE stale_since IS NOT NULL"))
+    assert get(machine, BOB) == "good"
+
+
 def test_users_pin_their_own_up_to_their_quota(machine):
     machine.start(XCACHE_USER_QUOTA="50000")
     put(machine, ALICE, b"a" * 20_000)
