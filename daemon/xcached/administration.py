@@ -160,6 +160,8 @@ class Administration:
 
     def _status(self, caller: Caller, message: protocol.AskStatus, descriptors: Sequence[int]) -> Answer:
         totals = self._store.totals()
+        settings = self._settings.now
+        free, to_stay_free = self._room.disk
         facts: dict[str, protocol.Scalar] = {
             "pid": os.getpid(),
             "version": self._version,
@@ -167,7 +169,11 @@ class Administration:
             "connections": self.connections,
             "entries": totals["entries"],
             "bytes": totals["bytes"],
-            "max_size": self._settings.now.max_size,
+            "max_size": settings.max_size,
+            "max_entries": settings.max_entries,
+            "max_age": settings.max_age,
+            "free": free,
+            "to_stay_free": to_stay_free,
             "configuration_problem": self._settings.problem,
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }

@@ -20,6 +20,11 @@ class Disk:
         self._asked = 0.0
         self._free = self._to_leave = self._written = 0
 
+    @property
+    def seen(self) -> tuple[int, int]:
+        """What was free when that was last asked, and what is to stay free: nothing, where that was never asked."""
+        return self._free, self._to_leave
+
     def lacking(self, needed: int = 0, returning: int = 0) -> int:
         """Bytes that are not free although they should be when ``needed`` more are written; 0 or less for none.
 

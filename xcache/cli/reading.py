@@ -15,7 +15,7 @@ from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, Store
 from xcache.protocol import DATABASE
 
 # The newest schema that is understood here: ``PRAGMA user_version``, as the daemon writes it.
-SCHEMA = 5
+SCHEMA = 6
 _TOOLCHAINS_SINCE = 4
 _PINNING = 3
 EMPTY = "the store is empty"
@@ -56,7 +56,7 @@ class Wanted:
             "lower(platform) = lower(?)": (self.platform,),
             # 0.10 stands for 0.10.2, and not for 0.1.
             "(jaxlib_version = ? OR instr(jaxlib_version, ? || '.') = 1)": (self.jaxlib, self.jaxlib),
-            "instr(toolchain_component, lower(?)) = 1": (self.toolchain,),
+            "toolchain_component = ?": (self.toolchain,),
             "created_at < ?": (self.created_before,),
             "created_at > ?": (self.created_after,),
         }
@@ -157,6 +157,20 @@ class StoreReader:
         for row in rows:
             row["pinned"] = bool(row["pinned"])
         return rows, matched
+
+    def freed_by(self, wanted: Wanted) -> int:
+        """How many bytes would come free without those entries: theirs, and the programs that no other has."""
+        where, values = wanted.conditions()
+        programs = "JOIN programs ON programs.digest = program AND programs.writer_uid = {0}.writer_uid"
+        contents = "SELECT blob FROM {0} UNION SELECT programs.blob FROM {0} " + programs  # noqa: S608
+        ((size,),) = self._connection.execute(
+            f"WITH going AS (SELECT rowid AS id, blob, program, writer_uid FROM entries WHERE {where}),"  # noqa: S608
+            " staying AS (SELECT blob, program, writer_uid FROM entries WHERE rowid NOT IN (SELECT id FROM going))"
+            f" SELECT coalesce(sum(stored_size), 0) FROM blobs WHERE digest IN ({contents.format('going')})"
+            f" AND digest NOT IN ({contents.format('staying')})",
+            values,
+        )
+        return int(size)
 
     def beginning_with(self, prefix: str, limit: int) -> list[Row]:
         """Key and module name of entries whose key begins like this."""

@@ -75,11 +75,12 @@ def _text(kind: str, value: Any) -> str:
     if kind == "room" and not value.endswith("%"):
         return size(int(value)) if int(value) else "0"
     if kind == "time":
-        return _length(value)
+        return length(value)
     return str(int(value)) if kind == "flag" else str(value)
 
 
-def _length(seconds: float) -> str:
+def length(seconds: float) -> str:
+    """A time as it could be given: ``90d``, ``0.5s``."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds and seconds % unit == 0:
             return f"{seconds // unit:g}{name}"

@@ -10,6 +10,7 @@ import click
 from xcache import config, protocol
 from xcache.cli import reading, talking
 from xcache.cli.output import counted, duration, emit, json_option, note, print_facts, print_line, printable, size
+from xcache.cli.settings import length
 from xcache.config import Config
 from xcache.connection import Connection
 from xcache.errors import ClosedStoreError, UnavailableError
@@ -20,13 +21,15 @@ from xcache.errors import ClosedStoreError, UnavailableError
 def status(as_json: bool) -> None:
     """Is the daemon running, what is being compiled, and how full is the store?
 
-    Connections are those of others. The limit is the daemon's while one runs, else that of the settings. What was
+    Connections are those of others. The limits are the daemon's while one runs, else those of the settings. What was
     set aside is listed by ls --quarantined.
 
     \b
     JSON: {"running": bool, "problem": str or null, "pid": int or null, "version": str or null,
            "uptime_seconds": float or null, "connections": int or null, "socket": str, "directory": str,
-           "entries": int, "bytes": int, "max_size": int (0: no limit), "quarantined": int or null,
+           "entries": int, "bytes": int, "max_size": int (0: no limit), "max_entries": int (0: no limit),
+           "max_age": float (0: no limit), "quarantined": int or null,
+           "free": int or null (bytes on the disk), "to_stay_free": int or null (bytes, by min_free; 0: none),
            "damaged_databases": [str],
            "configuration_problem": str or null (why the daemon goes on with the settings it had),
            "compiles": [{"key": str, "module_name": str, "pid": int, "program": str, "seconds": float,
@@ -56,7 +59,9 @@ def status(as_json: bool) -> None:
         "socket": str(settings.socket),
         "directory": str(settings.dir),
         **held,
-        "max_size": facts.get("max_size", settings.max_size),
+        **{limit: facts.get(limit, getattr(settings, limit)) for limit in ("max_size", "max_entries", "max_age")},
+        "free": facts.get("free"),
+        "to_stay_free": facts.get("to_stay_free"),
         "damaged_databases": _damaged(settings),
         "configuration_problem": facts.get("configuration_problem") or None,
         "compiles": compiles,
@@ -100,6 +105,15 @@ def _damaged(settings: Config) -> list[str]:
     return []
 
 
+def _held_of(found: dict[str, Any]) -> str:
+    """How much there is, and how much there may be."""
+    entries, limit = counted(found["entries"], "entry"), found["max_size"]
+    if most := found["max_entries"]:
+        entries += f" of {most} ({found['entries'] / most:.0%})"
+    full = f" of {size(limit)} ({found['bytes'] / limit:.0%})" if limit else "" if most else ", no limit"
+    return f"{entries}, {size(found['bytes'])}{full}"
+
+
 def _print(found: dict[str, Any]) -> None:
     if found["running"]:
         daemon = f"running, xcache {found['version']}, process {found['pid']}"
@@ -108,13 +122,12 @@ def _print(found: dict[str, Any]) -> None:
     rows = [("daemon", daemon)]
     if found["running"]:
         rows += [("up for", duration(found["uptime_seconds"])), ("connections", str(found["connections"]))]
-    limit = found["max_size"]
-    full = f" of {size(limit)} ({found['bytes'] / limit:.0%})" if limit else ", no limit"
-    rows += [
-        ("socket", found["socket"]),
-        ("store", found["directory"]),
-        ("holds", f"{counted(found['entries'], 'entry')}, {size(found['bytes'])}{full}"),
-    ]
+    rows += [("socket", found["socket"]), ("store", found["directory"]), ("holds", _held_of(found))]
+    if found["max_age"]:
+        rows.append(("keeps", f"what was used within {length(found['max_age'])}"))
+    if found["to_stay_free"] and found["free"] < found["to_stay_free"]:
+        lacking = f"{size(found['free'])} free, and {size(found['to_stay_free'])} are to stay free (min_free)"
+        rows.append(("disk", f"{lacking}: entries go, and nothing is stored"))
     if found["quarantined"]:
         rows.append(("set aside", f"{counted(found['quarantined'], 'entry')} (xcache ls --quarantined)"))
     print_facts(rows)

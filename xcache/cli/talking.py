@@ -103,15 +103,17 @@ def knock(settings: Config) -> protocol.Welcome:
         return connection.welcome
 
 
-def bring_up_to_date(settings: Config) -> None:
-    """Have a daemon, if one runs, write what it holds back; say so where that fails."""
+def bring_up_to_date(settings: Config) -> bool:
+    """Have a daemon, if one runs, write what it holds back; say so where that fails. Whether one runs."""
     try:
         connection = find(settings)
-        if connection is not None:
-            with contextlib.closing(connection):
-                connection.demand(protocol.Sync(), protocol.Done, settings.timeout)
+        if connection is None:
+            return False
+        with contextlib.closing(connection):
+            connection.demand(protocol.Sync(), protocol.Done, settings.timeout)
     except (UnavailableError, RefusedError) as error:
         note(f"the latest uses may be missing: {error}")
+    return True
 
 
 def _find_any(settings: Config) -> Connection | None:

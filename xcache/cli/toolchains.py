@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from typing import Any
 
 import click
 
 from xcache import config
-from xcache.cli import Misunderstood, reading, talking
+from xcache.cli import Failure, Misunderstood, reading, talking
 from xcache.cli.changing import remove
 from xcache.cli.choosing import older_than_option
-from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_table, size
+from xcache.cli.output import Column, ago, counted, duration, emit, json_option, note, print_table, printable, size
+from xcache.cli.settings import length
 
 _SHORT = 12
 _COLUMNS = (
@@ -43,13 +45,15 @@ def toolchains(as_json: bool) -> None:
            "seen_at": float}]}]}
     """
     settings = config.load()
-    talking.bring_up_to_date(settings)
+    is_watched = talking.bring_up_to_date(settings)
     with reading.reading(settings.dir) as store:
         rows = store.toolchains() if store else []
     if as_json:
         emit({"toolchains": rows})
     elif rows:
         print_table(_COLUMNS, rows)
+        if not is_watched:
+            note("no daemon runs; this is what the last one saw")
     else:
         click.echo(reading.EMPTY)
 
@@ -73,23 +77,27 @@ def invalidate(
 ) -> None:
     """Remove the entries that fit all of these, so that they are compiled anew.
 
-    At least one of the options is needed; for everything there is clear. Starts a daemon when none runs and there is
-    something to remove.
+    Pinned ones too. At least one of the options is needed; for everything there is clear. Starts a daemon when none
+    runs and there is something to remove.
 
     \b
-    JSON: {"matched": int, "removed": int, "bytes": int, "dry_run": bool}
+    JSON: {"matched": int, "removed": int, "bytes": int (that came free, or would), "dry_run": bool}
     """
     settings = config.load()
     given = {
         "toolchain": toolchain,
         "jaxlib": jaxlib,
         "platform": platform,
-        "older than": None if older_than is None else duration(older_than),
+        "older than": None if older_than is None else length(older_than),
         "name": name,
     }
-    reason = ", ".join(f"{what} {value}" for what, value in given.items() if value is not None)
-    if not reason:
+    if all(value is None for value in given.values()):
         raise Misunderstood("say which entries: --toolchain, --jaxlib, --platform, --older-than or --name")
+    for what, value in given.items():
+        # Of a variable that is not set, most likely; taken for the beginning of a name it would fit everything.
+        if value == "":
+            raise Misunderstood(f"--{what} says nothing; for everything there is clear")
+    reason = ", ".join(f"{what} {value}" for what, value in given.items() if value is not None)
     wanted = reading.Wanted(
         toolchain=toolchain,
         jaxlib=jaxlib,
@@ -98,19 +106,34 @@ def invalidate(
         name=name,
     )
     with reading.reading(settings.dir) as store:
+        if store and toolchain is not None:
+            wanted = dataclasses.replace(wanted, toolchain=_the_one(store, toolchain))
         entries, _ = store.entries(wanted) if store else ([], 0)
+        total = store.totals()["entries"] if store else 0
+        freed = store.freed_by(wanted) if store and dry_run else 0
     keys = list(dict.fromkeys(entry["key"] for entry in entries))
-    stored = sum(entry["stored_size"] for entry in entries)
     removed = 0
     if keys and not dry_run:
-        done = remove(settings, keys, f"by hand: {reason}")
-        removed, stored = done.entries, done.bytes
+        removed, freed = remove(settings, keys, f"by hand: {reason}")
     if as_json:
-        emit({"matched": len(entries), "removed": removed, "bytes": stored, "dry_run": dry_run})
+        emit({"matched": len(entries), "removed": removed, "bytes": freed, "dry_run": dry_run})
+    elif not keys:
+        click.echo(f"none of {counted(total, 'entry')} fits" if total else reading.EMPTY)
     elif dry_run:
-        click.echo(f"would remove {counted(len(entries), 'entry')}, {size(stored)}")
+        click.echo(f"would remove {counted(len(entries), 'entry')}, {size(freed)}")
     else:
-        click.echo(f"removed {counted(removed, 'entry')}, {size(stored if keys else 0)}")
+        click.echo(f"removed {counted(removed, 'entry')}, {size(freed)}")
+
+
+def _the_one(store: reading.StoreReader, prefix: str) -> str:
+    """The toolchain that begins like this."""
+    found = [row for row in store.toolchains() if row["digest"].startswith(prefix.lower())]
+    if not found:
+        raise Failure(f"no toolchain begins with {printable(prefix)}; xcache toolchains lists them")
+    if len(found) > 1:
+        lines = [f"  {row['digest'][:_SHORT]}  {row['platform'] or ''} {row['jaxlib_version'] or ''}" for row in found]
+        raise Misunderstood("\n".join([f"more than one toolchain begins with {prefix}:", *lines]))
+    return str(found[0]["digest"])
 
 
 def _state(row: dict[str, Any]) -> str:
