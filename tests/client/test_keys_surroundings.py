@@ -96,6 +96,15 @@ def test_a_memo_that_cannot_be_written_is_no_trouble(jaxlib_folder, monkeypatch)
     assert describe(jaxlib_folder, Path("/proc/nowhere")) == describe(jaxlib_folder)
 
 
+def test_a_memo_that_cannot_be_written_leaves_nothing_behind(jaxlib_folder, tmp_path, monkeypatch):
+    """On a full disk every process would leave a file."""
+    monkeypatch.setattr(time, "time", lambda: (jaxlib_folder / "_jax.so").stat().st_ctime + 60)
+    memo = tmp_path / "memo"
+    (memo / toolchain.MEMO).mkdir(parents=True)
+    describe(jaxlib_folder, memo)
+    assert [path.name for path in memo.iterdir()] == [toolchain.MEMO]
+
+
 def test_without_a_native_library_nothing_is_cached(tmp_path):
     with pytest.raises(UncacheableError):
         describe(tmp_path)

@@ -142,9 +142,14 @@ class _Digests:
             if self._memo.parent.stat().st_uid != os.getuid():
                 return
             handle, name = tempfile.mkstemp(prefix=MEMO, dir=self._memo.parent)
-            with os.fdopen(handle, "w") as file:
-                json.dump(self._known, file)
-            Path(name).replace(self._memo)
+            try:
+                with os.fdopen(handle, "w") as file:
+                    json.dump(self._known, file)
+                Path(name).replace(self._memo)
+            except BaseException:
+                # On a full disk every process would leave one.
+                Path(name).unlink(missing_ok=True)
+                raise
         except OSError:
             return
 
