@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -81,6 +83,18 @@ import xcache
 print(json.dumps([statistics.median(outside), xcache.stats().hits]))
 """
 
+LARGE = """
+import json, time
+import jax, jax.numpy as jnp, numpy as np
+jax.devices()
+# What does not become smaller when it is compressed.
+constant = np.random.default_rng(0).standard_normal((8 << 20, 2)).astype(np.float32)
+lowered = jax.jit(lambda v: (v * constant).sum(0)).lower(jax.ShapeDtypeStruct((2,), jnp.float32))
+start = time.perf_counter()
+lowered.compile()
+print(json.dumps(time.perf_counter() - start))
+"""
+
 STORE = """
 import sys, json, time
 sys.path.insert(0, {scripts!r})
@@ -145,6 +159,12 @@ def main() -> None:
                 raise SystemExit("not every small program was a hit; the figures would mean something else")
             median = statistics.median(milliseconds for milliseconds, _ in hits)
             print(f"a hit for a small program, without loading it {median:.2f} ms")
+            # Asked for, and not loaded ahead.
+            run(LARGE, place, XCACHE="1")
+            large = statistics.median(run(LARGE, place, XCACHE="1", XCACHE_PREFETCH="0") for _ in range(ROUNDS))
+            with contextlib.closing(sqlite3.connect(place / "store" / "store.db")) as store:
+                ((size,),) = store.execute("SELECT max(footprint) FROM entries")
+            print(f"a hit for {size / 1e6:.0f} MB of constants {large:.2f} s: {size / 1e6 / large:.0f} MB/s")
             seconds = run(STORE, place, XCACHE="1")
             compiled = seconds["backend_compile_and_load"]
             blocked = seconds["compile_or_get_cached"] - compiled

@@ -147,11 +147,16 @@ def recorded(path: Path, times: int = 1) -> list[Request]:
     """What a daemon recorded: its Gets, with what each key's Put said of it, as far as there was one."""
     asked: list[str] = []
     known: dict[str, tuple[int, float]] = {}
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            noted = json.loads(line)
-            if noted["op"] == "get":
-                asked.append(noted["key"])
-            if noted["size"] and (noted["op"] == "put" or noted["key"] not in known):
-                known[noted["key"]] = noted["size"], noted["cost"]
+            try:
+                noted = json.loads(line)
+                operation, key, size, cost = (noted[name] for name in ("op", "key", "size", "cost"))
+            except (ValueError, TypeError, KeyError):
+                # Half a line, from a disk that was full.
+                continue
+            if operation == "get":
+                asked.append(key)
+            if size and (operation == "put" or key not in known):
+                known[key] = size, cost
     return [Request(key, *known[key]) for key in asked if key in known] * times

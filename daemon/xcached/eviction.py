@@ -14,9 +14,9 @@ Entry = TypeVar("Entry")
 
 # What an entry takes beside its bytes: rows, indexes, and the rest of a file's last block.
 _BYTES_BESIDE = 4096
-# What a hit costs in place of the compile: some milliseconds for any (docs/eviction.md), and more for many bytes.
+# What a hit costs in place of the compile (docs/eviction.md): some milliseconds for any, and more for many bytes.
 _SECONDS_TO_FIND = 0.004
-_BYTES_LOADED_IN_A_SECOND = 40e6
+_BYTES_LOADED_IN_A_SECOND = 140e6
 # Where loading takes as long as compiling, an entry is worth next to nothing; which of those goes is told by use.
 _LEAST_SHARE = 0.01
 # Requests for each entry that the store holds until a use counts half.

@@ -174,7 +174,7 @@ def _start() -> Any:
         from watchdog.observers.inotify_c import InotifyFD
 
         inotify = InotifyFD()
-    except (ImportError, OSError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # noqa: BLE001 - on other systems watchdog has exceptions of its own for that
         logger.info("folders are not watched, but looked at now and then: %s", error)
         return None
     inotify.start()

@@ -76,7 +76,7 @@ def test_what_takes_long_to_compile_is_worth_more_and_what_is_large_less():
 
 def test_what_loads_as_slowly_as_it_compiles_is_worth_next_to_nothing():
     usage = Usage(1, 0)
-    assert worth(usage, 1.0, 40_000_000) < worth(usage, 2.0, 40_000_000) - 3
+    assert worth(usage, 1.0, 140_000_000) < worth(usage, 2.0, 140_000_000) - 3
 
 
 def test_a_use_counts_half_after_some_requests_for_each_entry():

@@ -14,6 +14,7 @@ import pytest
 from conftest import digest, until
 from environments import Environment
 from stores import Shelf, shelf
+from watchdog.utils import UnsupportedLibcError
 
 from xcache import protocol
 from xcached import toolchains
@@ -123,6 +124,19 @@ def test_going_back_is_noticed_without_a_program_too(tmp_path, environment, monk
         environment.library.write_bytes(content)
         assert until(lambda: environment.toolchain not in watched.toolchains.stale)
         assert until(lambda: watched.states() == [HERE])
+
+
+@pytest.mark.parametrize("error", [OSError(24, "too many"), UnsupportedLibcError("no inotify here")])
+def test_where_nothing_tells_of_changes_somebody_looks(tmp_path, environment, monkeypatch, error):
+    def fail(_class):
+        raise error
+
+    monkeypatch.setattr("watchdog.observers.inotify_c.InotifyFD._create_inotify_fd", classmethod(fail))
+    monkeypatch.setattr(toolchains, "_LOOK_EVERY", 0.5)
+    with eye(tmp_path) as watched:
+        watched.hear(environment.announcement())
+        shutil.rmtree(environment.root)
+        assert watched.is_stale(environment)
 
 
 def test_what_changes_before_it_is_watched_is_noticed(tmp_path, environment, monkeypatch):

@@ -80,19 +80,36 @@ def test_the_policy_that_is_used_saves_more_than_lru_and_lfu():
     assert saved["xcache"] > 1.1 * saved["LFU"]
 
 
+def simulate(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """What the simulator prints, as scripts/simulate has it run."""
+    return subprocess.run(
+        [sys.executable, REPOSITORY / "scripts" / "simulate_tables.py", *arguments],
+        env={"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'daemon'}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
 def test_a_recorded_trace_is_replayed(tmp_path):
     path = tmp_path / "recorded.jsonl"
     lines = []
     for key in "abcabcab":
         lines += [{"op": op, "key": key, "size": size, "cost": 1.0} for op, size in (("get", 0), ("put", 1000))]
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    said = subprocess.run(
-        [sys.executable, REPOSITORY / "scripts" / "simulate_tables.py", path, "--policies", "all"],
-        env={"PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'daemon'}"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
-    assert "8 requests of 3 keys" in said
-    assert "xcache" in said
+    # As a disk that was full for a moment leaves it.
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"op":"ge' + json.dumps(lines[0]) + "\n7\n")
+    done = simulate(path, path, "--policies", "all")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("8 requests of 3 keys") == 2
+    assert "xcache" in done.stdout.rpartition("### All together")[2]
+
+
+@pytest.mark.parametrize("content", [None, "", "something else\n"])
+def test_what_is_no_trace_is_refused_in_one_line(tmp_path, content):
+    path = tmp_path / "trace"
+    if content is not None:
+        path.write_text(content)
+    done = simulate(path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"scripts/simulate: error: {path}" in done.stderr.splitlines()[-1]
