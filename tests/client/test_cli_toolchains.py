@@ -94,6 +94,17 @@ def test_what_fits_nothing(filled):
     assert "say which entries" in filled.say("invalidate", code=2)
 
 
+def test_an_entry_that_is_not_served_says_so(filled):
+    key, *_ = [entry["key"] for entry in filled.json("ls", "--name", "jit_f")["entries"]]
+    assert filled.json("show", key)["stale"] is False
+    digest = filled.json("show", key)["components"]["toolchain"]["digest"]
+    filled.say("stop")
+    filled.change("INSERT INTO toolchains (digest, platform, first_seen, stale_since) VALUES (?, 'cpu', 1, 2)", digest)
+    assert filled.json("show", key)["stale"] is True
+    assert "not served" in filled.say("show", key)
+    assert "stale" in filled.say("toolchains")
+
+
 def test_an_empty_store(shell):
     assert shell.say("invalidate", "--name", "x") == "the store is empty\n"
     assert shell.say("toolchains") == "the store is empty\n"

@@ -225,6 +225,11 @@ class StoreReader:
             row |= {name: row[name] or 0 for name in ("entries", "bytes", "compile_seconds")}
         return rows
 
+    def is_stale(self, toolchain: str) -> bool:
+        """Whether what it made is not served, because it is installed nowhere any more."""
+        sql = "SELECT 1 FROM toolchains WHERE digest = ? AND stale_since IS NOT NULL"
+        return self._schema >= _TOOLCHAINS_SINCE and bool(self._rows(sql, toolchain))
+
     def invalidations(self, limit: int) -> list[Row]:
         """What made entries useless, the latest first."""
         if self._schema < _TOOLCHAINS_SINCE:

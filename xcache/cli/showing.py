@@ -42,6 +42,7 @@ def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bo
            "blob": str, "file": str or null (inside the database), "codec": str, "raw_size": int,
            "stored_size": int, "compile_seconds": float, "created_at": float, "last_used_at": float, "hits": int,
            "writer_uid": int, "writer_pid": int, "writer_program": str, "pinned": bool,
+           "stale": bool (not served: its toolchain is installed nowhere any more),
            "footprint": int (with its program), "program": {"digest": str, "writer_uid": int, "raw_size": int,
            "stored_size": int, "codec": str, "blob": str},
            "components": {NAME: {"digest": str, "description": str or null}}}
@@ -78,6 +79,7 @@ def _gathered(store: reading.StoreReader, key: str) -> dict[str, Any]:
     }
     plain = {name: value for name, value in entry.items() if not name.endswith(_SUFFIX) and name not in _INTERNAL}
     plain["pinned"] = bool(entry.get("pinned"))
+    plain["stale"] = store.is_stale(entry["toolchain_component"])
     file = store.file_of(entry["blob"])
     program = store.program(entry["program"], entry["writer_uid"])
     return plain | {"file": file and str(file), "program": program, "components": components}
@@ -97,6 +99,7 @@ def _print(entry: dict[str, Any]) -> None:
             ("compile time", duration(entry["compile_seconds"])),
             ("hits", str(entry["hits"])),
             *([("pinned", "stays whatever the limits say")] if entry["pinned"] else []),
+            *([("stale", "not served: what compiled it is installed nowhere (toolchains)")] if entry["stale"] else []),
             ("created", moment(entry["created_at"])),
             ("last used", moment(entry["last_used_at"])),
             ("written by", f"{entry['writer_program']} (process {entry['writer_pid']}, uid {entry['writer_uid']})"),
