@@ -189,7 +189,9 @@ class Toolchains:
             self._submit(partial(self._records.revive, toolchain))
         for toolchain in stale - self._stale_since.keys():
             self._stale_since[toolchain] = steady()
-            reason = "; ".join(one.reason for one in places[toolchain])
+            # What changed now, and not what has long been gone.
+            reason = max(places[toolchain], key=lambda one: one.gone_at).reason
+            reason += f", the last of {count} places" if (count := len(places[toolchain])) > 1 else ""
             logger.info("toolchain %s is stale: %s", toolchain[:12], reason)
             self._submit(partial(self._records.make_stale, toolchain, reason))
         self.stale = frozenset(self._stale_since)

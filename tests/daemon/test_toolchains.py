@@ -118,6 +118,7 @@ def test_a_toolchain_in_several_environments_lives_until_the_last_is_gone(place,
     assert served(place, key)
     shutil.rmtree(twin.root)
     assert until(lambda: states(place) == {"1.0": "stale"}, SOON)
+    assert place.query("SELECT reason FROM invalidations") == [(f"{twin.library} is gone, the last of 2 places",)]
     assert not served(place, key)
 
 
