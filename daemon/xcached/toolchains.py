@@ -5,6 +5,7 @@ Everything here happens on a thread of its own, which may wait for a slow file s
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
@@ -56,7 +57,8 @@ class Toolchains:
         self._stale_since: dict[str, float] = {}
         self._jobs: queue.SimpleQueue[_Announcement | str | None] = queue.SimpleQueue()
         self._read()
-        self._watcher = Watcher(lambda: self._jobs.put("look"))
+        self._told = False
+        self._watcher = Watcher(self._look_soon)
         self._thread = threading.Thread(target=self._run, name="xcached-toolchains", daemon=True)
         self._thread.start()
 
@@ -72,6 +74,12 @@ class Toolchains:
         self._jobs.put(None)
         self._thread.join(seconds)
 
+    def _look_soon(self) -> None:
+        """Something happened: to be noted once, however often it does until somebody looks."""
+        if not self._told:
+            self._told = True
+            self._jobs.put("look")
+
     def _read(self) -> None:
         """What was known when the last daemon left."""
         # By the wall clock, as far as that can be.
@@ -86,16 +94,18 @@ class Toolchains:
     def _run(self) -> None:
         look_at = rested_at = time.monotonic()
         while True:
-            try:
-                job = self._jobs.get(timeout=max(0.0, look_at - time.monotonic()))
-            except queue.Empty:
-                job = "due"
+            # Also where there is always somebody who announces something.
+            job: _Announcement | str | None = "due"
+            with contextlib.suppress(queue.Empty):
+                if (left := look_at - time.monotonic()) > 0:
+                    job = self._jobs.get(timeout=left)
             if job is None:
                 return
             try:
                 if isinstance(job, _Announcement):
                     self._announced(job)
                 elif job == "look":
+                    self._told = False
                     look_at = min(look_at, max(time.monotonic() + _SETTLES, rested_at))
                 else:
                     began = time.monotonic()
@@ -145,7 +155,7 @@ class Toolchains:
         self._submit(partial(self._records.save, new, message))
         self._find_stale()
         # What is new is watched then; for each of hundreds at once that would be much.
-        self._jobs.put("look")
+        self._look_soon()
 
     def _has_room(self, uid: int) -> bool:
         """Whether one more of this user's can be remembered; a place that is gone makes room if it decides nothing."""

@@ -152,6 +152,19 @@ def test_what_changes_before_it_is_watched_is_noticed(tmp_path, environment, mon
         assert watched.is_stale(environment)
 
 
+def test_who_announces_all_the_time_keeps_nobody_from_looking(tmp_path, environment, monkeypatch):
+    """On a machine's daemon that would be somebody else."""
+    with eye(tmp_path) as watched:
+        watched.hear(environment.announcement())
+        caller, found = Caller(os.getpid(), os.getuid()), environment.announcement()
+        monkeypatch.setattr(watched.toolchains, "_announced", lambda job: time.sleep(0.005))
+        for _ in range(2000):
+            watched.toolchains.announce(found, caller)
+        shutil.rmtree(environment.root)
+        assert watched.is_stale(environment)
+        monkeypatch.undo()
+
+
 def test_what_goes_while_a_program_announces_it_is_gone(tmp_path, environment):
     """The daemon hears of it before it has looked."""
     with eye(tmp_path) as watched:
