@@ -55,16 +55,16 @@ class Installation:
         """Where its files are."""
         return [mark.path for mark in self.files]
 
-    def look(self) -> str:
+    def look(self, *, reads: bool = True) -> str:
         """Whether it is here now, as it was, or gone; what looks different is read again. Remembers how that looked.
 
-        It is elsewhere as long as that cannot be told.
+        It is elsewhere as long as that cannot be told; nor can it where what looks different is not to be read.
         """
         marks = []
         state, reason = HERE, ""
         for mark in self.files:
             try:
-                found = self._look_at(mark)
+                found = self._look_at(mark, reads=reads)
             except OSError as error:
                 if error.errno in _GONE:
                     self.reason = f"{mark.path} is gone"
@@ -77,7 +77,7 @@ class Installation:
         self.files, self.reason = tuple(marks), reason
         return state
 
-    def _look_at(self, mark: Mark) -> Mark | None:
+    def _look_at(self, mark: Mark, *, reads: bool) -> Mark | None:
         path = Path(mark.path)
         status = path.stat()
         if (status.st_size, status.st_mtime_ns, status.st_ino) == (mark.size, mark.mtime_ns, mark.inode):
@@ -85,6 +85,8 @@ class Installation:
         looks = status.st_mtime_ns, status.st_ino
         if status.st_size != mark.size or not stat.S_ISREG(status.st_mode) or self.known_wrong.get(mark.path) == looks:
             return None
+        if not reads:
+            raise OSError(errno.EAGAIN, "looks different")
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
         if digest != mark.digest:

@@ -137,16 +137,15 @@ class Toolchains:
         before = ELSEWHERE
         if known is not None and known.files == new.files:
             before, new.known_wrong = known.state, known.known_wrong
-        found = new.look()
-        new.state, new.gone_at = found, steady()
-        if found != HERE and before == ELSEWHERE:
-            new.state = ELSEWHERE
-        elif found == ELSEWHERE:
-            new.state = before
-        elif found == GONE and known is not None and before == GONE:
+        # By how it looks alone: whoever announces must not have gigabytes read, again and again.
+        found = new.look(reads=False)
+        new.gone_at = steady()
+        if found == HERE or before == HERE:
+            new.state = HERE if found == ELSEWHERE else found
+        elif known is not None and before == GONE and started <= known.gone_at:
             # A program that has run for long may speak of what is no longer there, and does not make it live again.
             # One that was started since then sees other file systems than this daemon, who may be in a container.
-            new.state, new.gone_at = GONE if started <= known.gone_at else ELSEWHERE, known.gone_at
+            new.state, new.gone_at = GONE, known.gone_at
         same = known is not None and (known.state, known.files) == (new.state, new.files)
         # Seldom, so that a program that starts every second does not write every second.
         if known is not None and same and abs(new.seen_at - known.seen_at) < _WORTH_NOTING_SECONDS:

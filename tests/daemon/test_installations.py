@@ -152,6 +152,22 @@ def test_what_changes_before_it_is_watched_is_noticed(tmp_path, environment, mon
         assert watched.is_stale(environment)
 
 
+def test_what_looks_different_from_what_is_announced_is_elsewhere_and_not_read(tmp_path, environment, monkeypatch):
+    """In a container perhaps; and anybody could have the daemon read large files again and again."""
+    message = environment.announcement()
+    found = message._replace(files=[message.files[0] | {"mtime_ns": 1}])
+
+    def never(*_arguments):
+        raise AssertionError("read")
+
+    monkeypatch.setattr("xcached.installations.hashlib.file_digest", never)
+    with eye(tmp_path) as watched:
+        watched.hear(found)
+        assert watched.states() == [ELSEWHERE]
+        watched.hear(message)
+        assert watched.states() == [HERE]
+
+
 def test_who_announces_all_the_time_keeps_nobody_from_looking(tmp_path, environment, monkeypatch):
     """On a machine's daemon that would be somebody else."""
     with eye(tmp_path) as watched:
