@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import gc
 import logging
 import os
@@ -15,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from xcache import executables, keys, payload, protocol
 from xcache.client import Absent, Client, Entry
@@ -46,8 +45,7 @@ _ATTEMPTS = 2
 _LOADING_TO_COMPILING = 0.2
 
 
-@dataclasses.dataclass(frozen=True)
-class _Compiled:
+class _Compiled(NamedTuple):
     """What is to be stored, and the lease under which it was compiled (0 for none)."""
 
     request: Request

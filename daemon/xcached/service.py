@@ -160,8 +160,9 @@ class Service:
             # Nothing can be stored under it, and nobody has to remember who asked.
             return Reply(protocol.Missing(0))
         found = self._look_up(caller, message)
-        if found is not None and isinstance(found.message, protocol.Found):
-            self._trace.note("get", message.key, found.message.stored_size, found.message.compile_seconds, hit=True)
+        if found is not None and isinstance(found.message, protocol.Packed):
+            told = found.message.message
+            self._trace.note("get", message.key, told.stored_size, told.compile_seconds, hit=True)
         elif found is None:
             self._trace.note("get", message.key, 0, 0.0, hit=False)
         return found or self._leases.ask(caller, message)
@@ -190,16 +191,16 @@ class Service:
     def _found(self, caller: Caller, key: str, hit: Hit) -> Reply | None:
         entry = Entry(key, hit.writer_uid)
         descriptor = None
-        wrong = "" if hit.is_sound else "its row is damaged"
-        if not wrong and hit.content is None:
+        wrong = "" if hit.answer else "its row is damaged"
+        if not wrong and not hit.is_inline:
             descriptor = self._store.files.open(hit.digest)
             wrong = "its file is gone" if descriptor is None else ""
-        if wrong:
+        if hit.answer is None or wrong:
             self._call(lambda _: _done(lambda: self._quarantine.set_aside(entry, wrong)))
             return None
         self._writer.note_use(entry, time.time())
         caller.process.give(key, hit.digest)
-        return Reply(protocol.Found(hit.digest, hit.stored_size, hit.compile_seconds, hit.content), descriptor)
+        return Reply(hit.answer, descriptor)
 
     def _put(self, caller: Caller, message: protocol.Put, descriptors: Sequence[int]) -> Answer:
         refused = self._why_refused(caller, message, descriptors)
