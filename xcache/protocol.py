@@ -20,7 +20,7 @@ import msgpack
 
 from xcache.errors import ProtocolError
 
-VERSION = 3
+VERSION = 4
 # Up to here SQLite reads a blob about as fast as a file; above it a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
@@ -137,10 +137,14 @@ class Predict(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What such a program wanted last time, in this order, as in Remember, and digests of what it was made with."""
+    """What such a program wanted last time, in this order, as in Remember, and digests of what it was made with.
+
+    Of those at the beginning that are small the payloads are here as well, by key.
+    """
 
     items: list[dict[str, Scalar]]
     options: dict[str, bytes]
+    payloads: dict[str, bytes]
 
 
 class Remember(NamedTuple):

@@ -31,6 +31,8 @@ logger = logging.getLogger("xcached")
 
 _DIGITS = frozenset("0123456789abcdef")
 _LARGEST = 2**53
+# Of what is foreseen, so much is handed over before it is asked for; the list of it needs some of the frame, too.
+_PREDICTED_BYTES = protocol.MAX_FRAME // 2
 # Where a file system does not answer, programs do not wait for it, nor does who stops the daemon.
 _FIRST_LOOK, _LAST_LOOK = 0.2, 2.0
 
@@ -143,7 +145,18 @@ class Service:
         return answer
 
     def _predict(self, caller: Caller, message: protocol.Predict, descriptors: Sequence[int]) -> Answer:
-        return Reply(self._runs.predict(caller.uid, message))
+        found = self._runs.predict(caller.uid, message)
+        room = _PREDICTED_BYTES
+        for item in found.items:
+            told = self._small(caller, str(item["key"]))
+            if told is None:
+                continue
+            room -= told.stored_size
+            if room < 0:
+                break
+            item |= {"digest": told.digest, "compile_seconds": told.compile_seconds}
+            found.payloads[str(item["key"])] = told.payload or b""
+        return Reply(found)
 
     def _remember(self, caller: Caller, message: protocol.Remember, descriptors: Sequence[int]) -> Answer:
         if not is_sound(message):
@@ -170,18 +183,28 @@ class Service:
     def _look_up(self, caller: Caller, message: protocol.Get) -> Reply | None:
         """What is stored, by whoever the caller trusts, or known not to be storable."""
         hits = self._store.find(message.key)
-        if hits:
-            if hits[0].toolchain in self._toolchains.stale:
-                # Who still runs on what is no longer installed compiles, and nobody waits for that.
-                return Reply(protocol.Missing(0))
-            hits = [hit for hit in hits if self._may_have(caller, hit)]
-        # One's own first, then root's.
-        for hit in sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT)):
+        if hits and hits[0].toolchain in self._toolchains.stale:
+            # Who still runs on what is no longer installed compiles, and nobody waits for that.
+            return Reply(protocol.Missing(0))
+        for hit in self._in_order(caller, hits):
             reply = self._found(caller, message.key, hit)
             if reply is not None:
                 return reply
         reason = self._store.why_not(message.key, lambda writer: self.trust.reads(caller.uid, writer))
         return None if reason is None else Reply(protocol.NotCacheable(reason))
+
+    def _in_order(self, caller: Caller, hits: list[Hit]) -> list[Hit]:
+        """What a caller may have: one's own first, then root's."""
+        hits = [hit for hit in hits if self._may_have(caller, hit)]
+        return sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT))
+
+    def _small(self, caller: Caller, key: str) -> protocol.Found | None:
+        """What is stored, if it is small."""
+        hits = self._in_order(caller, self._store.find(key))[:1]
+        if not hits or not hits[0].is_inline or hits[0].toolchain in self._toolchains.stale:
+            return None
+        reply = self._found(caller, key, hits[0])
+        return reply.message.message if reply and isinstance(reply.message, protocol.Packed) else None
 
     def _may_have(self, caller: Caller, hit: Hit) -> bool:
         if (hit.digest, caller.uid) in self._quarantine.barred:
