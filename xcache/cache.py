@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import dataclasses
 import gc
 import logging
 import os
@@ -15,7 +14,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from xcache import executables, keys, payload, protocol
 from xcache.client import Absent, Client, Entry
@@ -46,8 +45,7 @@ _ATTEMPTS = 2
 _LOADING_TO_COMPILING = 0.2
 
 
-@dataclasses.dataclass(frozen=True)
-class _Compiled:
+class _Compiled(NamedTuple):
     """What is to be stored, and the lease under which it was compiled (0 for none)."""
 
     request: Request
@@ -235,11 +233,12 @@ class Cache:
             self._announce(request)
             for _ in range(_ATTEMPTS):
                 start = monotonic()
-                if request.ahead and (loaded := self._prefetcher.take(wanted.key, *request.ahead)):
+                ahead = self._prefetcher.take(wanted.key, *request.ahead) if request.ahead else None
+                if isinstance(ahead, Loaded):
                     self._counting.add(prefetched=1)
-                    return self._hit(request, loaded.entry, loaded.executable, start, loaded.load_seconds)
+                    return self._hit(request, ahead.entry, ahead.executable, start, ahead.load_seconds)
                 try:
-                    found = self._client.get(wanted, leases)
+                    found = ahead or self._client.get(wanted, leases)
                     if found.waited:
                         self._counting.add(wait_seconds=found.waited)
                     if isinstance(found, Absent):
@@ -316,11 +315,14 @@ class Cache:
         try:
             # Without one there is no memory for it, and nothing is fetched.
             load_ahead = cast("LoadsAhead", self._load_ahead)
-            load_ahead.check(item, self._prefetcher.is_over)
-            entry = self._client.fetch(item.key)
+            if load_ahead.is_foreign(item):
+                return None
+            entry = item.entry or self._client.fetch(item.key)
             if isinstance(entry, Absent):
                 return None
             raw = payload.open_sealed(item.key, entry.digest, entry.sealed)
+            # Only now: it waits until there is a backend.
+            load_ahead.check(item, self._prefetcher.is_over)
             start = monotonic()
             with self._client.loading(item.key, entry.digest):
                 executable = load_ahead(item, raw)

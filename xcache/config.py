@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xcache import values
 from xcache.errors import ConfigError
@@ -40,8 +40,7 @@ _TYPES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """One setting: its kind (see ``_TYPES``), how it is checked and what it means."""
 
     name: str

@@ -153,12 +153,10 @@ class Connection:
 
     def _send(self, frame: bytes, descriptors: Sequence[int], deadline: float) -> None:
         view = memoryview(frame)
-        self._socket.settimeout(left(deadline))
-        if descriptors:
-            view = view[socket.send_fds(self._socket, [view], list(descriptors)) :]
         while view:
             self._socket.settimeout(left(deadline))
-            view = view[self._socket.send(view) :]
+            sent = socket.send_fds(self._socket, [view], list(descriptors)) if descriptors else self._socket.send(view)
+            view, descriptors = view[sent:], ()
 
     def _receive(self, deadline: float) -> tuple[int, protocol.Message]:
         while not self._messages:

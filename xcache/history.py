@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from xcache import keys, protocol
-from xcache.client import Client
+from xcache.client import Client, Entry
 from xcache.errors import XcacheError
 from xcache.prefetch import Item
 
@@ -58,7 +58,7 @@ class History:
         """What such a program wanted last time: by its name, or by what it has just asked for."""
         found = self._client.predict(protocol.Predict(*_name(), key))
         try:
-            items = [_item(item, found.options) for item in found.items]
+            items = [_item(item, found) for item in found.items]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             logger.debug("nothing is known ahead: %s", error)
             return []
@@ -82,10 +82,13 @@ class History:
             self._known = wanted
 
 
-def _item(item: dict[str, Any], options: dict[str, bytes]) -> Item:
+def _item(item: dict[str, Any], found: protocol.Prediction) -> Item:
+    key, options = item["key"], found.options[item["options"]]
     devices = tuple(int(number) for number in item["devices"].split())
     around = (str(item["flags"]), str(item["around_platform"]), str(item["toolchain"]))
-    return Item(item["key"], options[item["options"]], devices, item["platform"], float(item["seconds"]), around)
+    payload = found.payloads.get(key)
+    entry = Entry(str(item["digest"]), float(item["compile_seconds"]), payload, payload) if payload else None
+    return Item(key, options, devices, item["platform"], float(item["seconds"]), around, entry)
 
 
 def _name() -> tuple[str, str]:

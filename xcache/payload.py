@@ -8,7 +8,10 @@ XLA sees one of them.
 
 from __future__ import annotations
 
+import functools
 import struct
+import threading
+from collections.abc import Callable
 
 import zstandard
 
@@ -19,8 +22,20 @@ CODEC = "zstd"
 # Level 1: loading time counts more than size, and higher levels cost seconds on large executables for a few percent.
 LEVEL = 1
 MAX_RAW_SIZE = 8 * 1024**3
+# From here on the digest is computed on a thread beside the decompression: below, beginning one takes longer.
+_WORTH_A_THREAD = 256 * 1024
 _HEADER = struct.Struct(">8s32sQ")
 _MAGIC = b"xcache\x00\x01"
+
+
+class _Here(threading.local):
+    """What is not for two threads at once, and takes long to make."""
+
+    def __init__(self) -> None:
+        self.decompressor = zstandard.ZstdDecompressor()
+
+
+_here = _Here()
 
 
 def compress(raw: bytes) -> bytes:
@@ -42,8 +57,36 @@ def open_sealed(key: str, expected_digest: str, sealed: bytes | memoryview) -> b
 
 
 def _open(key: str, expected_digest: str, sealed: bytes | memoryview) -> bytes:
-    if digest(sealed) != expected_digest:
+    digest_of = _digest_beside(sealed) if len(sealed) >= _WORTH_A_THREAD else functools.partial(digest, sealed)
+    failure = None
+    try:
+        raw = _unwrap(key, sealed)
+    except DamagedError as error:
+        failure = error
+    if digest_of() != expected_digest:
         raise DamagedError("its digest differs")
+    if failure is not None:
+        raise failure
+    return raw
+
+
+def _digest_beside(content: bytes | memoryview) -> Callable[[], str]:
+    """Begin to compute a digest on a thread, if there is one to be had; what is returned waits for it."""
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(digest(content)), name="xcache-digest", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        return functools.partial(digest, content)
+
+    def wait() -> str:
+        thread.join()
+        return found[0] if found else digest(content)
+
+    return wait
+
+
+def _unwrap(key: str, sealed: bytes | memoryview) -> bytes:
     if len(sealed) < _HEADER.size:
         raise DamagedError("it is shorter than its header")
     magic, owner, size = _HEADER.unpack_from(sealed)
@@ -59,6 +102,6 @@ def _open(key: str, expected_digest: str, sealed: bytes | memoryview) -> bytes:
             raise DamagedError("its size differs")
         if not parameters.has_checksum:
             raise DamagedError("it has no checksum")
-        return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+        return _here.decompressor.decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         raise DamagedError(f"it cannot be decompressed ({error})") from None

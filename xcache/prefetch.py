@@ -6,6 +6,7 @@ over what has not been begun, and says so when it turns out to want something el
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import threading
@@ -24,6 +25,8 @@ _KEEP_SECONDS = 60.0
 _MOST_SURPRISES = 2
 _MOST_PREDICTIONS = 8
 _MOST_THREADS = 3
+# Seconds to load. Among so many that come next, one that is dear goes before those that are cheap.
+_CHEAP, _DEAR, _SOON = 0.01, 0.1, 8
 
 
 class Item(NamedTuple):
@@ -36,6 +39,8 @@ class Item(NamedTuple):
     seconds: float
     around: tuple[str, str, str]
     """Digests of the flags, platform and toolchain it was made with: nothing else is to be loaded by this process."""
+    entry: Any = None
+    """What is stored, where that came with the prediction."""
 
 
 class Loaded(NamedTuple):
@@ -49,6 +54,9 @@ class Loaded(NamedTuple):
 
 class LoadsAhead(Protocol):
     """Knows how to load an item without being asked for it by jax."""
+
+    def is_foreign(self, item: Item) -> bool:
+        """Whether it is known that this process must not load it."""
 
     def check(self, item: Item, is_over: Callable[[], bool]) -> None:
         """UncacheableError for what this process must not load; it may wait to find out until there is no use in it."""
@@ -98,8 +106,11 @@ class Prefetcher:
         """Begin with what the program's name says."""
         self._ask_again(None)
 
-    def take(self, key: str, options: bytes, devices: tuple[int, ...]) -> Loaded | None:
-        """What was loaded ahead, if it was for exactly this; waits for what is being loaded at this moment."""
+    def take(self, key: str, options: bytes, devices: tuple[int, ...]) -> Any:
+        """What was Loaded ahead, if it was for exactly this; waits for what is being loaded at this moment.
+
+        Else the entry, if it is here already, or None.
+        """
         with self._changed:
             place = self._places.get(key)
             if place is None:
@@ -112,12 +123,12 @@ class Prefetcher:
             self._is_as_foreseen()
             if not place.begun or (place.item.options, place.item.devices) != (options, devices):
                 self._forget(place)
-                return None
+                return place.item.entry
             # No longer than loading it here would take: it is loading, and has begun before.
             while not place.done and self._threads:
                 self._changed.wait(1.0)
             self._forget(place)
-            return place.loaded if place.done else None
+            return place.loaded if place.done else place.item.entry
 
     def is_over(self) -> bool:
         """Whether nothing more is to be loaded."""
@@ -211,12 +222,17 @@ class Prefetcher:
         with self._changed:
             if self._over or self._held >= self._memory:
                 return None
-            for place in self._places.values():
-                if not place.begun and place.item.seconds <= self._trust:
-                    place.begun = True
-                    self._trust -= place.item.seconds
-                    return place
-        return None
+            waiting = [place for place in self._places.values() if not place.begun]
+            place = next((place for place in waiting if place.item.seconds <= self._trust), None)
+            if place is None:
+                return None
+            if place.item.seconds < _CHEAP:
+                # What is cheap the program can do itself; what is dear it would have to wait for.
+                soon = itertools.takewhile(lambda place: place.item.seconds <= self._trust, waiting[:_SOON])
+                place = next((place for place in soon if place.item.seconds >= _DEAR), place)
+            place.begun = True
+            self._trust -= place.item.seconds
+            return place
 
     def _rest(self) -> bool:
         """Wait until there is something to do, and let go of what nobody came for; whether there is any left."""

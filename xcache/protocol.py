@@ -20,7 +20,7 @@ import msgpack
 
 from xcache.errors import ProtocolError
 
-VERSION = 3
+VERSION = 4
 # Up to here SQLite reads a blob about as fast as a file; above it a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
@@ -137,10 +137,14 @@ class Predict(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What such a program wanted last time, in this order, as in Remember, and digests of what it was made with."""
+    """What such a program wanted last time, in this order, as in Remember, and digests of what it was made with.
+
+    Of those at the beginning that are small the payloads are here as well, by key.
+    """
 
     items: list[dict[str, Scalar]]
     options: dict[str, bytes]
+    payloads: dict[str, bytes]
 
 
 class Remember(NamedTuple):
@@ -334,8 +338,32 @@ def _check_of(hint: Any) -> Check:
     return lambda value: type(value) is hint
 
 
-def encode(request: int, message: Message) -> bytes:
+class Packed(NamedTuple):
+    """A message that is sent again and again: the bytes before its request id and those behind it."""
+
+    message: Any
+    head: bytes
+    fields: bytes
+
+
+def pack(message: Message) -> Packed:
+    """What ``encode`` can do ahead; ProtocolError for what the other end would not accept."""
+    body = _body(0, message)
+    # A list of up to 15 begins with one byte, and one of up to 65,535 with three.
+    head = 1 if len(message) + 2 < 16 else 3
+    return Packed(message, body[:head], body[head + 1 :])
+
+
+def encode(request: int, message: Message | Packed) -> bytes:
     """One frame, length first; ProtocolError for what the other end would not accept."""
+    if isinstance(message, Packed):
+        body = b"".join((message.head, msgpack.packb(request), message.fields))
+    else:
+        body = _body(request, message)
+    return _LENGTH.pack(len(body)) + body
+
+
+def _body(request: int, message: Message) -> bytes:
     name = type(message).__name__
     _check(name, message)
     try:
@@ -344,7 +372,7 @@ def encode(request: int, message: Message) -> bytes:
         raise ProtocolError(f"a {name} that cannot be written: {error}") from None
     if len(body) > MAX_FRAME:
         raise ProtocolError(f"a {name} of {len(body)} bytes is above the limit of {MAX_FRAME}")
-    return _LENGTH.pack(len(body)) + body
+    return body
 
 
 def decode(body: bytes | memoryview) -> tuple[int, Message]:

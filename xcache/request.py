@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -17,8 +16,7 @@ class Ahead(NamedTuple):
     devices: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One program to be had: how to name it, load it and turn it into bytes."""
 
     key: Key
@@ -40,8 +38,7 @@ class Request:
     may_wait: bool = True
 
 
-@dataclasses.dataclass(frozen=True)
-class Outcome:
+class Outcome(NamedTuple):
     """A loaded executable, and how it was come by: as a hit, a miss, or uncacheable."""
 
     executable: Any

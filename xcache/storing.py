@@ -48,7 +48,9 @@ class StoreQueue(Generic[Job]):
         """Have ``tell`` called within about a second."""
         with self._changed:
             self._soon = True
-            self._wake()
+            # One that is there looks again within a second; to wake it would keep the program from running.
+            if self._thread is None:
+                self._wake()
 
     def finish(self, seconds: float | None = None) -> int:
         """Wait until everything is done, and return how many jobs had to be dropped.

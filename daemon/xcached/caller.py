@@ -66,7 +66,7 @@ class Caller:
 class Reply(NamedTuple):
     """An answer, and a descriptor that goes with it."""
 
-    message: protocol.Message
+    message: protocol.Message | protocol.Packed
     descriptor: int | None = None
 
 

@@ -31,7 +31,7 @@ class Runs:
         """What the run that is most like this one wanted; only what is in the store."""
         row = self._by_key(uid, message.key) if message.key else self._by_name(uid, message)
         if row is None:
-            return protocol.Prediction([], {})
+            return protocol.Prediction([], {}, {})
         run, options = row
         items = self._reading.execute(
             "SELECT wanted.key, wanted.options, wanted.devices, wanted.platform, wanted.seconds, flags_component,"
@@ -40,11 +40,11 @@ class Runs:
             (run,),
         )
         found = [dict(zip((*_FIELDS, *_AROUND), item, strict=True)) for item in items]
-        return protocol.Prediction(found, {name: bytes.fromhex(text) for name, text in json.loads(options).items()})
+        return protocol.Prediction(found, {name: bytes.fromhex(text) for name, text in json.loads(options).items()}, {})
 
     def remember(self, uid: int, message: protocol.Remember) -> None:
         """A run in place of the last one of the same program with the same arguments; the oldest are forgotten."""
-        with self._store.transaction():
+        with self._store.transaction(beside=True):
             self._forget("uid = ? AND program = ? AND arguments = ?", uid, message.program, message.arguments)
             options = json.dumps({name: content.hex() for name, content in message.options.items()})
             (run,) = self._db.execute(

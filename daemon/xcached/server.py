@@ -26,7 +26,7 @@ from xcached.writer import refusal
 
 logger = logging.getLogger("xcached")
 
-_READ = 256 * 1024
+_READ = 64 * 1024
 _DESCRIPTOR = array.array("i").itemsize
 # Of the connections, where there are several users: one may have this share.
 _ONE_USERS_SHARE = 4

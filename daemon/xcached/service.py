@@ -31,6 +31,8 @@ logger = logging.getLogger("xcached")
 
 _DIGITS = frozenset("0123456789abcdef")
 _LARGEST = 2**53
+# Of what is foreseen, so much is handed over before it is asked for; the list of it needs some of the frame, too.
+_PREDICTED_BYTES = protocol.MAX_FRAME // 2
 # Where a file system does not answer, programs do not wait for it, nor does who stops the daemon.
 _FIRST_LOOK, _LAST_LOOK = 0.2, 2.0
 
@@ -145,7 +147,18 @@ class Service:
         return answer
 
     def _predict(self, caller: Caller, message: protocol.Predict, descriptors: Sequence[int]) -> Answer:
-        return Reply(self._runs.predict(caller.uid, message))
+        found = self._runs.predict(caller.uid, message)
+        room = _PREDICTED_BYTES
+        for item in found.items:
+            told = self._small(caller, str(item["key"]))
+            if told is None:
+                continue
+            room -= told.stored_size
+            if room < 0:
+                break
+            item |= {"digest": told.digest, "compile_seconds": told.compile_seconds}
+            found.payloads[str(item["key"])] = told.payload or b""
+        return Reply(found)
 
     def _remember(self, caller: Caller, message: protocol.Remember, descriptors: Sequence[int]) -> Answer:
         if not is_sound(message):
@@ -162,25 +175,38 @@ class Service:
             # Nothing can be stored under it, and nobody has to remember who asked.
             return Reply(protocol.Missing(0))
         found = self._look_up(caller, message)
-        if found is not None and isinstance(found.message, protocol.Found):
-            self._trace.note("get", message.key, found.message.stored_size, found.message.compile_seconds, hit=True)
+        if found is not None and isinstance(found.message, protocol.Packed):
+            told = found.message.message
+            self._trace.note("get", message.key, told.stored_size, told.compile_seconds, hit=True)
         elif found is None:
             self._trace.note("get", message.key, 0, 0.0, hit=False)
         return found or self._leases.ask(caller, message)
 
     def _look_up(self, caller: Caller, message: protocol.Get) -> Reply | None:
         """What is stored, by whoever the caller trusts, or known not to be storable."""
-        hits = [hit for hit in self._store.find(message.key) if self._may_have(caller, hit)]
+        hits = self._in_order(caller, self._store.find(message.key))
         if hits and hits[0].toolchain in self._toolchains.stale:
             # Who still runs on what is no longer installed compiles, and nobody waits for that.
             return Reply(protocol.Missing(0))
-        # One's own first, then root's.
-        for hit in sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT)):
+        for hit in hits:
             reply = self._found(caller, message.key, hit)
             if reply is not None:
                 return reply
         reason = self._store.why_not(message.key, lambda writer: self.trust.reads(caller.uid, writer))
         return None if reason is None else Reply(protocol.NotCacheable(reason))
+
+    def _in_order(self, caller: Caller, hits: list[Hit]) -> list[Hit]:
+        """What a caller may have: one's own first, then root's."""
+        hits = [hit for hit in hits if self._may_have(caller, hit)]
+        return sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT))
+
+    def _small(self, caller: Caller, key: str) -> protocol.Found | None:
+        """What is stored, if it is small."""
+        hits = self._in_order(caller, self._store.find(key))[:1]
+        if not hits or not hits[0].is_inline or hits[0].toolchain in self._toolchains.stale:
+            return None
+        reply = self._found(caller, key, hits[0])
+        return reply.message.message if reply and isinstance(reply.message, protocol.Packed) else None
 
     def _may_have(self, caller: Caller, hit: Hit) -> bool:
         if (hit.digest, caller.uid) in self._quarantine.barred:
@@ -190,16 +216,16 @@ class Service:
     def _found(self, caller: Caller, key: str, hit: Hit) -> Reply | None:
         entry = Entry(key, hit.writer_uid)
         descriptor = None
-        wrong = "" if hit.is_sound else "its row is damaged"
-        if not wrong and hit.content is None:
+        wrong = "" if hit.answer else "its row is damaged"
+        if not wrong and not hit.is_inline:
             descriptor = self._store.files.open(hit.digest)
             wrong = "its file is gone" if descriptor is None else ""
-        if wrong:
+        if hit.answer is None or wrong:
             self._call(lambda _: _done(lambda: self._quarantine.set_aside(entry, wrong)))
             return None
         self._writer.note_use(entry, time.time())
         caller.process.give(key, hit.digest)
-        return Reply(protocol.Found(hit.digest, hit.stored_size, hit.compile_seconds, hit.content), descriptor)
+        return Reply(hit.answer, descriptor)
 
     def _put(self, caller: Caller, message: protocol.Put, descriptors: Sequence[int]) -> Answer:
         refused = self._why_refused(caller, message, descriptors)

@@ -5,6 +5,7 @@ What readers ask belongs to the thread that serves, everything else to the one t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xcache import protocol
-from xcache.errors import RefusedError, StoreError
+from xcache.errors import ProtocolError, RefusedError, StoreError
 from xcached.ageing import AgeClock
 from xcached.blobs import BlobFiles
 from xcached.database import Database
@@ -24,23 +25,19 @@ _LONGEST_NAME, _LONGEST_DESCRIPTION = 500, 4096
 LEAST_ROOM = 4096
 _MOST_MARKS = _MOST_COMPILE_TIMES = 100_000
 MOST_COUNTERS = 1000
+# Of the answers that are kept for who asks again.
+_MOST_FOUND_BYTES = 16 * 1024 * 1024
 
 
 class Hit(NamedTuple):
-    """What is stored under a key: the bytes, or where to read them."""
+    """What is stored under a key, and the answer that tells of it."""
 
     digest: str
-    stored_size: int
-    compile_seconds: float
-    content: bytes | None
+    is_inline: bool
     writer_uid: int
     toolchain: str
-
-    @property
-    def is_sound(self) -> bool:
-        """Whether the row holds what it should: anybody who may write the file can alter it."""
-        sizes = type(self.stored_size) is int and type(self.compile_seconds) in (int, float)
-        return sizes and type(self.digest) is str and type(self.content) in (bytes, type(None))
+    # None where the row does not hold what it should: anybody who may write the file can alter it.
+    answer: protocol.Packed | None
 
 
 class Use(NamedTuple):
@@ -93,6 +90,9 @@ class Store:
             raise StoreError(f"{directory / 'blobs'} cannot be used: {error.strerror}") from None
         self.age_clock = AgeClock(self._db, max_age)
         self.used_order, self._time = self._last_use()
+        # What was found since something was last written.
+        self._found: dict[str, list[Hit]] = {}
+        self._found_at = self._found_bytes = 0
         # Whether what is pinned is not what it was.
         self.pins_changed = True
 
@@ -109,12 +109,23 @@ class Store:
 
     def find(self, key: str) -> list[Hit]:
         """What is stored under ``key``: one for each writer."""
-        rows = self._reading.execute(
-            "SELECT entries.blob, blobs.stored_size, entries.compile_seconds, blobs.content, entries.writer_uid,"
-            " entries.toolchain_component FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE entries.key = ?",
-            (key,),
-        )
-        return [Hit(*row) for row in rows]
+        if self._found_at != self.database.changes:
+            self._found_at, self._found_bytes = self.database.changes, 0
+            self._found.clear()
+        hits = self._found.get(key)
+        if hits is None:
+            rows = self._reading.execute(
+                "SELECT entries.blob, blobs.stored_size, entries.compile_seconds, blobs.content, entries.writer_uid,"
+                " entries.toolchain_component FROM entries JOIN blobs ON blobs.digest = entries.blob"
+                " WHERE entries.key = ?",
+                (key,),
+            )
+            hits = [_hit(*row) for row in rows]
+            size = sum(len(hit.answer.fields) for hit in hits if hit.answer)
+            if hits and self._found_bytes + size <= _MOST_FOUND_BYTES:
+                self._found[key] = hits
+                self._found_bytes += size
+        return hits
 
     def why_not(self, key: str, trusts: Callable[[int], bool]) -> str | None:
         """Why there can be no entry under ``key``, if somebody who is trusted has found out."""
@@ -391,3 +402,10 @@ class Store:
         places = ", ".join("?" * len(row))
         sql = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})"  # noqa: S608 - names of our own
         self._db.execute(sql, tuple(row.values()))
+
+
+def _hit(digest: str, size: int, seconds: float, content: bytes | None, writer: int, toolchain: str) -> Hit:
+    answer = None
+    with contextlib.suppress(ProtocolError):
+        answer = protocol.pack(protocol.Found(digest, size, seconds, content))
+    return Hit(digest, content is not None, writer, toolchain, answer)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import struct
+import threading
 
 import pytest
 import zstandard
@@ -34,6 +36,25 @@ def test_round_trip(raw):
 def test_round_trip_of_something_large():
     raw = hashlib.sha256(b"seed").digest() * 300_000
     assert opened(payload.seal(KEY, raw)) == raw
+
+
+@pytest.mark.parametrize("threads", ["threads", "no thread to be had"])
+def test_what_is_large_is_checked_as_well(monkeypatch, threads):
+    if threads != "threads":
+        monkeypatch.setattr(threading.Thread, "start", no_thread)
+    sealed = payload.seal(KEY, random.Random(1).randbytes(1 << 20))
+    assert opened(sealed) == payload.open_sealed(KEY, digest(sealed), sealed)
+    for at in (0, 20, 45, 500_000, len(sealed) - 1):
+        altered = bytearray(sealed)
+        altered[at] ^= 1
+        with pytest.raises(DamagedError, match="its digest differs"):
+            payload.open_sealed(KEY, digest(sealed), bytes(altered))
+    with pytest.raises(DamagedError, match="another key"):
+        opened(sealed, OTHER)
+
+
+def no_thread(thread: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
 
 
 def test_the_same_bytes_give_the_same_envelope():

@@ -13,9 +13,10 @@ from xcache.prefetch import Item, Loaded, Prefetcher
 OPTIONS, DEVICES = b"options", (0,)
 
 
-def item(key: str) -> Item:
-    # What has a capital letter takes its time.
-    return Item(key, OPTIONS, DEVICES, "cpu", 10.0 if key.isupper() else 0.01, ("f", "p", "t"))
+def item(key: str, entry: str | None = None) -> Item:
+    # What has a capital letter takes its time, and what has a digit some.
+    seconds = 10.0 if key.isupper() else 0.1 if key.isdigit() else 0.005
+    return Item(key, OPTIONS, DEVICES, "cpu", seconds, ("f", "p", "t"), entry)
 
 
 class Program:
@@ -27,6 +28,7 @@ class Program:
         self.questions: list[str | None] = []
         self.loads: list[str] = []
         self.dropped = 0
+        self.entries = False
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.prefetcher = Prefetcher(self._predict, self._load, memory, self._drop)
@@ -34,7 +36,7 @@ class Program:
     def _predict(self, key: str | None) -> list[Item]:
         self.questions.append(key)
         found = self.runs[0] if key is None else next((run for run in self.runs if key in run), "")
-        return [item(key) for key in found]
+        return [item(key, f"entry {key}" if self.entries else None) for key in found]
 
     def _load(self, wanted: Item) -> Loaded | None:
         self.loads.append(wanted.key)
@@ -99,6 +101,33 @@ def test_what_takes_long_is_loaded_when_the_program_is_known_to_be_the_one_that_
     assert until(lambda: another.loads == ["z"])
     assert another.take("z") == "executable z"
     assert until(lambda: another.loads == ["z", "Y"])
+
+
+def test_what_the_program_would_have_to_wait_for_goes_before_what_is_cheap():
+    # Of these only what is in lower case is loaded on trust; digits are dear.
+    program = Program("ab1c", "xyY1")
+    program.prefetcher.start()
+    assert until(lambda: len(program.loads) == 4)
+    assert program.loads == ["1", "a", "b", "c"]
+    another = Program("", "xyY1")
+    another.prefetcher.start()
+    assert another.take("x") is None
+    # Not before what has to wait itself, and would be wanted sooner.
+    assert until(lambda: another.loads == ["y", "1"])
+    another.take("y")
+    assert until(lambda: another.loads == ["y", "1", "Y"])
+
+
+def test_what_came_with_the_prediction_and_is_not_loaded_is_taken_as_it_is():
+    program = Program("ab")
+    program.entries = True
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    assert program.prefetcher.take("b", OPTIONS, DEVICES) == "entry b"
+    program.may_go_on.set()
+    assert program.take("a") == "executable a"
+    assert program.prefetcher.take("b", OPTIONS, DEVICES) is None
 
 
 def test_what_is_asked_for_again_is_no_surprise():

@@ -66,6 +66,7 @@ def test_what_is_written_is_read(message):
         ((got_request, got),) = protocol.FrameReader().feed(protocol.encode(request, sent))
         assert (got_request, got) == (request, sent)
         assert type(got) is message
+        assert protocol.encode(request, protocol.pack(sent)) == protocol.encode(request, sent)
 
     check()
 

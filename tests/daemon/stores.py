@@ -100,8 +100,9 @@ class Shelf:
         if not hits:
             return None
         (hit,) = hits
-        if hit.content is not None:
-            return hit.content
+        assert hit.answer
+        if hit.is_inline:
+            return hit.answer.message.payload
         with open(self.store.files.open(hit.digest), "rb") as file:
             return file.read()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from conftest import digest
 from conversation import key_of, talking
@@ -45,7 +47,26 @@ def test_a_run_is_told_as_it_was(talk):
     assert talk.ask(protocol.Remember("train.py", "x", items, OPTIONS)) == protocol.Done()
     found = talk.ask(protocol.Predict("train.py", "x", None))
     around = {"flags": digest(b"flags"), "around_platform": digest(b"platform"), "toolchain": digest(b"toolchain")}
-    assert found == protocol.Prediction([item | around for item in items], OPTIONS)
+    told = [
+        item | around | {"digest": digest(name), "compile_seconds": 1.0}
+        for item, name in zip(items, (b"b", b"a"), strict=True)
+    ]
+    assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"})
+
+
+def test_of_what_is_told_only_what_is_small_comes_along_and_only_so_much_of_it(talk, monkeypatch):
+    large, small = os.urandom(protocol.INLINE_LIMIT + 1), [bytes([number]) * 30_000 for number in range(30)]
+    talk.put(key_of("large"), large)
+    for number, payload in enumerate(small):
+        talk.put(key_of(str(number)), payload)
+    remember(talk, "train.py", "large", *map(str, range(30)))
+    found = talk.ask(protocol.Predict("train.py", "a", None))
+    assert len(found.items) == 31
+    assert found.payloads == {key_of(str(n)): payload for n, payload in enumerate(small[: 512 * 1024 // 30_000])}
+    # What came along can be complained of, as what was asked for.
+    assert talk.ask(protocol.Complain(key_of("3"), digest(small[3]), "a test")) == protocol.Done()
+    assert talk.get(key_of("3")) is None
+    assert key_of("3") not in talk.ask(protocol.Predict("train.py", "a", None)).payloads
 
 
 def test_the_last_run_with_the_same_arguments_goes_before_others(talk):

@@ -98,6 +98,30 @@ def test_an_overwritten_entry_begins_anew(shelved):
     assert shelved.query("SELECT hits, stored_size FROM entries") == [(0, 3)]
 
 
+def test_what_was_found_is_kept_until_something_else_is_there(shelved):
+    shelved.put(key_of("a"), b"executable", b"program")
+    found = shelved.store.find(key_of("a"))
+    assert shelved.store.find(key_of("a")) is found
+    # That it was used changes nothing of it.
+    shelved.writer.note_use(entry_of("a"), 1.0)
+    shelved.sync()
+    assert shelved.store.find(key_of("a")) is found
+    shelved.put(key_of("a"), b"another", b"program", overwrite=True)
+    assert shelved.get(key_of("a")) == b"another"
+    shelved.remove(key_of("a"))
+    assert shelved.store.find(key_of("a")) == []
+
+
+def test_no_more_of_what_was_found_is_kept_than_there_is_room_for(shelved, monkeypatch):
+    monkeypatch.setattr(store_module, "_MOST_FOUND_BYTES", 1000)
+    shelved.put(key_of("a"), bytes(600), b"program")
+    shelved.put(key_of("b"), bytes(600), b"program")
+    first, second = shelved.store.find(key_of("a")), shelved.store.find(key_of("b"))
+    assert shelved.store.find(key_of("a")) is first
+    assert shelved.store.find(key_of("b")) is not second
+    assert shelved.store.find(key_of("b")) == second
+
+
 def test_a_put_over_a_damaged_file_repairs_it(shelved):
     shelved.put(key_of("a"), LARGE, b"program")
     (path,) = shelved.directory.glob("blobs/??/*")

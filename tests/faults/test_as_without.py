@@ -252,10 +252,13 @@ def without_standard_descriptors(path: str) -> list[str]:
 
 # Whoever opens something first has it as descriptor 0, 1 or 2; what C++ writes to its stderr goes there too.
 SAYS_NOTHING = """
+import contextlib
 results = [work(k) for k in range(30)]
 with open("results", "a") as file:
     print(results, file=file)
-os.write(2, b"a line of somebody's log\\n")
+# Whatever has that number now, if anything has.
+with contextlib.suppress(OSError):
+    os.write(2, b"a line of somebody's log\\n")
 jax.clear_caches()
 work(1)
 """

@@ -24,14 +24,22 @@ class Loader:
     def __init__(self, jax: Jax, surroundings: Surroundings) -> None:
         self._jax = jax
         self._surroundings = surroundings
+        # By platform and devices.
+        self._around: dict[tuple[str, tuple[int, ...]], tuple[str, str, str]] = {}
+
+    def is_foreign(self, item: Item) -> bool:
+        """Whether it is known that it was made with something else than this process has."""
+        return self._around.get((item.platform, item.devices), item.around) != item.around
 
     def check(self, item: Item, is_over: Callable[[], bool]) -> None:
         """UncacheableError unless it was made with exactly what this process has: XLA may crash on anything else."""
-        backend = self._backend(item.platform, is_over)
-        around = self._surroundings.around(
-            backend, self._devices(backend, item), self._jax.custom_key(), tuple(self._jax.flag_prefixes())
-        )
-        if around != item.around:
+        where = item.platform, item.devices
+        if where not in self._around:
+            backend = self._backend(item.platform, is_over)
+            self._around[where] = self._surroundings.around(
+                backend, self._devices(backend, item), self._jax.custom_key(), tuple(self._jax.flag_prefixes())
+            )
+        if self.is_foreign(item):
             raise UncacheableError("it was made with something else")
 
     def __call__(self, item: Item, raw: bytes) -> Any:

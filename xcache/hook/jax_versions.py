@@ -13,11 +13,10 @@ if the shapes checked here are those it has.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xcache.errors import UnsupportedError
 
@@ -43,8 +42,7 @@ _CONFIG = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Jax:
+class Jax(NamedTuple):
     """The parts of one jax that the hook touches, each found and checked once."""
 
     compiler: Any

@@ -7,18 +7,17 @@ in none.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import struct
 from collections.abc import Mapping
+from typing import NamedTuple
 
 # Part of every key: a change of what is hashed, or how, is a change of this number.
 FORMAT = 1
 COMPONENTS = ("program", "options", "flags", "platform", "toolchain")
 
 
-@dataclasses.dataclass(frozen=True)
-class Component:
+class Component(NamedTuple):
     """One part of a key: the bytes that are hashed."""
 
     name: str
@@ -30,8 +29,7 @@ class Component:
         return digest(self.content)
 
 
-@dataclasses.dataclass(frozen=True)
-class Key:
+class Key(NamedTuple):
     """A digest over all components, and theirs."""
 
     digest: str
