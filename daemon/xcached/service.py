@@ -156,6 +156,7 @@ class Service:
             room -= told.stored_size
             if room < 0:
                 break
+            self._trace.note("get", str(item["key"]), told.stored_size, told.compile_seconds, hit=True)
             item |= {"digest": told.digest, "compile_seconds": told.compile_seconds}
             found.payloads[str(item["key"])] = told.payload or b""
         return Reply(found)

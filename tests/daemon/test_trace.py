@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+from conftest import digest
 from conversation import key_of, talking
 from simulate_traces import recorded
 
@@ -37,6 +38,19 @@ def test_every_request_is_recorded(place):
     assert {one["key"] for one in noted} == {key_of("a")[:16], key_of("b")[:16]}
     requests = recorded(path)
     assert [(request.size, request.seconds) for request in requests] == [(107, 1.0)] * 2
+
+
+def test_what_comes_with_a_prediction_is_recorded(place):
+    """Nobody asks for it any more."""
+    path = place.root / "trace.jsonl"
+    ask_for_some(place, XCACHE_TRACE=str(path))
+    before = len(recorded(path))
+    item = {"key": key_of("a"), "options": digest(b""), "devices": "", "platform": "cpu", "seconds": 0.1}
+    with talking(place) as talk:
+        assert talk.ask(protocol.Remember("a.py", "", [item], {digest(b""): b""})) == protocol.Done()
+        assert talk.ask(protocol.Predict("a.py", "", None)).payloads == {key_of("a"): b"a" * 100}
+        assert talk.ask(protocol.Sync()) == protocol.Done()
+    assert len(recorded(path)) == before + 1
 
 
 def test_nothing_is_recorded_unless_it_is_asked_for(place):
