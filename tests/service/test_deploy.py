@@ -67,3 +67,6 @@ def test_the_container_runs_what_there_is():
     assert entry == '["python", "-P", "-m", "xcached"]'
     images = re.findall(r"^FROM (\S+)", CONTAINERFILE, re.MULTILINE)
     assert set(images) == {"python:3.13-slim"}
+    # It may write nothing but the store and its socket, and nobody starts it again when it has left.
+    assert "SQLITE_TMPDIR=/var/cache/xcache " in CONTAINERFILE
+    assert 'echo "idle_exit = 0" > /etc/xcache/config.toml' in CONTAINERFILE
