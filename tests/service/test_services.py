@@ -310,7 +310,7 @@ def test_the_service_takes_over_from_a_daemon_that_was_started_elsewhere(machine
 @pytest.mark.parametrize("kind", ["user"])
 def test_where_the_service_cannot_start_programs_do_without(machine, service):
     service.install()
-    service.override("ExecStart=\nExecStart=/bin/false")
+    service.override("ExecStart=\nExecStart=/bin/false\n[Unit]\nStartLimitBurst=3")
     service.systemctl("stop", "xcached.service")
     command = ["/opt/xcache/bin/python", "-c", "import jax; print(jax.jit(lambda v: v * 3 + 1)(2.0))"]
     for _ in range(2):
@@ -355,6 +355,74 @@ def test_what_the_machines_daemon_may_see_and_not_change(machine, service):
     assert machine.run("sh", "-c", f"{look} cat /proc/{pid}/stat").stdout
     machine.run("rm", "-rf", f"/home/u{USER}/env", "/tmp/env")
     machine.run("chmod", "755", f"/home/u{USER}")
+
+
+NEWER_STORE = """
+import contextlib, sqlite3, sys
+with contextlib.closing(sqlite3.connect(sys.argv[1], isolation_level=None)) as database:
+    print(database.execute("PRAGMA user_version").fetchone()[0])
+    database.execute(f"PRAGMA user_version = {sys.argv[2]}")
+"""
+
+
+@pytest.mark.parametrize("kind", ["user"])
+def test_one_that_cannot_start_says_why_and_is_well_when_that_is_put_right(machine, service):
+    service.install()
+    service.systemctl("stop", "xcached.service")
+    change = ["/opt/xcache/bin/python", "-c", NEWER_STORE, f"{service.directory}/store.db"]
+    right = machine.run(*change, "99", user=USER).stdout.strip()
+    for _ in range(3):
+        assert "newer xcache" in service.xcache("start", code=1).stderr
+    assert service.says("cannot start: .*newer xcache")
+    assert service.show("ActiveState", "xcached.socket") == "active"
+    assert {entry["PRIORITY"] for entry in service.journal("--grep=newer xcache")} == {"3"}
+    machine.run(*change, right, user=USER)
+    service.install()
+    assert service.talk("a") == ("stored", service.main_pid())
+
+
+@pytest.mark.parametrize("kind", ["user"])
+def test_a_shell_with_folders_of_its_own(machine, service):
+    """The service manager does not know of them."""
+    home = machine.home(USER)
+    elsewhere = {"XDG_CACHE_HOME": f"{home}/other/5% caches", "XDG_CONFIG_HOME": f"{home}/other/settings"}
+    service.xcache("service", "install", "--user", **elsewhere)
+    assert service.talk("a", **elsewhere) == ("stored", service.main_pid())
+    assert service.daemons() == [service.main_pid()]
+    service.xcache("service", "uninstall", "--user", "--purge", **elsewhere)
+    assert machine.run("find", f"{home}/other", "-type", "f").stdout == ""
+    machine.run("rm", "-r", f"{home}/other")
+
+
+@pytest.mark.parametrize("kind", ["system"])
+def test_the_machines_store_may_be_elsewhere_and_nobodys_own_is_in_its_way(machine, service):
+    own = Service(machine, "user")
+    own.install()
+    machine.write(service.config, 'dir = "/srv/big disk/store"\n')
+    service.install()
+    assert service.talk("a") == ("stored", service.main_pid())
+    assert machine.run("stat", "-c", "%U %a", "/srv/big disk/store").stdout == "xcache 700\n"
+    assert "one daemon for all users" in own.xcache("service", "install", "--user", code=2).stderr
+    assert "removed " in own.uninstall()
+    assert service.daemons() == [service.main_pid()]
+    # Where the machine does not start it, nobody does.
+    service.systemctl("stop", "xcached.socket", "xcached.service")
+    assert "nobody listens on /run/xcache/xcached.sock" in service.xcache("start", code=1).stderr
+    assert service.daemons() == []
+    assert "removed the store /srv/big disk/store" in service.uninstall()
+    machine.run("rmdir", "/srv/big disk")
+
+
+def test_where_there_is_no_service_manager_nothing_is_done(machine):
+    before, accounts = files(machine), machine.read("/etc/passwd")
+    command = "mount -t tmpfs tmpfs /run && xcache service install --system"
+    run = machine.run("unshare", "-m", "sh", "-c", command, check=False)
+    assert run.returncode == 1
+    assert "systemctl show-environment: System has not been booted with systemd" in run.stderr
+    run = machine.run("xcache", "service", "install", "--user", user=USER, XDG_RUNTIME_DIR="/tmp", check=False)
+    assert run.returncode == 1
+    assert "systemctl --user show-environment: Failed to connect" in run.stderr
+    assert (files(machine), machine.read("/etc/passwd")) == (before, accounts)
 
 
 def test_a_user_cannot_install_for_the_machine_and_others_files_stay(machine):
