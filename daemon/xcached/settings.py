@@ -121,20 +121,19 @@ class Following:
     def _look_soon(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
-            self._waiting = None
         change = self._settings.change()
-        if change is not None:
-            patience = _EMPTIED_SECONDS if change.emptied else _SETTLED_SECONDS
-            self._waiting = self._loop.call_later(patience, self._read, change)
+        patience = _EMPTIED_SECONDS if change is not None and change.emptied else _SETTLED_SECONDS
+        self._waiting = self._loop.call_later(patience, self._settled, change)
 
-    def _read(self, change: Change) -> None:
+    def _settled(self, change: Change | None) -> None:
         self._waiting = None
         if self._settings.change() != change:
-            # Still being written, where nobody tells of it.
+            # Still being written, perhaps where nobody tells of it.
             self._look_soon()
             return
-        self._settings.reload()
-        self._changed()
+        if change is not None:
+            self._settings.reload()
+            self._changed()
         self._watch()
 
 

@@ -167,6 +167,10 @@ def test_a_smaller_store_is_emptied_without_waiting_for_a_restart(place, file):
             talk.put(key_of(str(number)), os.urandom(10_000))
         assert talk.status()["entries"] == 20
     write(place, "max_size = 50000")
+    assert until(lambda: facts(place)["max_size"] == 50_000)
+    # The writer looks every few seconds, and whenever it has something to do.
+    with talking(place) as talk:
+        talk.ask(protocol.Sync())
     assert until(lambda: facts(place)["bytes"] <= 50_000)
     assert facts(place)["entries"] > 0
 

@@ -201,6 +201,9 @@ class Service:
 
     def clean(self) -> None:
         """Take everything away, however it stands."""
+        if self.machine.run("test", "-e", self.config, check=False).returncode == 0:
+            # With settings that are wrong it would be refused.
+            self.configure("")
         self.xcache("service", "uninstall", f"--{self.kind}", "--purge", code=None)
         for pid in self.daemons():
             self.machine.run("kill", "-9", str(pid), check=False)

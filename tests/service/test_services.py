@@ -57,6 +57,10 @@ def test_the_whole_life_of_a_service(machine, service):
     again = service.install()
     assert again.startswith("everything is as it should be\n")
     assert service.main_pid() == pid
+    # Whoever has removed the socket, systemd does not notice.
+    machine.run("rm", service.socket)
+    assert service.json("service", "status", f"--{service.kind}", code=1)["listening"] is False
+    assert "started xcached.socket" in service.install()
     # The first who asks starts it: not by itself, and nothing beside it.
     service.systemctl("stop", "xcached.service")
     assert service.daemons() == []

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from xcache import config
+from xcache.cli.service import _check_python as check_python
 from xcache.cli.units import NAMES, SERVICE, SOCKET, Scope, scope_of
-from xcache.errors import ConfigError
+from xcache.errors import ConfigError, UnavailableError
 
 # "OK" is below 5; these are what was measured, so that a change for the worse is noticed.
 EXPOSURE = {"system": 1.0, "user": 4.3}
@@ -82,6 +83,18 @@ def test_a_program_that_systemd_would_not_run_is_refused():
     for directory in ("/a\nEnvironment=B=c", "/a\\", "/a "):
         with pytest.raises(ConfigError, match="systemd cannot be told of such a name"):
             scope("user", directory).filled(SERVICE, sys.executable)
+
+
+def test_what_pip_installs_for_a_user_is_found(tmp_path, monkeypatch):
+    """By the home, which the service manager knows, and nothing else of the caller's environment."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "at home in $HOME$PYTHONPATH" >&2\n[ "$HOME" = /home/of/user ]\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    check_python(scope("user")._replace(homes={"HOME": "/home/of/user"}))
+    with pytest.raises(UnavailableError, match=r"the service manager cannot run .*: at home in /another$"):
+        check_python(scope("user")._replace(homes={"HOME": "/another"}))
 
 
 @pytest.mark.parametrize("kind", ["system", "user"])

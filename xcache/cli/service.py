@@ -68,14 +68,14 @@ def install(kind: str, as_json: bool) -> None:
     changed = [unit for unit in NAMES if _write(scope, unit, done)]
     if changed:
         _systemctl(scope, "daemon-reload")
-    if changed or not _is_active(scope, SOCKET):
+    if changed or not _listens(scope):
         _make_way(scope, done)
         _systemctl(scope, "stop", SERVICE, SOCKET)
         _systemctl(scope, "reset-failed", *NAMES, may_fail=True)
     if _show(scope, SOCKET)["UnitFileState"] != "enabled":
         _systemctl(scope, "enable", SOCKET)
         done(f"enabled {SOCKET}")
-    if not _is_active(scope, SOCKET):
+    if not _listens(scope):
         _systemctl(scope, "start", SOCKET)
         done(f"started {SOCKET}: systemd listens on {scope.settings.socket}")
     welcome = _replace_older(scope, done)
@@ -159,7 +159,7 @@ def status(kind: str, as_json: bool) -> None:
         "scope": scope.name,
         "installed": all(scope.is_ours(unit) for unit in NAMES),
         "enabled": socket["UnitFileState"] == "enabled",
-        "listening": socket["ActiveState"] == "active",
+        "listening": _listens(scope),
         "running": daemon["ActiveState"] in ("active", "reloading"),
         "pid": pid or None,
         "restarts": int(daemon["NRestarts"] or 0),
@@ -172,10 +172,11 @@ def status(kind: str, as_json: bool) -> None:
         emit(found)
     else:
         state = "installed" if found["installed"] else "not installed"
+        gone = "" if found["listening"] or socket["ActiveState"] != "active" else "; its file is gone: install it again"
         print_facts(
             [
                 ("service", f"{state}, {'' if found['enabled'] else 'not '}enabled ({scope.name})"),
-                ("socket", f"{found['socket']}, {socket['ActiveState']} ({socket['SubState']})"),
+                ("socket", f"{found['socket']}, {socket['ActiveState']} ({socket['SubState']}){gone}"),
                 ("daemon", f"{daemon['ActiveState']} ({daemon['SubState']})" + (f", process {pid}" if pid else "")),
                 ("restarts", str(found["restarts"])),
                 ("says", found["says"] or "-"),
@@ -317,8 +318,9 @@ def _remove_empty(scope: Scope) -> None:
             folder.rmdir()
 
 
-def _is_active(scope: Scope, unit: str) -> bool:
-    return _show(scope, unit)["ActiveState"] == "active"
+def _listens(scope: Scope) -> bool:
+    """Whether systemd does, and whoever comes finds the socket: it may have been removed."""
+    return scope.settings.socket.is_socket() and _show(scope, SOCKET)["ActiveState"] == "active"
 
 
 def _show(scope: Scope, unit: str) -> dict[str, str]:
