@@ -77,6 +77,9 @@ def test_the_machines_daemon_is_nobodys_to_start(place, shell):
     by_hand = place.daemon(XCACHE_DAEMON_USER="54321")
     assert by_hand.wait(LONG) == 1
     assert "would serve nobody" in place.said()
+    # What a container does not see is not empty.
+    for command in (("ls",), ("clear", "--yes")):
+        assert "the store is empty" not in shell.run(*command, XCACHE_DAEMON_USER="54321").stdout
     assert not place.dir.exists()
 
 
