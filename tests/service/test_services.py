@@ -318,7 +318,7 @@ def test_where_the_service_cannot_start_programs_do_without(machine, service):
     service.systemctl("stop", "xcached.service")
     command = ["/opt/xcache/bin/python", "-c", "import jax; print(jax.jit(lambda v: v * 3 + 1)(2.0))"]
     for _ in range(2):
-        run = machine.run(*command, user=USER, XCACHE="1", JAX_PLATFORMS="cpu", XCACHE_TIMEOUT="2s")
+        run = machine.run(*command, user=USER, XCACHE="1", JAX_PLATFORMS="cpu", XCACHE_TIMEOUT="500ms")
         assert run.stdout == "7.0\n"
     assert "does not answer" in service.xcache("service", "install", "--user", code=1).stderr or service.daemons()
 
