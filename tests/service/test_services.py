@@ -396,6 +396,16 @@ def test_a_shell_with_folders_of_its_own(machine, service):
     service.xcache("service", "uninstall", "--user", "--purge", **elsewhere)
     assert machine.run("find", f"{home}/other", "-type", "f").stdout == ""
     machine.run("rm", "-r", f"{home}/other")
+    # And what the manager knows of, as by ~/.config/environment.d, is known to programs that it starts.
+    service.systemctl("set-environment", f"XCACHE_DIR={home}/other/a store")
+    try:
+        assert "knows nothing of it" in service.xcache("service", "install", "--user", XCACHE_DIR="/x").stderr
+        assert service.talk("a", XCACHE_DIR=f"{home}/other/a store") == ("stored", service.main_pid())
+        assert service.daemons() == [service.main_pid()]
+        service.uninstall()
+    finally:
+        service.systemctl("unset-environment", "XCACHE_DIR")
+    machine.run("rm", "-r", f"{home}/other")
 
 
 @pytest.mark.parametrize("kind", ["system"])

@@ -59,8 +59,10 @@ def install(kind: str, as_json: bool) -> None:
     """
     scope = _ready_scope(kind, to_serve=True)
     done = Doings(quiet=as_json)
-    for name in sorted(set(os.environ) & {"XCACHE_DIR", "XCACHE_SOCKET", "XCACHE_CONFIG"}):
-        note(f"{name} is set here and the service knows nothing of it; what is to hold for it belongs into a file")
+    managers = _variables(scope.systemctl)
+    for name in ("XCACHE_CONFIG", "XCACHE_DIR", "XCACHE_SOCKET"):
+        if os.environ.get(name, managers.get(name)) != managers.get(name):
+            note(f"{name} is set here and the service knows nothing of it; what is to hold for it belongs into a file")
     _check_python(scope)
     if scope.is_machines:
         account.prepare(scope.settings.daemon_user, ACCOUNT_HOME, done)

@@ -18,6 +18,7 @@ SOCKET, SERVICE = NAMES
 ACCOUNT = "xcache"
 # Home of the machine's account, and where its own settings would be.
 ACCOUNT_HOME = Path("/var/lib/xcache")
+_OURS = "XCACHE_"
 # By this line a file is known to be ours; every template has it.
 _MARK = "xcache service install"
 
@@ -76,15 +77,19 @@ def scope_of(kind: str, variables: Callable[[tuple[str, ...]], Mapping[str, str]
     ``variables`` are those of the service manager that such a command talks to. A user's own is ``to_serve`` only where
     the machine has none.
     """
-    # What the service manager does not know of must not be what the units are made for.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("XCACHE")}
     if kind == "system":
-        variables(("systemctl",))
-        account = config.load({"HOME": str(ACCOUNT_HOME)}).daemon_user or ACCOUNT
-        settings = config.load({"HOME": str(ACCOUNT_HOME)}, daemon_user=account)
-        return Scope(
-            kind, Path("/etc/systemd/system"), ("systemctl",), settings, without_specifiers(str(settings.socket)), {}
-        )
+        systemctl: tuple[str, ...] = ("systemctl",)
+        environ = {"HOME": str(ACCOUNT_HOME)} | _ours(variables(systemctl))
+        settings = config.load(environ, daemon_user=config.load(environ).daemon_user or ACCOUNT)
+        socket = without_specifiers(str(settings.socket))
+        return Scope(kind, Path("/etc/systemd/system"), systemctl, settings, socket, {})
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    if not runtime.startswith("/"):
+        raise ConfigError("XDG_RUNTIME_DIR is not set: there is no service manager of this user here; log in properly")
+    systemctl = ("systemctl", "--user")
+    managers = variables(systemctl)
+    # What the service manager does not know of must not be what the units are made for.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)} | _ours(managers)
     settings = config.load(environ)
     if settings.daemon_user and not to_serve:
         # It was installed before the machine had one.
@@ -94,17 +99,18 @@ def scope_of(kind: str, variables: Callable[[tuple[str, ...]], Mapping[str, str]
             f"this machine has one daemon for all users (daemon_user={settings.daemon_user!r},"
             f" {settings.sources['daemon_user']}); a user's own would serve nobody"
         )
-    runtime = environ.get("XDG_RUNTIME_DIR", "")
-    if not runtime.startswith("/"):
-        raise ConfigError("XDG_RUNTIME_DIR is not set: there is no service manager of this user here; log in properly")
     # By its name, so that the unit holds for every session.
     usual = settings.socket == Path(runtime) / "xcache" / "xcached.sock"
     socket = "%t/xcache/xcached.sock" if usual else without_specifiers(str(settings.socket))
-    systemctl = ("systemctl", "--user")
     # What a shell says of these does not reach the manager, nor what it starts.
-    theirs = _homes(variables(systemctl))
+    theirs = _homes(managers)
     homes = {name: path for name, path in _homes(environ).items() if path != theirs[name]}
     return Scope(kind, Path(theirs["XDG_CONFIG_HOME"], "systemd", "user"), systemctl, settings, socket, homes)
+
+
+def _ours(environ: Mapping[str, str]) -> dict[str, str]:
+    """The settings among variables."""
+    return {name: value for name, value in environ.items() if name.startswith(_OURS)}
 
 
 def _homes(environ: Mapping[str, str]) -> dict[str, str]:
