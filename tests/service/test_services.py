@@ -7,7 +7,20 @@ import re
 import pytest
 from conftest import until
 from machine import booted, why_not
-from services import NEWER, OTHER, USER, Service, furnish, pip_install, shown
+from services import (
+    DAMAGES,
+    NEWER,
+    NEWER_STORE,
+    OTHER,
+    PUTS_AND_STOPS,
+    TALK,
+    USER,
+    Service,
+    files,
+    furnish,
+    pip_install,
+    shown,
+)
 
 from xcache import __version__
 
@@ -30,20 +43,6 @@ def service(machine, kind):
     made = Service(machine, kind)
     yield made
     made.clean()
-
-
-def files(machine) -> set[str]:
-    """Everything that installing could leave somewhere, with whose it is and how it may be used."""
-    places = ["/etc", "/home", "/opt/xcache", "/run", "/tmp", "/var/cache", "/var/lib", "/var/tmp", "/root/.cache"]
-    # What every machine writes as it goes on: the journal, the transient state of units, and the accounts' backups.
-    passed_over = re.compile(
-        r"^/(run/(log|systemd|credentials|user/\d+/systemd)|etc/[a-z]+-$|etc/\.pwd|opt/.*__pycache__)"
-    )
-    # What a program keeps for itself beside a machine's store.
-    machine.run("rm", "-f", f"{machine.home(USER)}/.cache/xcache/native-digests.json")
-    machine.run("rmdir", "--ignore-fail-on-non-empty", f"{machine.home(USER)}/.cache/xcache", check=False)
-    found = machine.run("find", *places, "-printf", "%p %y %m %U %l\n", check=False).stdout.splitlines()
-    return {line for line in found if not passed_over.match(line.split()[0])}
 
 
 @both
@@ -105,8 +104,6 @@ def test_clients_that_come_at_once_activate_one_daemon(machine, service):
     service.install()
     service.systemctl("stop", "xcached.service")
     environment = {"PYTHONPATH": "/opt/tests:/opt/tests/client", "PYTHONDONTWRITEBYTECODE": "1"}
-    from services import TALK
-
     command = ["/opt/xcache/bin/python", "-c", TALK]
     programs = [machine.begin(*command, key, user=USER, **environment) for key in "0123456789"]
     said = [program.communicate(timeout=60) for program in programs]
@@ -207,31 +204,6 @@ def test_it_leaves_when_idle_and_comes_back_when_asked(machine, service):
     assert service.daemons() == [service.main_pid()]
 
 
-PUTS_AND_STOPS = """
-import contextlib, os, subprocess, sys
-from conftest import Place, put_message
-from conversation import Conversation, key_of, open_file
-from pathlib import Path
-from xcache import config, protocol
-place = Place(Path("/nowhere"))
-place.socket = config.load().socket
-talk = Conversation(place)
-talk.greet()
-payload = os.urandom(8_000_000)
-with open_file(payload) as file:
-    puts = [
-        talk.say(put_message(key_of(str(n)), payload, b"p", payload=None), [file]) for n in range(8)
-    ]
-    # What came before it has been heard by then.
-    answers = talk.answers([talk.say(protocol.AskStatus())])
-    print("sent", flush=True)
-    answers |= talk.answers([put for put in puts if put not in answers])
-    assert {answers[put] for put in puts} == {protocol.Stored(True)}, answers
-    assert talk.was_hung_up_on()
-print("answered")
-"""
-
-
 @both
 def test_what_is_in_flight_is_finished_when_it_is_stopped(machine, service):
     service.install()
@@ -244,18 +216,6 @@ def test_what_is_in_flight_is_finished_when_it_is_stopped(machine, service):
     assert (said, rest) == ("sent\n", "answered\n"), complaints + machine.log()
     assert service.show("Result") == "success"
     assert service.daemons() == []
-
-
-DAMAGES = """
-import contextlib, os, sqlite3, sys
-with contextlib.closing(sqlite3.connect(sys.argv[1], isolation_level=None)) as database:
-    # So that nobody goes by what they remember of the file.
-    database.execute("INSERT INTO statistics VALUES ('hits', 1) ON CONFLICT (name) DO UPDATE SET amount = amount + 1")
-    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-with open(sys.argv[1], "r+b") as file:
-    file.seek(4096)
-    file.write(os.urandom(os.path.getsize(sys.argv[1]) - 4096))
-"""
 
 
 @both
@@ -347,26 +307,15 @@ def test_what_the_machines_daemon_may_see_and_not_change(machine, service):
     service.install()
     pid = service.main_pid()
     look = f"nsenter -t {pid} -m setpriv --reuid=xcache --clear-groups"
-    machine.run(
-        "sh",
-        "-c",
-        f"mkdir -p /home/u{USER}/env && chmod 777 /home/u{USER} /home/u{USER}/env && touch /home/u{USER}/env/f",
-    )
+    home = f"/home/u{USER}"
+    machine.run("sh", "-c", f"mkdir -p {home}/env && chmod 777 {home} {home}/env && touch {home}/env/f")
     machine.run("sh", "-c", "mkdir -m 777 /tmp/env && touch /tmp/env/f")
     for place in (f"/home/u{USER}/env", "/tmp/env"):
         machine.run("sh", "-c", f"{look} cat {place}/f")
         assert "Read-only" in machine.run("sh", "-c", f"LC_ALL=C {look} touch {place}/g", check=False).stderr
     assert machine.run("sh", "-c", f"{look} cat /proc/{pid}/stat").stdout
     machine.run("rm", "-rf", f"/home/u{USER}/env", "/tmp/env")
-    machine.run("chmod", "755", f"/home/u{USER}")
-
-
-NEWER_STORE = """
-import contextlib, sqlite3, sys
-with contextlib.closing(sqlite3.connect(sys.argv[1], isolation_level=None)) as database:
-    print(database.execute("PRAGMA user_version").fetchone()[0])
-    database.execute(f"PRAGMA user_version = {sys.argv[2]}")
-"""
+    machine.run("chmod", "755", home)
 
 
 @pytest.mark.parametrize("kind", ["user"])
