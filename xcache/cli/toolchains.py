@@ -44,7 +44,7 @@ def toolchains(as_json: bool) -> None:
     """
     settings = config.load()
     talking.bring_up_to_date(settings)
-    with reading.reading(settings.dir) as store:
+    with reading.reading(settings) as store:
         rows = store.toolchains() if store else []
     if as_json:
         emit({"toolchains": rows})
@@ -97,7 +97,7 @@ def invalidate(
         created_before=None if older_than is None else time.time() - older_than,
         name=name,
     )
-    with reading.reading(settings.dir) as store:
+    with reading.reading(settings) as store:
         entries, _ = store.entries(wanted) if store else ([], 0)
     keys = list(dict.fromkeys(entry["key"] for entry in entries))
     stored = sum(entry["stored_size"] for entry in entries)
