@@ -100,6 +100,7 @@ class Cache:
             self._predict,
             self._fetch,
             0 if self._load_ahead is None or self.mode == "refresh" else self.config.prefetch,
+            self._pause,
             lambda count: self._counting.add(prefetches_dropped=count),
         )
         self._lock = threading.RLock()
@@ -324,8 +325,8 @@ class Cache:
             # Only now: it waits until there is a backend.
             load_ahead.check(item, self._prefetcher.is_over)
             start = monotonic()
-            with self._client.loading(item.key, entry.digest):
-                executable = load_ahead(item, raw)
+            self._client.begin_loading(item.key, entry.digest)
+            executable = load_ahead(item, raw)
             return Loaded(executable, entry, monotonic() - start, len(raw))
         except (UnavailableError, StoreError) as error:
             self._went_wrong(error)
@@ -333,6 +334,13 @@ class Cache:
         except Exception as error:  # noqa: BLE001 - see above
             logger.debug("not loaded ahead: %s: %s", item.key[:12], error)
             return None
+
+    def _pause(self) -> None:
+        """On a prefetching thread: nothing is loaded for the moment."""
+        try:
+            self._client.end_loading()
+        except Exception as error:  # noqa: BLE001 - see above
+            logger.debug("the daemon was not told that something is loaded: %s", error)
 
     def _finish_before_exit(self) -> None:
         """Children that multiprocessing forked leave without atexit; its own finalizers they do run."""

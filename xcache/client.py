@@ -65,6 +65,12 @@ class Absent(NamedTuple):
     waited: float = 0.0
 
 
+class _Here(threading.local):
+    """The connection on which this thread says what it loads."""
+
+    loading: Connection | None = None
+
+
 class Client:
     """Connections to one daemon, shared by all threads of a process."""
 
@@ -77,6 +83,7 @@ class Client:
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
         self._loading: dict[Connection, str] = {}
+        self._here = _Here()
         self._notes: list[protocol.Message] = []
         self._lock = threading.RLock()
         self._breaker = Breaker(config.timeout)
@@ -132,17 +139,29 @@ class Client:
     @contextlib.contextmanager
     def loading(self, key: str, digest: str) -> Iterator[None]:
         """Have the daemon know that this is being loaded: if the process ends here, that may be why."""
-        with self._lock:
-            connection = self._idle.pop() if self._idle else None
-        if connection is None:
-            yield
-            return
-        self._loading[connection] = key
         try:
-            self._tell(connection, protocol.Loading(key, digest))
+            self.begin_loading(key, digest)
             yield
         finally:
-            self._loading.pop(connection, None)
+            self.end_loading()
+
+    def begin_loading(self, key: str, digest: str) -> None:
+        """As ``loading``, for a thread that loads one after the other: what it began before is loaded."""
+        connection = self._here.loading
+        if connection is None:
+            with self._lock:
+                connection = self._idle.pop() if self._idle else None
+            if connection is None:
+                return
+            self._here.loading = connection
+        before, self._loading[connection] = self._loading.get(connection), key
+        self._tell(connection, protocol.Loading(key, digest, before))
+
+    def end_loading(self) -> None:
+        """What this thread began last is loaded, or refused to be."""
+        connection, self._here.loading = self._here.loading, None
+        if connection is not None:
+            key = self._loading.pop(connection, "")
             if self._tell(connection, protocol.Loaded(key)):
                 self._put_back(connection)
 

@@ -352,7 +352,8 @@ def _read_file(path: Path, known: Mapping[str, Setting]) -> dict[str, Any]:
 
     try:
         content = tomllib.loads(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    # ValueError: besides what is no TOML, digits without end; RecursionError: brackets without end.
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from None
     for name, value in content.items():
         if name not in known:

@@ -24,7 +24,7 @@ from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.errors import UnavailableError, UntrustedError
 from xcache.handlers import let_pass
-from xcache.private import check_directory, prepare_directory, prepare_meeting_place
+from xcache.private import check_directory, prepare_directory, prepare_meeting_place, uid_of_account
 from xcache.protocol import FAILED, LOCK, READY
 
 Arguments = ParamSpec("Arguments")
@@ -84,8 +84,16 @@ class Launcher:
     def start(self) -> bool:
         """Start a daemon unless one runs or is being started; whether this call did. Does not wait for it.
 
-        Where a service manager listens for the daemon, having connected is what starts it.
+        Where a service manager listens for the daemon, having connected is what starts it. The machine's one daemon is
+        nobody's to start but its own account's.
         """
+        account = self._config.daemon_user
+        if account and uid_of_account(account) != os.getuid():
+            raise UnavailableError(
+                f"nobody listens on {self._config.socket}, where this machine's one daemon should (daemon_user="
+                f"{account!r}, {self._config.sources['daemon_user']}); it is started by systemd or with its container:"
+                " sudo systemctl start xcached.socket, or sudo xcache service install --system"
+            )
         prepare_directory(self._config.dir)
         prepare_meeting_place(self._config.socket.parent)
         lock = _not_standard(os.open(self._config.dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))

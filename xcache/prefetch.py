@@ -84,12 +84,17 @@ class Prefetcher:
         predict: Callable[[str | None], Sequence[Item]],
         load: Callable[[Item], Loaded | None],
         memory: int,
+        pause: Callable[[], None],
         dropped: Callable[[int], None],
     ) -> None:
-        """``predict`` is asked with the key that came as a surprise, at first with None; neither may raise."""
+        """``predict`` is asked with the key that came as a surprise, at first with None; none of them may raise.
+
+        ``pause`` is called on each thread that has loaded something, before it does anything else.
+        """
         self._predict = predict
         self._load = load
         self._memory = memory
+        self._pause = pause
         self._dropped = dropped
         self._changed = threading.Condition()
         self._places: dict[str, _Place] = {}
@@ -183,6 +188,7 @@ class Prefetcher:
             while self._go_on():
                 pass
         finally:
+            self._pause()
             with self._changed:
                 self._threads.discard(threading.current_thread())
                 self._changed.notify_all()
@@ -193,9 +199,11 @@ class Prefetcher:
                 return False
             questions, self._questions = self._questions, []
         for question in questions:
+            self._pause()
             self._expect(self._predict(question))
         place = self._next()
         if place is None:
+            self._pause()
             return self._rest()
         loaded = self._load(place.item)
         with self._changed:

@@ -98,10 +98,14 @@ class Release(NamedTuple):
 
 
 class Loading(NamedTuple):
-    """The asker begins to load what it found: if the connection ends before Loaded, that may be why. No answer."""
+    """The asker begins to load what it found: if the connection ends before Loaded, that may be why. No answer.
+
+    ``loaded``: the key of what it was loading until now, as in Loaded.
+    """
 
     key: str
     digest: str
+    loaded: str | None = None
 
 
 class Loaded(NamedTuple):

@@ -10,13 +10,14 @@ import logging.handlers
 import os
 import resource
 import signal
+import socket
 import sqlite3
 import sys
 import time
 
 from xcache._version import __version__
 from xcache.config import Config
-from xcache.errors import XcacheError
+from xcache.errors import ConfigError, XcacheError
 from xcache.private import prepare_directory, prepare_meeting_place
 from xcache.protocol import FAILED, READY
 from xcached.place import MeetingPlace, take_lock, take_over
@@ -24,7 +25,7 @@ from xcached.server import Server, listen
 from xcached.service import Service
 from xcached.settings import Settings
 from xcached.store import Store
-from xcached.systemd import JournalFormatter, Manager, address, inherited, leads_to_journal
+from xcached.systemd import JournalFormatter, Manager, address, inherited, leads_to_journal, turn_away
 from xcached.trust import Trust
 from xcached.upkeep import Upkeep
 
@@ -45,16 +46,22 @@ def main() -> None:
     parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    ready = Ready(arguments.ready_fd)
+    ready, listener = Ready(arguments.ready_fd), None
     os.umask(0o077)
     # Until there are settings to be read again.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        asyncio.run(serve(Settings(), arguments.lock_fd, ready))
+        listener = inherited()
+        asyncio.run(serve(Settings(), listener, arguments.lock_fd, ready))
     except (XcacheError, OSError, sqlite3.Error) as error:
+        journal = leads_to_journal(2)
+        if journal and not logger.handlers:
+            log_to(logging.StreamHandler(), JournalFormatter())
         logger.error("%s", error)
+        if listener is not None and not ready.said:
+            turn_away(listener, f"the daemon cannot start: {error}")
         ready.say(f"{FAILED}{error}")
-        sys.exit(f"xcached: {error}" if arguments.ready_fd is None else 1)
+        sys.exit(1 if journal or arguments.ready_fd is not None else f"xcached: {error}")
 
 
 class Ready:
@@ -63,9 +70,11 @@ class Ready:
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
         self.awaited = descriptor is not None
+        self.said = False
 
     def say(self, what: str) -> None:
         """Write one line and let go; from then on stderr leads nowhere if it led there."""
+        self.said = True
         if self._descriptor is None:
             return
         with contextlib.suppress(OSError):
@@ -78,7 +87,7 @@ class Ready:
         os.close(nowhere)
 
 
-async def serve(settings: Settings, lock: int | None, ready: Ready) -> None:
+async def serve(settings: Settings, listener: socket.socket | None, lock: int | None, ready: Ready) -> None:
     """Start, serve, stop; and begin anew in the same process if the store needs that."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
@@ -98,14 +107,18 @@ async def serve(settings: Settings, lock: int | None, ready: Ready) -> None:
 
     config, manager = settings.now, Manager()
     trust = Trust(config)
-    listener = inherited()
+    if config.daemon_user and not trust.shared:
+        raise ConfigError(
+            f"this machine has one daemon for all users, and it runs as {config.daemon_user!r} (daemon_user,"
+            f" {config.sources['daemon_user']}); one of user {os.getuid()} would serve nobody"
+        )
     prepare_directory(config.dir)
     if listener is None:
         prepare_meeting_place(config.socket.parent, for_everybody=trust.shared)
     # Who started it by another program has no eye on its stderr.
     start_logging(config, to_stderr=not ready.awaited)
     allow_descriptors(config.max_connections)
-    lock = take_lock(config.dir, lock) if listener is None else await take_over(config.dir, lock)
+    lock = take_lock(config.dir, lock) if listener is None else await take_over(config.dir, lock, address(listener))
     # Signals are held back from here on, so that one which comes early still finds everything to be undone.
     for number in _TELL_TO_LEAVE:
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
@@ -198,20 +211,22 @@ async def finish(server: Server, service: Service) -> None:
 def start_logging(config: Config, *, to_stderr: bool) -> None:
     """Log to a file that stays bounded, and to stderr when somebody is looking; or to the journal instead."""
     line = logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s")
-    handlers: list[tuple[logging.Handler, logging.Formatter]] = []
     if leads_to_journal(2):
-        handlers.append((logging.StreamHandler(), JournalFormatter()))
+        log_to(logging.StreamHandler(), JournalFormatter())
     else:
-        file = logging.handlers.RotatingFileHandler(config.dir / LOG, maxBytes=_LOG_SIZE, backupCount=1)
-        handlers.append((file, line))
+        log_to(logging.handlers.RotatingFileHandler(config.dir / LOG, maxBytes=_LOG_SIZE, backupCount=1), line)
         if to_stderr:
-            handlers.append((logging.StreamHandler(), line))
-    for handler, formatter in handlers:
-        handler.setFormatter(formatter)
-        logger.addHandler(handler)
+            log_to(logging.StreamHandler(), line)
     set_level(config)
     # A log that cannot be written is no reason to stop.
     logging.raiseExceptions = False
+
+
+def log_to(handler: logging.Handler, formatter: logging.Formatter) -> None:
+    """Have the daemon's lines go there, and what its loop says of defects."""
+    handler.setFormatter(formatter)
+    for source in (logger, logging.getLogger("asyncio")):
+        source.addHandler(handler)
 
 
 def set_level(config: Config) -> None:

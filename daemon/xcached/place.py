@@ -80,10 +80,11 @@ def take_lock(directory: Path, inherited: int | None) -> int:
     return lock
 
 
-async def take_over(directory: Path, inherited: int | None) -> int:
+async def take_over(directory: Path, inherited: int | None, own: Path) -> int:
     """The store's lock for the service manager's daemon: one that a program started meanwhile is asked to leave.
 
-    Otherwise whoever comes by the manager's socket would wait for a daemon that cannot start.
+    Otherwise whoever comes by the manager's socket would wait for a daemon that cannot start. One that listened by the
+    same name sees by itself that it was taken; what is said there now would be heard by the new daemon.
     """
     deadline = time.monotonic() + _LEAVING_SECONDS
     asked = False
@@ -93,17 +94,17 @@ async def take_over(directory: Path, inherited: int | None) -> int:
         except StoreError:
             if time.monotonic() >= deadline:
                 raise
-        asked = asked or _ask_to_leave(directory)
+        asked = asked or _ask_to_leave(directory, own)
         await asyncio.sleep(_RETRY_EVERY)
 
 
-def _ask_to_leave(directory: Path) -> bool:
+def _ask_to_leave(directory: Path, own: Path) -> bool:
     """Tell the daemon that has the lock to leave, if it has said where it listens; whether it was told."""
     hello = protocol.Hello(protocol.VERSION, __version__, os.getpid(), "xcached")
     leave = protocol.Stop("the service manager's daemon takes over")
     try:
         process, _, path = (directory / LOCK).read_bytes().partition(b"\n")
-        if not path:
+        if not path or path == os.fsencode(own):
             return False
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connected:
             connected.settimeout(_ASKING_SECONDS)

@@ -283,6 +283,8 @@ class Service:
         self._leases.release(caller, message.key, message.lease)
 
     def _loading(self, caller: Caller, message: protocol.Loading, descriptors: Sequence[int]) -> None:
+        if message.loaded is not None:
+            self._has_loaded(caller, message.loaded)
         # Of nothing else: who invents what they load could keep the writer busy with it.
         if (
             caller.process.was_given(message.key, message.digest)
@@ -291,9 +293,12 @@ class Service:
             caller.loading[message.key] = Load(message.key, message.digest, time.monotonic())
 
     def _loaded(self, caller: Caller, message: protocol.Loaded, descriptors: Sequence[int]) -> None:
-        caller.loading.pop(message.key, None)
-        if (message.key, caller.uid) in self._quarantine.struck:
-            self._call(lambda _: _done(lambda: self._quarantine.forgive(message.key, caller.uid)))
+        self._has_loaded(caller, message.key)
+
+    def _has_loaded(self, caller: Caller, key: str) -> None:
+        caller.loading.pop(key, None)
+        if (key, caller.uid) in self._quarantine.struck:
+            self._call(lambda _: _done(lambda: self._quarantine.forgive(key, caller.uid)))
 
     def _complain(self, caller: Caller, message: protocol.Complain, descriptors: Sequence[int]) -> Answer:
         caller.loading.pop(message.key, None)

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from xcache import config
 from xcache.config import FIXED, SETTINGS, Config
@@ -18,6 +19,25 @@ logger = logging.getLogger("xcached")
 
 # An editor writes a file in several steps.
 _SETTLED_SECONDS = 0.1
+# One that is empty or gone is perhaps about to be written. By the defaults, most of a large store would have to go.
+_EMPTIED_SECONDS = 1.0
+
+
+class Identity(NamedTuple):
+    """What tells that a file is not what it was."""
+
+    device: int
+    inode: int
+    size: int
+    written: int
+    changed: int
+
+
+class Change(NamedTuple):
+    """What the files have become, and whether one of them has nothing in it any more."""
+
+    files: list[Identity | None]
+    emptied: bool
 
 
 class Settings:
@@ -36,12 +56,13 @@ class Settings:
         """Have ``take`` called with new settings before they are ``now``; a ConfigError from the first refuses them."""
         self._takers.append(take)
 
-    def follow(self) -> bool:
-        """Read them again if one of their files is not what it was; whether that was so."""
-        if self._seen == _look():
-            return False
-        self.reload()
-        return True
+    def change(self) -> Change | None:
+        """What their files are now, where that is not what it was when they were read."""
+        found = _look()
+        if found == self._seen:
+            return None
+        pairs = zip(self._seen, found, strict=False)
+        return Change(found, any(old and old.size and not (now and now.size) for old, now in pairs))
 
     def reload(self) -> None:
         """Read them again. All of a valid change is taken, and nothing of one that is not."""
@@ -78,10 +99,9 @@ class Following:
         self._watch()
 
     def look(self) -> None:
-        """Read them again if they changed."""
-        self._waiting = None
-        if self._settings.follow():
-            self._changed()
+        """Have them read again soon if they changed."""
+        if self._waiting is None and self._settings.change() is not None:
+            self._look_soon()
         self._watch()
 
     def close(self) -> None:
@@ -101,7 +121,20 @@ class Following:
     def _look_soon(self) -> None:
         if self._waiting is not None:
             self._waiting.cancel()
-        self._waiting = self._loop.call_later(_SETTLED_SECONDS, self.look)
+        change = self._settings.change()
+        patience = _EMPTIED_SECONDS if change is not None and change.emptied else _SETTLED_SECONDS
+        self._waiting = self._loop.call_later(patience, self._settled, change)
+
+    def _settled(self, change: Change | None) -> None:
+        self._waiting = None
+        if self._settings.change() != change:
+            # Still being written, perhaps where nobody tells of it.
+            self._look_soon()
+            return
+        if change is not None:
+            self._settings.reload()
+            self._changed()
+        self._watch()
 
 
 def _refuse_fixed(old: Config, new: Config) -> None:
@@ -122,17 +155,18 @@ def _changes(old: Config, new: Config) -> list[str]:
     ]
 
 
-def _look() -> list[tuple[int, ...] | None]:
+def _look() -> list[Identity | None]:
     """What tells whether a file is another than before; None for one that is not there."""
     return [_identity(path) for path in config.files()]
 
 
-def _identity(path: Path) -> tuple[int, ...] | None:
+def _identity(path: Path) -> Identity | None:
     try:
         found = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    # Who may read it is not in the time of what is in it.
+    return Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _folders() -> list[str]:

@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from xcache import protocol
 from xcache.errors import StoreError
 
 _FIRST = 3
@@ -21,6 +22,10 @@ _FIRST = 3
 _NAME = "xcached"
 _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG = 7
+# A busy manager takes what must not be lost a little later: without it, it would wait for it until it ends the daemon.
+_PATIENCE = 5.0
+# The units allow for so many starts a minute.
+_PAUSE = 10.0
 
 
 def inherited(environ: Mapping[str, str] = os.environ) -> socket.socket | None:
@@ -57,6 +62,23 @@ def address(listener: socket.socket) -> Path:
     return Path(os.fsdecode(listener.getsockname()))
 
 
+def turn_away(listener: socket.socket, reason: str) -> None:
+    """Tell everybody who comes why there is no daemon, for a while.
+
+    The manager starts one for whoever asks. Were it to end at once each time, the manager would soon give up listening,
+    and go on so when what is wrong has long been put right.
+    """
+    Manager().status(reason)
+    refused = protocol.encode(1, protocol.Refused("store error", reason))
+    deadline = time.monotonic() + _PAUSE
+    with contextlib.suppress(TimeoutError):
+        while (left := deadline - time.monotonic()) > 0:
+            listener.settimeout(left)
+            with contextlib.suppress(BlockingIOError, ConnectionError), listener.accept()[0] as connected:
+                connected.setblocking(False)
+                connected.send(refused)
+
+
 class Manager:
     """Who started this daemon and wants to hear of it; without such a one, nothing is said."""
 
@@ -74,11 +96,13 @@ class Manager:
 
     def ready(self, status: str) -> None:
         """The daemon serves, with these settings."""
-        self._tell("READY=1", f"STATUS={_line(status)}", f"MAINPID={os.getpid()}")
+        self._tell("READY=1", f"STATUS={_line(status)}", f"MAINPID={os.getpid()}", patience=_PATIENCE)
 
     def reloading(self) -> None:
         """The settings are being read again; ready() ends that."""
-        self._tell("RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}")
+        self._tell(
+            "RELOADING=1", f"MONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}", patience=_PATIENCE
+        )
 
     def leaving(self) -> None:
         """The daemon finishes what it has begun."""
@@ -94,12 +118,13 @@ class Manager:
             self._tell(f"STATUS={_line(status)}")
             self._status = status
 
-    def _tell(self, *words: str) -> None:
+    def _tell(self, *words: str, patience: float = 0.0) -> None:
+        """Without ``patience``, what it cannot take at once is not said; the next word will be."""
         if not self._address:
             return
         # One who does not listen any more is no reason to stop.
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as telling:
-            telling.setblocking(False)
+            telling.settimeout(patience)
             telling.sendto("\n".join(words).encode("utf-8", "replace"), self._address)
 
 

@@ -30,8 +30,7 @@ ROOT = Path(__file__).parents[2]
 ON_DISK = Path("/var/tmp")  # noqa: S108 - each run makes a folder of its own there
 TEMPLATES = ROOT / ".venvs" / "bench-stores"
 SIZES = [KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
-# The cold rounds of --quick; elsewhere there are as many for all.
-QUICK = {"many-small": 2, "training": 2, "scan-model": 1, "serving": 1, "library": 2}
+QUICK = ["many-small", "training", "scan-model", "serving", "library"]
 FULL = [*QUICK, "training-24", "training-48"]
 # What is started together, and how many of it.
 CROWDS = {
@@ -49,7 +48,7 @@ def parts() -> dict[str, Part]:
         def run(folder: Path, full: bool) -> Any:
             names = [NONE, BUILT_IN, XCACHE, *([LIMITED] if full or name == "training" else [])]
             long = name in ("training-24", "training-48")
-            cold, warm = ((2 if long else 5), (5 if long else 11)) if full else (QUICK.get(name, 1), 5)
+            cold, warm = ((2 if long else 5), (5 if long else 11)) if full else (3, 5)
             return runs.program(name, folder, names, cold, warm)
 
         return run

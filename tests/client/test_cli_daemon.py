@@ -68,6 +68,21 @@ def test_a_daemon_that_cannot_start_says_why(shell):
     assert failed.stderr.count("\n") == 1
 
 
+def test_the_machines_daemon_is_nobodys_to_start(place, shell):
+    """One that root or a user started would serve nobody, and its store would be in the way of the right one."""
+    for command in ("start", "restart"):
+        failed = shell.run(command, XCACHE_DAEMON_USER="54321")
+        assert (failed.returncode, failed.stderr.count("\n")) == (1, 1), failed.stderr
+        assert "started by systemd or with its container" in failed.stderr
+    by_hand = place.daemon(XCACHE_DAEMON_USER="54321")
+    assert by_hand.wait(LONG) == 1
+    assert "would serve nobody" in place.said()
+    # What a container does not see is not empty.
+    for command in (("ls",), ("clear", "--yes")):
+        assert "the store is empty" not in shell.run(*command, XCACHE_DAEMON_USER="54321").stdout
+    assert not place.dir.exists()
+
+
 @pytest.mark.parametrize("arguments", [("status",), ("stop",), ("start",), ("restart",), ("clear", "--yes")])
 def test_a_daemon_that_does_not_answer_is_one_line_and_no_wait(shell, arguments):
     shell.put("jit_f")

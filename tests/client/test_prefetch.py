@@ -31,7 +31,7 @@ class Program:
         self.entries = False
         self.may_go_on = threading.Event()
         self.may_go_on.set()
-        self.prefetcher = Prefetcher(self._predict, self._load, memory, self._drop)
+        self.prefetcher = Prefetcher(self._predict, self._load, memory, lambda: None, self._drop)
 
     def _predict(self, key: str | None) -> list[Item]:
         self.questions.append(key)
@@ -225,7 +225,7 @@ def test_the_end_waits_for_a_prediction_as_well():
         return [item("a")]
 
     loads: list[Item] = []
-    prefetcher = Prefetcher(predict, loads.append, 100, lambda count: None)
+    prefetcher = Prefetcher(predict, loads.append, 100, lambda: None, lambda count: None)
     prefetcher.start()
     assert asked.wait(20)
     assert not prefetcher.finish(0.01)

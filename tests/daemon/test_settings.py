@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 
@@ -81,6 +82,33 @@ def test_a_file_behind_links_is_noticed_as_kubernetes_changes_it(place, file):
     assert until(lambda: facts(place)["max_size"] == 2 * 2**30)
 
 
+def test_a_file_that_is_being_written_is_not_read_half_done(place, file):
+    """Between emptying and writing it the defaults would hold, and most of a large store would have to go."""
+    write(place, 'max_size = "500G"')
+    place.start_daemon()
+    for emptied in (lambda: file.write_text(""), file.unlink):
+        emptied()
+        time.sleep(0.4)
+        file.write_text('max_size = "400G"')
+        assert until(lambda: facts(place)["max_size"] == 400 * 2**30)
+        write(place, 'max_size = "500G"')
+        assert until(lambda: facts(place)["max_size"] == 500 * 2**30)
+    changes = [line for line in log(place).splitlines() if "setting changed: max_size" in line]
+    assert len(changes) == 4, changes
+
+
+def test_a_file_that_may_be_read_again_is_read_again(place, file):
+    """Who may read it is not to be seen by when it was written."""
+    if os.getuid() == 0 and not shutil.which("setpriv"):
+        pytest.skip("needs setpriv to take from root that it may read everything")
+    place.start_daemon(*(("setpriv", "--inh-caps=-all", "--bounding-set=-all") if os.getuid() == 0 else ()))
+    write(place, 'max_size = "3G"')
+    file.chmod(0)
+    assert until(lambda: "Permission denied" in str(facts(place)["configuration_problem"]))
+    file.chmod(0o644)
+    assert until(lambda: facts(place)["max_size"] == 3 * 2**30)
+
+
 def test_sighup_has_them_read_again(place, file):
     child = place.start_daemon()
     child.send_signal(signal.SIGHUP)
@@ -94,6 +122,9 @@ def test_sighup_has_them_read_again(place, file):
         ('max_size = "lots"', "max_size='lots'"),
         ("max_size = ", "Invalid value"),
         ("unknown = 1", "'unknown' is not a setting"),
+        (f"max_entries = {'9' * 5000}", "Exceeds the limit"),
+        # Too deep, in whichever words Python says so.
+        (f"max_entries = {'[' * 50_000}", "{file}: "),
         ('dir = "/elsewhere"\nmax_size = "3G"', "dir cannot change from '{dir}' to '/elsewhere' ({file})"),
         ('socket = "/elsewhere"', "socket cannot change from '{socket}' to '/elsewhere' ({file})"),
         (f"daemon_user = {os.getuid()}", f"daemon_user cannot change from '' to '{os.getuid()}'"),
@@ -137,6 +168,10 @@ def test_a_smaller_store_is_emptied_without_waiting_for_a_restart(place, file):
             talk.put(key_of(str(number)), os.urandom(10_000))
         assert talk.status()["entries"] == 20
     write(place, "max_size = 50000")
+    assert until(lambda: facts(place)["max_size"] == 50_000)
+    # The writer looks every few seconds, and whenever it has something to do.
+    with talking(place) as talk:
+        talk.ask(protocol.Sync())
     assert until(lambda: facts(place)["bytes"] <= 50_000)
     assert facts(place)["entries"] > 0
 
@@ -182,10 +217,12 @@ def test_a_change_that_somebody_refuses_reaches_nobody(monkeypatch, tmp_path):
 
     settings.when_changed(refuse)
     settings.when_changed(lambda new: taken.append(new.max_size))
-    assert not settings.follow()
+    assert settings.change() is None
     (tmp_path / "settings.toml").write_text("max_size = 1")
-    assert settings.follow()
+    assert not settings.change().emptied
+    settings.reload()
+    assert settings.change() is None
     assert (settings.problem, taken, settings.now.max_size) == ("not this", [], 20 * 2**30)
     (tmp_path / "settings.toml").write_text("max_size = 22")
-    assert settings.follow()
+    settings.reload()
     assert (settings.problem, taken, settings.now.max_size) == ("", [22], 22)

@@ -19,7 +19,8 @@ from conftest import Place, until
 from conversation import key_of, talking
 
 from xcache import protocol
-from xcache.errors import StoreError
+from xcache.connection import Connection
+from xcache.errors import StoreError, TurnedAwayError
 from xcached.systemd import JournalFormatter, Manager, inherited
 
 
@@ -114,6 +115,22 @@ def test_a_loop_that_hangs_gives_no_sign_of_life(place, listener):
         child.send_signal(signal.SIGCONT)
 
 
+def test_a_manager_who_is_busy_is_told_all_the_same(place, listener):
+    """So many tell it something that the kernel keeps no more."""
+    said = True
+    while said:
+        said = False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other, contextlib.suppress(BlockingIOError):
+            other.setblocking(False)
+            while True:
+                other.sendto(b"something", str(listener.path))
+                said = True
+    place.daemon(NOTIFY_SOCKET=str(listener.path))
+    assert until(place.answers)
+    time.sleep(0.2)
+    assert listener.hears("READY=1")
+
+
 def test_an_abstract_socket_is_told_as_well_and_a_dead_one_does_no_harm(place):
     name = f"xcache-test-{os.getpid()}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listening:
@@ -197,6 +214,50 @@ def test_one_that_was_started_beside_it_makes_way(place):
         assert talk.pid == child.pid
     assert until(lambda: beside.poll() == 0)
     assert "the service manager's daemon takes over" in (place.dir / "daemon.log").read_text()
+
+
+def test_one_whose_name_was_taken_leaves_by_itself_and_the_one_that_took_it_stays(place):
+    """What it is asked by would be in the way of the new one: they have the same name."""
+    if not shutil.which("systemd-socket-activate"):
+        pytest.skip("there is no systemd-socket-activate")
+    beside = place.start_daemon()
+    command = ["systemd-socket-activate", f"--listen={place.socket}", sys.executable, "-P", "-m", "xcached"]
+    passed_on = [f"--setenv={name}" for name in place.env if name.startswith(("XCACHE", "PYTHON"))]
+    inode = place.socket.stat().st_ino
+    with place.said_file().open("ab") as said:
+        child = subprocess.Popen([command[0], *passed_on, *command[1:]], env=place.env, cwd="/", stderr=said)
+    place.adopt(child)
+    assert until(lambda: place.socket.exists() and place.socket.stat().st_ino != inode)
+    assert until(place.answers)
+    assert until(lambda: beside.poll() == 0)
+    with talking(place) as talk:
+        assert talk.pid == child.pid
+        talk.status()
+    assert "the service manager's daemon takes over" not in (place.dir / "daemon.log").read_text()
+    assert child.poll() is None
+    with talking(place) as talk:
+        assert talk.put(key_of("a"), b"a") == protocol.Stored(True)
+
+
+def test_one_that_cannot_start_says_why_to_who_comes(place):
+    """Were it to end at once, the service manager would give up, and for good."""
+    if not shutil.which("systemd-socket-activate"):
+        pytest.skip("there is no systemd-socket-activate")
+    (place.root / "settings.toml").write_text('max_size = "lots"')
+    passed_on = [f"--setenv={name}" for name in place.env if name.startswith(("XCACHE", "PYTHON"))]
+    passed_on.append(f"--setenv=XCACHE_CONFIG={place.root / 'settings.toml'}")
+    command = ["systemd-socket-activate", f"--listen={place.socket}", *passed_on]
+    with place.said_file().open("ab") as said:
+        child = subprocess.Popen([*command, sys.executable, "-P", "-m", "xcached"], env=place.env, cwd="/", stderr=said)
+    place.adopt(child)
+    assert until(place.answers)
+    for _ in range(3):
+        # Also by a client that has said its word before it is taken.
+        with pytest.raises(TurnedAwayError, match="cannot start: max_size='lots'"):
+            Connection(place.socket, 10, "1")
+    assert child.poll() is None
+    child.terminate()
+    assert until(lambda: child.poll() is not None, 5)
 
 
 PASSES = """

@@ -381,10 +381,9 @@ def test_a_user_does_not_start_the_machines_daemon_and_trusts_no_other_account(m
 
 
 def test_a_daemon_of_ones_own_is_not_for_others(place):
-    """Also where the account of the machine's daemon is another one."""
     if os.getuid() != 0:
         pytest.skip("needs root to become several users")
-    place.start_daemon(XCACHE_DAEMON_USER=str(DAEMON))
+    place.start_daemon()
     place.root.chmod(0o755)
     place.socket.chmod(0o777)
     place.env["PYTHONPATH"] = os.pathsep.join(map(str, (REPOSITORY, *(REPOSITORY / p for p in PATHS))))

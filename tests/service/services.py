@@ -47,6 +47,48 @@ result = float(jax.jit(lambda v: v * 3 + 1)(2.0))
 counted = xcache.stats()
 print(result, counted.hits, counted.misses)
 """
+# One that has much in flight.
+PUTS_AND_STOPS = """
+import contextlib, os, subprocess, sys
+from conftest import Place, put_message
+from conversation import Conversation, key_of, open_file
+from pathlib import Path
+from xcache import config, protocol
+place = Place(Path("/nowhere"))
+place.socket = config.load().socket
+talk = Conversation(place)
+talk.greet()
+payload = os.urandom(8_000_000)
+with open_file(payload) as file:
+    puts = [
+        talk.say(put_message(key_of(str(n)), payload, b"p", payload=None), [file]) for n in range(8)
+    ]
+    # What came before it has been heard by then.
+    answers = talk.answers([talk.say(protocol.AskStatus())])
+    print("sent", flush=True)
+    answers |= talk.answers([put for put in puts if put not in answers])
+    assert {answers[put] for put in puts} == {protocol.Stored(True)}, answers
+    assert talk.was_hung_up_on()
+print("answered")
+"""
+# Damages a database.
+DAMAGES = """
+import contextlib, os, sqlite3, sys
+with contextlib.closing(sqlite3.connect(sys.argv[1], isolation_level=None)) as database:
+    # So that nobody goes by what they remember of the file.
+    database.execute("INSERT INTO statistics VALUES ('hits', 1) ON CONFLICT (name) DO UPDATE SET amount = amount + 1")
+    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+with open(sys.argv[1], "r+b") as file:
+    file.seek(4096)
+    file.write(os.urandom(os.path.getsize(sys.argv[1]) - 4096))
+"""
+# Gives a database another version, and prints the one it had.
+NEWER_STORE = """
+import contextlib, sqlite3, sys
+with contextlib.closing(sqlite3.connect(sys.argv[1], isolation_level=None)) as database:
+    print(database.execute("PRAGMA user_version").fetchone()[0])
+    database.execute(f"PRAGMA user_version = {sys.argv[2]}")
+"""
 
 
 @functools.cache
@@ -105,6 +147,20 @@ def pip_install(machine: Machine, version: str) -> None:
     machine.run("/opt/xcache/bin/python", "-m", "pip", "install", "-q", *options, built, PYTHONDONTWRITEBYTECODE="1")
 
 
+def files(machine: Machine) -> set[str]:
+    """Everything that installing could leave somewhere, with whose it is and how it may be used."""
+    places = ["/etc", "/home", "/opt/xcache", "/run", "/tmp", "/var/cache", "/var/lib", "/var/tmp", "/root/.cache"]
+    # What every machine writes as it goes on: the journal, the transient state of units, and the accounts' backups.
+    passed_over = re.compile(
+        r"^/(run/(log|systemd|credentials|user/\d+/systemd)|etc/[a-z]+-$|etc/\.pwd|opt/.*__pycache__)"
+    )
+    # What a program keeps for itself beside a machine's store.
+    machine.run("rm", "-f", f"{machine.home(USER)}/.cache/xcache/native-digests.json")
+    machine.run("rmdir", "--ignore-fail-on-non-empty", f"{machine.home(USER)}/.cache/xcache", check=False)
+    found = machine.run("find", *places, "-printf", "%p %y %m %U %l\n", check=False).stdout.splitlines()
+    return {line for line in found if not passed_over.match(line.split()[0])}
+
+
 class Service:
     """One scope's service: what its administrator does, and what programs meet."""
 
@@ -124,7 +180,9 @@ class Service:
 
     def xcache(self, *arguments: str, code: int | None = 0, **environment: str) -> subprocess.CompletedProcess[str]:
         """Give a command as the administrator."""
-        result = self.machine.run("xcache", *arguments, user=self.administrator, check=False, **environment)
+        # As careful administrators have it: what everybody is to read must not depend on it.
+        command = ["sh", "-c", 'umask 077 && exec xcache "$@"', "sh", *arguments]
+        result = self.machine.run(*command, user=self.administrator, check=False, **environment)
         said = f"{arguments}: {result.returncode} {result.stdout}{result.stderr}"
         assert code is None or result.returncode == code, f"{said}{self.machine.log()}"
         assert "Traceback" not in result.stderr, said
@@ -199,6 +257,9 @@ class Service:
 
     def clean(self) -> None:
         """Take everything away, however it stands."""
+        if self.machine.run("test", "-e", self.config, check=False).returncode == 0:
+            # With settings that are wrong it would be refused.
+            self.configure("")
         self.xcache("service", "uninstall", f"--{self.kind}", "--purge", code=None)
         for pid in self.daemons():
             self.machine.run("kill", "-9", str(pid), check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from typing import Any
 
 import pytest
@@ -62,8 +63,29 @@ def test_all_of_them_mean_the_same_account_and_folders(tmp_path):
         assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]
 
 
+def test_the_probe_tells_whether_it_answers_and_nothing_else(place):
+    """With settings that are wrong it goes on, and so does its container."""
+    container = documents()["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]
+    *_, program = container["livenessProbe"]["exec"]["command"]
+    program = program.replace("/run/xcache/xcached.sock", str(place.socket))
+    child = place.start_daemon()
+    (place.root / "wrong.toml").write_text('max_size = "lots"')
+    assert place.run(program, XCACHE_CONFIG=str(place.root / "wrong.toml")).returncode == 0
+    child.send_signal(signal.SIGSTOP)
+    try:
+        hung = place.run(program.replace("10", "0.2"))
+    finally:
+        child.send_signal(signal.SIGCONT)
+    assert (hung.returncode, "no answer" in hung.stderr) == (1, True), hung.stderr
+    health = re.search(r'"-c", "(.*)"\]$', CONTAINERFILE, re.MULTILINE)[1]
+    assert place.run(health.replace("/run/xcache/xcached.sock", str(place.socket))).returncode == 0
+
+
 def test_the_container_runs_what_there_is():
     entry = re.search(r"^ENTRYPOINT (.*)$", CONTAINERFILE, re.MULTILINE)[1]
     assert entry == '["python", "-P", "-m", "xcached"]'
     images = re.findall(r"^FROM (\S+)", CONTAINERFILE, re.MULTILINE)
     assert set(images) == {"python:3.13-slim"}
+    # It may write nothing but the store and its socket, and nobody starts it again when it has left.
+    assert "SQLITE_TMPDIR=/var/cache/xcache " in CONTAINERFILE
+    assert 'echo "idle_exit = 0" > /etc/xcache/config.toml' in CONTAINERFILE

@@ -7,7 +7,20 @@ import re
 import pytest
 from conftest import until
 from machine import booted, why_not
-from services import NEWER, OTHER, USER, Service, furnish, pip_install, shown
+from services import (
+    DAMAGES,
+    NEWER,
+    NEWER_STORE,
+    OTHER,
+    PUTS_AND_STOPS,
+    TALK,
+    USER,
+    Service,
+    files,
+    furnish,
+    pip_install,
+    shown,
+)
 
 from xcache import __version__
 
@@ -32,20 +45,6 @@ def service(machine, kind):
     made.clean()
 
 
-def files(machine) -> set[str]:
-    """Everything that installing could leave somewhere, with whose it is and how it may be used."""
-    places = ["/etc", "/home", "/opt/xcache", "/run", "/tmp", "/var/cache", "/var/lib", "/var/tmp", "/root/.cache"]
-    # What every machine writes as it goes on: the journal, the transient state of units, and the accounts' backups.
-    passed_over = re.compile(
-        r"^/(run/(log|systemd|credentials|user/\d+/systemd)|etc/[a-z]+-$|etc/\.pwd|opt/.*__pycache__)"
-    )
-    # What a program keeps for itself beside a machine's store.
-    machine.run("rm", "-f", f"{machine.home(USER)}/.cache/xcache/native-digests.json")
-    machine.run("rmdir", "--ignore-fail-on-non-empty", f"{machine.home(USER)}/.cache/xcache", check=False)
-    found = machine.run("find", *places, "-printf", "%p %y %m %U %l\n", check=False).stdout.splitlines()
-    return {line for line in found if not passed_over.match(line.split()[0])}
-
-
 @both
 def test_the_whole_life_of_a_service(machine, service):
     """Install twice, first use, kill, stop, uninstall; a program with jax finds what it stored all the while."""
@@ -57,6 +56,10 @@ def test_the_whole_life_of_a_service(machine, service):
     again = service.install()
     assert again.startswith("everything is as it should be\n")
     assert service.main_pid() == pid
+    # Whoever has removed the socket, systemd does not notice.
+    machine.run("rm", service.socket)
+    assert service.json("service", "status", f"--{service.kind}", code=1)["listening"] is False
+    assert "started xcached.socket" in service.install()
     # The first who asks starts it: not by itself, and nothing beside it.
     service.systemctl("stop", "xcached.service")
     assert service.daemons() == []
@@ -101,8 +104,6 @@ def test_clients_that_come_at_once_activate_one_daemon(machine, service):
     service.install()
     service.systemctl("stop", "xcached.service")
     environment = {"PYTHONPATH": "/opt/tests:/opt/tests/client", "PYTHONDONTWRITEBYTECODE": "1"}
-    from services import TALK
-
     command = ["/opt/xcache/bin/python", "-c", TALK]
     programs = [machine.begin(*command, key, user=USER, **environment) for key in "0123456789"]
     said = [program.communicate(timeout=60) for program in programs]
@@ -203,31 +204,6 @@ def test_it_leaves_when_idle_and_comes_back_when_asked(machine, service):
     assert service.daemons() == [service.main_pid()]
 
 
-PUTS_AND_STOPS = """
-import contextlib, os, subprocess, sys
-from conftest import Place, put_message
-from conversation import Conversation, key_of, open_file
-from pathlib import Path
-from xcache import config, protocol
-place = Place(Path("/nowhere"))
-place.socket = config.load().socket
-talk = Conversation(place)
-talk.greet()
-payload = os.urandom(8_000_000)
-with open_file(payload) as file:
-    puts = [
-        talk.say(put_message(key_of(str(n)), payload, b"p", payload=None), [file]) for n in range(8)
-    ]
-    # What came before it has been heard by then.
-    answers = talk.answers([talk.say(protocol.AskStatus())])
-    print("sent", flush=True)
-    answers |= talk.answers([put for put in puts if put not in answers])
-    assert {answers[put] for put in puts} == {protocol.Stored(True)}, answers
-    assert talk.was_hung_up_on()
-print("answered")
-"""
-
-
 @both
 def test_what_is_in_flight_is_finished_when_it_is_stopped(machine, service):
     service.install()
@@ -240,18 +216,6 @@ def test_what_is_in_flight_is_finished_when_it_is_stopped(machine, service):
     assert (said, rest) == ("sent\n", "answered\n"), complaints + machine.log()
     assert service.show("Result") == "success"
     assert service.daemons() == []
-
-
-DAMAGES = """
-import contextlib, os, sqlite3, sys
-with contextlib.closing(sqlite3.connect(sys.argv[1], isolation_level=None)) as database:
-    # So that nobody goes by what they remember of the file.
-    database.execute("INSERT INTO statistics VALUES ('hits', 1) ON CONFLICT (name) DO UPDATE SET amount = amount + 1")
-    database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-with open(sys.argv[1], "r+b") as file:
-    file.seek(4096)
-    file.write(os.urandom(os.path.getsize(sys.argv[1]) - 4096))
-"""
 
 
 @both
@@ -310,11 +274,11 @@ def test_the_service_takes_over_from_a_daemon_that_was_started_elsewhere(machine
 @pytest.mark.parametrize("kind", ["user"])
 def test_where_the_service_cannot_start_programs_do_without(machine, service):
     service.install()
-    service.override("ExecStart=\nExecStart=/bin/false")
+    service.override("ExecStart=\nExecStart=/bin/false\n[Unit]\nStartLimitBurst=3")
     service.systemctl("stop", "xcached.service")
     command = ["/opt/xcache/bin/python", "-c", "import jax; print(jax.jit(lambda v: v * 3 + 1)(2.0))"]
     for _ in range(2):
-        run = machine.run(*command, user=USER, XCACHE="1", JAX_PLATFORMS="cpu", XCACHE_TIMEOUT="2s")
+        run = machine.run(*command, user=USER, XCACHE="1", JAX_PLATFORMS="cpu", XCACHE_TIMEOUT="500ms")
         assert run.stdout == "7.0\n"
     assert "does not answer" in service.xcache("service", "install", "--user", code=1).stderr or service.daemons()
 
@@ -343,18 +307,83 @@ def test_what_the_machines_daemon_may_see_and_not_change(machine, service):
     service.install()
     pid = service.main_pid()
     look = f"nsenter -t {pid} -m setpriv --reuid=xcache --clear-groups"
-    machine.run(
-        "sh",
-        "-c",
-        f"mkdir -p /home/u{USER}/env && chmod 777 /home/u{USER} /home/u{USER}/env && touch /home/u{USER}/env/f",
-    )
+    home = f"/home/u{USER}"
+    machine.run("sh", "-c", f"mkdir -p {home}/env && chmod 777 {home} {home}/env && touch {home}/env/f")
     machine.run("sh", "-c", "mkdir -m 777 /tmp/env && touch /tmp/env/f")
     for place in (f"/home/u{USER}/env", "/tmp/env"):
         machine.run("sh", "-c", f"{look} cat {place}/f")
         assert "Read-only" in machine.run("sh", "-c", f"LC_ALL=C {look} touch {place}/g", check=False).stderr
     assert machine.run("sh", "-c", f"{look} cat /proc/{pid}/stat").stdout
     machine.run("rm", "-rf", f"/home/u{USER}/env", "/tmp/env")
-    machine.run("chmod", "755", f"/home/u{USER}")
+    machine.run("chmod", "755", home)
+
+
+@pytest.mark.parametrize("kind", ["user"])
+def test_one_that_cannot_start_says_why_and_is_well_when_that_is_put_right(machine, service):
+    service.install()
+    service.systemctl("stop", "xcached.service")
+    change = ["/opt/xcache/bin/python", "-c", NEWER_STORE, f"{service.directory}/store.db"]
+    right = machine.run(*change, "99", user=USER).stdout.strip()
+    for _ in range(3):
+        assert "newer xcache" in service.xcache("start", code=1).stderr
+    assert service.says("cannot start: .*newer xcache")
+    assert service.show("ActiveState", "xcached.socket") == "active"
+    assert {entry["PRIORITY"] for entry in service.journal("--grep=newer xcache")} == {"3"}
+    machine.run(*change, right, user=USER)
+    service.install()
+    assert service.talk("a") == ("stored", service.main_pid())
+
+
+@pytest.mark.parametrize("kind", ["user"])
+def test_a_shell_with_folders_of_its_own(machine, service):
+    """The service manager does not know of them."""
+    home = machine.home(USER)
+    elsewhere = {"XDG_CACHE_HOME": f"{home}/other/5% caches", "XDG_CONFIG_HOME": f"{home}/other/settings"}
+    service.xcache("service", "install", "--user", **elsewhere)
+    assert service.talk("a", **elsewhere) == ("stored", service.main_pid())
+    assert service.daemons() == [service.main_pid()]
+    service.xcache("service", "uninstall", "--user", "--purge", **elsewhere)
+    assert machine.run("find", f"{home}/other", "-type", "f").stdout == ""
+    machine.run("rm", "-r", f"{home}/other")
+    # And what the manager knows of, as by ~/.config/environment.d, is known to programs that it starts.
+    service.systemctl("set-environment", f"XCACHE_DIR={home}/other/a store")
+    try:
+        assert "knows nothing of it" in service.xcache("service", "install", "--user", XCACHE_DIR="/x").stderr
+        assert service.talk("a", XCACHE_DIR=f"{home}/other/a store") == ("stored", service.main_pid())
+        assert service.daemons() == [service.main_pid()]
+        service.uninstall()
+    finally:
+        service.systemctl("unset-environment", "XCACHE_DIR")
+    machine.run("rm", "-r", f"{home}/other")
+
+
+@pytest.mark.parametrize("kind", ["system"])
+def test_the_machines_store_may_be_elsewhere_and_nobodys_own_is_in_its_way(machine, service):
+    own = Service(machine, "user")
+    own.install()
+    machine.write(service.config, 'dir = "/srv/big disk/store"\n')
+    service.install()
+    assert service.talk("a") == ("stored", service.main_pid())
+    assert machine.run("stat", "-c", "%U %a", "/srv/big disk/store").stdout == "xcache 700\n"
+    assert "one daemon for all users" in own.xcache("service", "install", "--user", code=2).stderr
+    assert "removed " in own.uninstall()
+    assert service.daemons() == [service.main_pid()]
+    # Where the machine does not start it, nobody does.
+    service.systemctl("stop", "xcached.socket", "xcached.service")
+    assert "nobody listens on /run/xcache/xcached.sock" in service.xcache("start", code=1).stderr
+    assert service.daemons() == []
+    assert "removed the store /srv/big disk/store" in service.uninstall()
+    machine.run("rmdir", "/srv/big disk")
+
+
+def test_where_there_is_no_service_manager_nothing_is_done(machine):
+    before, accounts = files(machine), machine.read("/etc/passwd")
+    command = "mount -t tmpfs tmpfs /run && xcache service install --system"
+    run = machine.run("unshare", "-m", "sh", "-c", command, check=False)
+    assert run.returncode == 1 and "show-environment: System has not been booted" in run.stderr, run.stderr
+    run = machine.run("xcache", "service", "install", "--user", user=USER, XDG_RUNTIME_DIR="/tmp", check=False)
+    assert run.returncode == 1 and "systemctl --user show-environment: Failed to connect" in run.stderr, run.stderr
+    assert (files(machine), machine.read("/etc/passwd")) == (before, accounts)
 
 
 def test_a_user_cannot_install_for_the_machine_and_others_files_stay(machine):

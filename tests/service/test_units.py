@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from xcache import config
-from xcache.cli.units import NAMES, SERVICE, SOCKET, Scope
-from xcache.errors import ConfigError
+from xcache.cli.service import _check_python as check_python
+from xcache.cli.units import NAMES, SERVICE, SOCKET, Scope, scope_of
+from xcache.errors import ConfigError, UnavailableError
 
 # "OK" is below 5; these are what was measured, so that a change for the worse is noticed.
 EXPOSURE = {"system": 1.0, "user": 4.3}
@@ -22,13 +23,19 @@ EXPOSURE = {"system": 1.0, "user": 4.3}
 def scope(kind: str, directory: str = "/var/cache/xcache") -> Scope:
     settings = config.load({"HOME": "/h"}, dir=directory, daemon_user="daemon" if kind == "system" else "")
     folder = Path("/etc/systemd/system" if kind == "system" else "/h/.config/systemd/user")
-    return Scope(kind, folder, ("systemctl",), settings, "%t/xcache/xcached.sock")
+    homes = {"XDG_CACHE_HOME": '/a 100% "quoted" $HOME'} if kind == "user" else {}
+    return Scope(kind, folder, ("systemctl",), settings, "%t/xcache/xcached.sock", homes)
 
 
 def written(made: Scope, folder: Path, python: str = sys.executable) -> Path:
     for unit in NAMES:
         (folder / unit).write_text(made.filled(unit, python))
     return folder
+
+
+def nothing(systemctl: tuple[str, ...]) -> dict[str, str]:
+    """The variables of a service manager that has none."""
+    return {}
 
 
 needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="there is no systemd-analyze")
@@ -47,13 +54,16 @@ def test_its_exposure_is_ok(kind, tmp_path):
 
 
 @needs_systemd
-@pytest.mark.parametrize("directory", ["/var/cache/xcache", '/a 100% "quoted" \\ $HOME folder'])
-def test_systemd_understands_every_line(tmp_path, directory):
+@pytest.mark.parametrize(
+    ("kind", "directory"),
+    [("system", "/var/cache/xcache"), ("system", '/a 100% "quoted" \\ $HOME folder'), ("user", "/a b")],
+)
+def test_systemd_understands_every_line(tmp_path, kind, directory):
     """Also with folders that have in them what means something to systemd."""
     python = tmp_path / "a b 5% $HOME" / "python"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
-    units = written(scope("system", directory), tmp_path, str(python))
+    units = written(scope(kind, directory), tmp_path, str(python))
     command = [
         "systemd-analyze",
         "verify",
@@ -70,6 +80,21 @@ def test_systemd_understands_every_line(tmp_path, directory):
 def test_a_program_that_systemd_would_not_run_is_refused():
     with pytest.raises(ConfigError, match="systemd runs no program of such a name"):
         scope("user").filled(SERVICE, '/opt/a "b"/python')
+    for directory in ("/a\nEnvironment=B=c", "/a\\", "/a "):
+        with pytest.raises(ConfigError, match="systemd cannot be told of such a name"):
+            scope("user", directory).filled(SERVICE, sys.executable)
+
+
+def test_what_pip_installs_for_a_user_is_found(tmp_path, monkeypatch):
+    """By the home, which the service manager knows, and nothing else of the caller's environment."""
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "at home in $HOME$PYTHONPATH" >&2\n[ "$HOME" = /home/of/user ]\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    check_python(scope("user")._replace(homes={"HOME": "/home/of/user"}))
+    with pytest.raises(UnavailableError, match=r"the service manager cannot run .*: at home in /another$"):
+        check_python(scope("user")._replace(homes={"HOME": "/another"}))
 
 
 @pytest.mark.parametrize("kind", ["system", "user"])
@@ -87,15 +112,28 @@ def test_the_users_socket_is_where_programs_look():
 
 
 def test_a_users_own_is_refused_where_the_machine_has_one(monkeypatch, tmp_path):
-    from xcache.cli.units import scope_of
-
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "xcache").mkdir()
     (tmp_path / "xcache" / "config.toml").write_text(f"daemon_user = {os.getuid()}")
     with pytest.raises(ConfigError, match="one daemon for all users"):
-        scope_of("user")
+        scope_of("user", nothing)
+    # One that was there before can be looked at and removed.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert scope_of("user", nothing, to_serve=False).settings.dir == tmp_path / "xcache"
     (tmp_path / "xcache" / "config.toml").write_text("")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     with pytest.raises(ConfigError, match="XDG_RUNTIME_DIR is not set"):
-        scope_of("user")
+        scope_of("user", nothing)
+
+
+def test_the_daemon_looks_where_the_users_programs_look(monkeypatch, tmp_path):
+    """What a shell says of folders does not reach the service manager, nor does it look for units there."""
+    for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, f"{tmp_path}/{name}" if name != "XDG_RUNTIME_DIR" else "/run")
+    monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)
+    made = scope_of("user", lambda _: {"HOME": f"{tmp_path}/HOME", "XDG_CONFIG_HOME": f"{tmp_path}/theirs"})
+    assert made.folder == tmp_path / "theirs" / "systemd" / "user"
+    assert made.homes == {"XDG_CACHE_HOME": f"{tmp_path}/XDG_CACHE_HOME", "XDG_CONFIG_HOME": f"{tmp_path}/HOME/.config"}
+    assert f'"XDG_CACHE_HOME={tmp_path}/XDG_CACHE_HOME" "XDG_CONFIG_HOME=' in made.filled(SERVICE, "/opt/python")
+    assert made.settings.dir == tmp_path / "XDG_CACHE_HOME" / "xcache"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pwd
 import subprocess
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from xcache.config import SYSTEM_FILE
+from xcache.config import SYSTEM_FILE, Config
 from xcache.errors import StoreError
 
 # By these it is known what install made, and uninstall may take back.
@@ -29,10 +30,29 @@ def prepare(name: str, home: Path, done: Callable[[str], None]) -> None:
         done(f"made the account {name}")
     text = SYSTEM_FILE.read_text("utf-8") if SYSTEM_FILE.exists() else ""
     if _SETTING not in tomllib.loads(text):
-        SYSTEM_FILE.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        if not SYSTEM_FILE.parent.exists():
+            SYSTEM_FILE.parent.mkdir()
+            # Whatever the umask: programs of all users look there.
+            SYSTEM_FILE.parent.chmod(0o755)
         # In front, where no table has begun yet.
         _write(f'{_SETTING} = "{name}"{_COMMENT}\n{text}')
         done(f"named the account in {SYSTEM_FILE}: programs of all users go to that daemon now")
+
+
+def prepare_store(settings: Config, done: Callable[[str], None]) -> None:
+    """Make the store's folder for who is to write there: the daemon may make none outside of the usual places."""
+    folder = settings.dir
+    owner = _entry(settings.daemon_user) if settings.daemon_user else None
+    if not folder.exists():
+        for above in reversed([above for above in folder.parents if not above.exists()]):
+            above.mkdir()
+            if owner is not None:
+                above.chmod(0o755)
+        folder.mkdir(mode=0o700)
+        done(f"made {folder}")
+    if owner is not None and folder.stat().st_uid != owner.pw_uid and not any(folder.iterdir()):
+        folder.chmod(0o700)
+        os.chown(folder, owner.pw_uid, owner.pw_gid)
 
 
 def take_back(name: str, keep: Path, done: Callable[[str], None]) -> None:

@@ -56,7 +56,7 @@ def clear(yes: bool, as_json: bool) -> None:
     """
     settings = config.load()
     try:
-        with reading.reading(settings.dir) as store:
+        with reading.reading(settings) as store:
             totals = store.totals() if store else {"entries": 0, "bytes": 0}
             anything = totals["entries"] or (store and store.quarantined())
         what = f"{counted(totals['entries'], 'entry')} ({size(totals['bytes'])}) in {settings.dir}"

@@ -33,7 +33,7 @@ newer_than_option = click.option("--newer-than", metavar="DURATION", callback=_s
 def all_chosen(settings: Config, prefixes: Sequence[str]) -> list[str]:
     """The keys that begin like this, each once. Where only the daemon may look into the store, they must be whole."""
     try:
-        with reading.reading(settings.dir) as store:
+        with reading.reading(settings) as store:
             return list(dict.fromkeys(chosen(store, prefix) for prefix in prefixes))
     except ClosedStoreError:
         if not all(map(is_whole, prefixes)):

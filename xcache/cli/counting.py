@@ -45,7 +45,7 @@ def stats(zero: bool, as_json: bool) -> None:
             connection.demand(protocol.ZeroStatistics(), protocol.Done, settings.timeout)
     else:
         talking.bring_up_to_date(settings)
-    with reading.reading(settings.dir) as store:
+    with reading.reading(settings) as store:
         counted = _arranged(store.statistics() if store else {})
         changes = store.invalidations(_SHOWN_CHANGES) if store else []
     if as_json:

@@ -102,7 +102,7 @@ def ls(
         limit=limit if limit is not None else 0 if as_json else _TABLE_LIMIT,
     )
     talking.bring_up_to_date(settings)
-    with reading.reading(settings.dir) as store:
+    with reading.reading(settings) as store:
         entries, matched = store.entries(wanted) if store else ([], 0)
         total = store.totals()["entries"] if store else 0
     if as_json:
@@ -118,7 +118,7 @@ def ls(
 
 
 def _list_quarantined(settings: config.Config, as_json: bool) -> None:
-    with reading.reading(settings.dir) as store:
+    with reading.reading(settings) as store:
         rows = store.quarantined() if store else []
     if as_json:
         emit({"quarantined": rows})

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from xcache.config import Config
 from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, StoreError
 from xcache.protocol import DATABASE
 
@@ -70,10 +71,15 @@ class Wanted:
 
 
 @contextlib.contextmanager
-def reading(directory: Path) -> Iterator[StoreReader | None]:
+def reading(settings: Config) -> Iterator[StoreReader | None]:
     """The store as it is at this moment, or None where there is none yet."""
-    path = directory / DATABASE
+    path = settings.dir / DATABASE
     if not _exists(path):
+        if settings.daemon_user and not settings.dir.exists():
+            # As in a container that was given the socket alone.
+            raise ClosedStoreError(
+                f"{settings.dir} is not to be seen here; the daemon of all users may have it elsewhere"
+            )
         yield None
         return
     try:
@@ -84,7 +90,7 @@ def reading(directory: Path) -> Iterator[StoreReader | None]:
                     f"{path} was written by a newer xcache (schema {schema}; this one knows {SCHEMA})"
                 )
             # 0: a daemon has made the file, and not yet the tables.
-            yield StoreReader(connection, directory, schema) if schema else None
+            yield StoreReader(connection, settings.dir, schema) if schema else None
     except sqlite3.Error as error:
         raise StoreError(f"{path} cannot be read: {error}") from None
 

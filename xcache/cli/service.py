@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -13,6 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
+from xcache import protocol
 from xcache.cli import account, talking
 from xcache.cli.output import emit, json_option, note, print_facts
 from xcache.cli.units import ACCOUNT_HOME, NAMES, SERVICE, SOCKET, Scope, scope_of
@@ -54,30 +57,35 @@ def install(kind: str, as_json: bool) -> None:
     \b
     JSON: {"scope": str, "done": [str], "units": [str], "socket": str, "directory": str, "pid": int, "version": str}
     """
-    scope = _ready_scope(kind)
+    scope = _ready_scope(kind, to_serve=True)
     done = Doings(quiet=as_json)
-    for name in sorted(set(os.environ) & {"XCACHE_DIR", "XCACHE_SOCKET", "XCACHE_CONFIG"}):
-        note(f"{name} is set here and the service knows nothing of it; what is to hold for it belongs into a file")
+    managers = _variables(scope.systemctl)
+    for name in ("XCACHE_CONFIG", "XCACHE_DIR", "XCACHE_SOCKET"):
+        if os.environ.get(name, managers.get(name)) != managers.get(name):
+            note(f"{name} is set here and the service knows nothing of it; what is to hold for it belongs into a file")
     _check_python(scope)
     if scope.is_machines:
         account.prepare(scope.settings.daemon_user, ACCOUNT_HOME, done)
+    account.prepare_store(scope.settings, done)
     changed = [unit for unit in NAMES if _write(scope, unit, done)]
     if changed:
         _systemctl(scope, "daemon-reload")
-    if changed or not _is_active(scope, SOCKET):
+    if changed or not _listens(scope):
         _make_way(scope, done)
         _systemctl(scope, "stop", SERVICE, SOCKET)
         _systemctl(scope, "reset-failed", *NAMES, may_fail=True)
     if _show(scope, SOCKET)["UnitFileState"] != "enabled":
         _systemctl(scope, "enable", SOCKET)
         done(f"enabled {SOCKET}")
-    if not _is_active(scope, SOCKET):
+    if not _listens(scope):
         _systemctl(scope, "start", SOCKET)
         done(f"started {SOCKET}: systemd listens on {scope.settings.socket}")
     welcome = _replace_older(scope, done)
+    if not scope.is_machines and not _lingers():
+        note("it is there while you are logged in; to have it at other times: loginctl enable-linger")
     if not done.said:
         done("everything is as it should be")
-    done(f"checked: process {welcome.pid}, xcache {welcome.version}, serves {scope.settings.dir}")
+    done(f"checked: process {welcome.pid}, xcache {welcome.version}, serves {welcome.directory}")
     if as_json:
         emit(
             {
@@ -153,7 +161,7 @@ def status(kind: str, as_json: bool) -> None:
         "scope": scope.name,
         "installed": all(scope.is_ours(unit) for unit in NAMES),
         "enabled": socket["UnitFileState"] == "enabled",
-        "listening": socket["ActiveState"] == "active",
+        "listening": _listens(scope),
         "running": daemon["ActiveState"] in ("active", "reloading"),
         "pid": pid or None,
         "restarts": int(daemon["NRestarts"] or 0),
@@ -166,10 +174,11 @@ def status(kind: str, as_json: bool) -> None:
         emit(found)
     else:
         state = "installed" if found["installed"] else "not installed"
+        gone = "" if found["listening"] or socket["ActiveState"] != "active" else "; its file is gone: install it again"
         print_facts(
             [
                 ("service", f"{state}, {'' if found['enabled'] else 'not '}enabled ({scope.name})"),
-                ("socket", f"{found['socket']}, {socket['ActiveState']} ({socket['SubState']})"),
+                ("socket", f"{found['socket']}, {socket['ActiveState']} ({socket['SubState']}){gone}"),
                 ("daemon", f"{daemon['ActiveState']} ({daemon['SubState']})" + (f", process {pid}" if pid else "")),
                 ("restarts", str(found["restarts"])),
                 ("says", found["says"] or "-"),
@@ -194,12 +203,30 @@ class Doings:
             click.echo(what)
 
 
-def _ready_scope(kind: str) -> Scope:
+def _ready_scope(kind: str, *, to_serve: bool = False) -> Scope:
+    """Whose it is; nothing has been done before it is known that there is a service manager for it."""
     if not shutil.which("systemctl"):
         raise UnavailableError("there is no systemctl here, and so no systemd that could look after the daemon")
     if kind == "system" and os.getuid() != 0:
         raise ConfigError("--system is for root; --user is for everybody")
-    return scope_of(kind)
+    return scope_of(kind, _variables, to_serve=to_serve)
+
+
+def _variables(systemctl: tuple[str, ...]) -> dict[str, str]:
+    """What the service manager has what it starts see."""
+    found = {}
+    for line in _ask([*systemctl, "show-environment"]).splitlines():
+        name, _, value = line.partition("=")
+        # As a shell would have it where there is something to quote.
+        found[name] = ast.literal_eval(value[1:]) if value.startswith("$'") else value
+    return found
+
+
+def _lingers() -> bool:
+    """Whether the service manager of this user is there without a session, as far as that is known."""
+    with contextlib.suppress(KeyError, OSError):
+        return Path("/var/lib/systemd/linger", pwd.getpwuid(os.getuid()).pw_name).exists()
+    return True
 
 
 def _write(scope: Scope, unit: str, done: Doings) -> bool:
@@ -222,6 +249,8 @@ def _write(scope: Scope, unit: str, done: Doings) -> bool:
 def _check_python(scope: Scope) -> None:
     """The daemon has to run from here, without the caller's environment and, for a machine, without its rights."""
     user = _NOBODY if scope.is_machines else None
+    # Where pip --user installs is found by it.
+    home = "/" if scope.is_machines else scope.homes.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
     command = [sys.executable, "-P", "-m", "xcached", "--version"]
     try:
         result = subprocess.run(
@@ -229,7 +258,7 @@ def _check_python(scope: Scope) -> None:
             user=user,
             group=user,
             extra_groups=None if user is None else [],
-            env={"PATH": os.defpath, "HOME": "/"},
+            env={"PATH": os.defpath, "HOME": home},
             cwd="/",
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -257,11 +286,17 @@ def _replace_older(scope: Scope, done: Doings) -> Any:
     """The daemon's welcome; one of another version than this makes room for a fresh one."""
     from xcache._version import __version__
 
+    if _show(scope, SERVICE)["ActiveState"] not in ("active", "inactive", "reloading"):
+        # It says why it cannot start, and that may have been put right.
+        _systemctl(scope, "stop", SERVICE)
+        _systemctl(scope, "reset-failed", *NAMES, may_fail=True)
     welcome = _knock(scope)
     if welcome.version != __version__:
         _systemctl(scope, "stop", SERVICE)
         done(f"stopped process {welcome.pid}, which was xcache {welcome.version}")
         welcome = _knock(scope)
+    if welcome.directory != protocol.path_text(scope.settings.dir):
+        raise UnavailableError(f"the daemon serves {welcome.directory}, and programs look for {scope.settings.dir}")
     return welcome
 
 
@@ -270,7 +305,7 @@ def _knock(scope: Scope) -> Any:
         return talking.knock(scope.settings)
     except UnavailableError as error:
         journal = "journalctl -u xcached" if scope.is_machines else "journalctl --user -u xcached"
-        raise UnavailableError(f"the daemon does not answer: {error}; why, stands in: {journal}") from None
+        raise UnavailableError(f"the daemon does not answer: {error}; more stands in: {journal}") from None
 
 
 def _remove_empty(scope: Scope) -> None:
@@ -285,8 +320,9 @@ def _remove_empty(scope: Scope) -> None:
             folder.rmdir()
 
 
-def _is_active(scope: Scope, unit: str) -> bool:
-    return _show(scope, unit)["ActiveState"] == "active"
+def _listens(scope: Scope) -> bool:
+    """Whether systemd does, and whoever comes finds the socket: it may have been removed."""
+    return scope.settings.socket.is_socket() and _show(scope, SOCKET)["ActiveState"] == "active"
 
 
 def _show(scope: Scope, unit: str) -> dict[str, str]:
@@ -296,7 +332,10 @@ def _show(scope: Scope, unit: str) -> dict[str, str]:
 
 
 def _systemctl(scope: Scope, *arguments: str, may_fail: bool = False) -> str:
-    command = [*scope.systemctl, "--no-pager", "--no-ask-password", *arguments]
+    return _ask([*scope.systemctl, "--no-pager", "--no-ask-password", *arguments], may_fail=may_fail)
+
+
+def _ask(command: list[str], *, may_fail: bool = False) -> str:
     try:
         result = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE, check=False

@@ -51,7 +51,7 @@ def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bo
         raise click.UsageError("--program, --program-bytes and --json exclude each other")
     settings = config.load()
     talking.bring_up_to_date(settings)
-    with reading.reading(settings.dir) as store:
+    with reading.reading(settings) as store:
         key = chosen(store, prefix)
         assert store is not None  # noqa: S101 - chosen() fails without one
         entry = _gathered(store, key)

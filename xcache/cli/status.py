@@ -89,7 +89,7 @@ def _ask(connection: Connection, timeout: float) -> tuple[dict[str, Any], list[d
 def _held(settings: Config, facts: dict[str, Any]) -> dict[str, Any]:
     """How much there is, from the store itself, or else from the daemon who alone may look into it."""
     try:
-        with reading.reading(settings.dir) as store:
+        with reading.reading(settings) as store:
             totals = store.totals() if store else {}
             quarantined = len(store.quarantined()) if store else 0
     except ClosedStoreError:

@@ -46,7 +46,7 @@ def toolchains(as_json: bool) -> None:
     """
     settings = config.load()
     is_watched = talking.bring_up_to_date(settings)
-    with reading.reading(settings.dir) as store:
+    with reading.reading(settings) as store:
         rows = store.toolchains() if store else []
     if as_json:
         emit({"toolchains": rows})
@@ -105,7 +105,7 @@ def invalidate(
         created_before=None if older_than is None else time.time() - older_than,
         name=name,
     )
-    with reading.reading(settings.dir) as store:
+    with reading.reading(settings) as store:
         if store and toolchain is not None:
             wanted = dataclasses.replace(wanted, toolchain=_the_one(store, toolchain))
         entries, _ = store.entries(wanted) if store else ([], 0)
@@ -132,7 +132,7 @@ def _the_one(store: reading.StoreReader, prefix: str) -> str:
         raise Failure(f"no toolchain begins with {printable(prefix)}; xcache toolchains lists them")
     if len(found) > 1:
         lines = [f"  {row['digest'][:_SHORT]}  {row['platform'] or ''} {row['jaxlib_version'] or ''}" for row in found]
-        raise Misunderstood("\n".join([f"more than one toolchain begins with {prefix}:", *lines]))
+        raise Misunderstood("\n".join([f"more than one toolchain begins with {printable(prefix)}:", *lines]))
     return str(found[0]["digest"])
 
 
