@@ -267,7 +267,12 @@ class Cache:
         files = [file._asdict() for file in request.toolchain_files() if file.path.isprintable()]
         if files:
             text = request.details().get("toolchain", "")
-            self._client.announce(protocol.Announce(digest, request.platform, request.jaxlib_version, text, files))
+            announcement = protocol.Announce(digest, request.platform, request.jaxlib_version, text, files)
+            try:
+                self._client.announce(announcement)
+            except BaseException:
+                self._announced.discard(digest)
+                raise
 
     def _load(self, request: Request, entry: Entry, start: float) -> Outcome | Absent:
         """The executable of an entry; DamagedError for one that cannot be used."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import fullness
 import micro
+import pieces
 import report
 import runs
 from micro import KIB, MIB
@@ -64,6 +65,7 @@ def parts() -> dict[str, Part]:
         counts = [1000, 100_000, 1_000_000]
         limited = [1000, 10_000, 100_000] if full else [1000, 10_000]
         return {
+            "pieces": pieces.pieces(folder),
             "sizes": micro.by_size(folder, sizes, 10.0 if full else 2.0),
             "clients": micro.by_clients(folder, [1, 8, 32], 3.0 if full else 1.0, 5 if full else 3),
             "entries": fullness.by_entries(folder, TEMPLATES, counts, 1000 if full else 300, 7 if full else 5),

@@ -14,9 +14,12 @@ from pathlib import Path
 
 import pytest
 from conftest import Place, digest, until
+from peers import Talk, fake_daemon
 
+from xcache import protocol
 from xcache.cache import Cache
 from xcache.keys import Key
+from xcache.keys.toolchain import InstalledFile
 from xcache.request import Outcome, Request
 
 COMPONENTS = {name: digest(name.encode()) for name in ("program", "options", "flags", "platform", "toolchain")}
@@ -105,6 +108,29 @@ def waiting(place: Place) -> int:
     """How many wait, by the daemon's word."""
     status = place.run("import sys; from xcache.cli import main; sys.argv[1:] = ['status', '--json']; main()")
     return sum(each["waiting"] for each in json.loads(status.stdout)["compiles"])
+
+
+def test_a_toolchain_is_announced_until_the_daemon_has_heard_of_it(place):
+    answers = [protocol.Done(), protocol.Refused("store error", "not now")]
+
+    def behave(talk: Talk) -> None:
+        talk.welcome()
+        while True:
+            asked = talk.read()
+            if isinstance(asked, protocol.Announce):
+                talk.say(answers.pop())
+            elif isinstance(asked, protocol.Get):
+                talk.say(protocol.Missing(0))
+            else:
+                talk.say(protocol.Stored(True) if isinstance(asked, protocol.Put) else protocol.Done())
+
+    library = InstalledFile("/usr/lib/library.so", 1, 2, 3, digest(b"library"))
+    with fake_daemon(place.socket, behave) as daemon:
+        cache = Cache(place.config(), "on", "test")
+        for name in "abc":
+            assert cache.get_or_compile(compiled, lambda name=name: request(name, toolchain_files=lambda: [library]))
+        cache.close()
+    assert [type(asked) for asked in daemon.heard].count(protocol.Announce) == 2
 
 
 def test_one_compiles_and_the_others_wait_for_it(place, caches):
