@@ -19,6 +19,7 @@ def pieces(folder: Path) -> Times:
     raw, digest = content(4 * KIB), key(-4)
     sealed = payload.seal(digest, raw)
     question = protocol.encode(1, get_of(digest))
+    (folder / "pieces").mkdir(mode=0o700)
     store = Store(folder / "pieces", 0)
     with contextlib.closing(store):
         message = put_of(digest, sealed, len(raw), b"program")
