@@ -130,7 +130,7 @@ class WriterThread:
             brought = self._do(batch)
             self._guard(self._flush)
             self._more_to_do = False
-            self._guard(functools.partial(self._make_room, brought))
+            self._guard(functools.partial(self._make_room, brought, leaving=not going))
         self._guard(self._give_back_some)
 
     def _do(self, batch: list[Job | None]) -> list[int]:
@@ -211,12 +211,16 @@ class WriterThread:
             return refusal(error)
         return protocol.Stored(kept=True)
 
-    def _make_room(self, brought: list[int]) -> None:
-        """Evict what is too much. While others wait that is only as much as came, so that it never becomes more."""
+    def _make_room(self, brought: list[int], *, leaving: bool = False) -> None:
+        """Evict what is too much. While others wait that is only as much as came, so that it never becomes more.
+
+        So it is where somebody waits for the daemon to leave: the next one has the rest.
+        """
         gone = Tally()
         while (freed := self._room.step()) is not None:
             gone.add(freed)
-            if not self._jobs.empty() and gone.bytes >= sum(brought) and gone.entries >= len(brought):
+            waited_for = leaving or not self._jobs.empty()
+            if waited_for and gone.bytes >= sum(brought) and gone.entries >= len(brought):
                 self._more_to_do = True
                 break
         if gone.entries:

@@ -11,7 +11,7 @@ from typing import Any
 
 from micro import Times, client_of, get_of, hit, payload, put_of, timed
 from peers import Daemon
-from stores import PROGRAM_SIZE, SIZE, copy_of_template, key
+from stores import PROGRAM_SIZE, SIZE, copy_of_template, key, settle
 
 from xcache.client import Absent
 
@@ -31,8 +31,10 @@ def by_entries(folder: Path, templates: Path, counts: list[int], turns: int, sta
                 time.sleep(0.3)
                 found[str(count)]["memory at the start"].append(daemon.memory())
                 daemon.stop()
-        _misses(stores, turns, found)
-        _puts(stores, turns, found)
+        for work in (_misses, _puts):
+            for store in stores.values():
+                settle(store)
+            work(stores, turns, found)
     finally:
         for store in stores.values():
             shutil.rmtree(store, ignore_errors=True)
@@ -63,7 +65,7 @@ def _puts(stores: dict[int, Path], turns: int, found: dict[str, Any]) -> None:
         clients = {}
         for count, store in stores.items():
             # What is there fills it: each put has to make room for itself.
-            daemon = Daemon(store, XCACHE_MAX_SIZE=str(count * (SIZE + PROGRAM_SIZE)))
+            daemon = Daemon(store, XCACHE_MAX_SIZE="0", XCACHE_MAX_ENTRIES=str(count))
             stack.callback(daemon.stop)
             clients[count] = stack.enter_context(contextlib.closing(client_of(store)))
         for turn in range(turns):

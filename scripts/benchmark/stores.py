@@ -105,3 +105,12 @@ def copy_of_template(templates: Path, count: int, target: Path) -> None:
     target.chmod(0o700)
     # Not while others are measured.
     os.sync()
+
+
+def settle(store: Path) -> None:
+    """Have all of it in memory, as what has just been written is: the machine may have let go of some."""
+    for path in store.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                while file.read(1 << 20):
+                    pass

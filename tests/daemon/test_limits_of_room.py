@@ -319,3 +319,17 @@ def test_making_much_room_lets_others_in_between(tmp_path):
         made.sync()
         assert made.store.totals()["bytes"] <= 10 * KB
         made.check()
+
+
+def test_who_leaves_does_not_first_empty_a_store_that_is_far_too_large(tmp_path):
+    """Whoever stops the daemon waits for it; the next one has the rest."""
+    with shelf(tmp_path) as made:
+        for number in range(200):
+            made.begin_put(key_of(str(number)), b"executable", b"program")
+        made.sync()
+        made.room.limit(1, "0")
+    with shelf(tmp_path) as made:
+        assert 100 < len(made.keys()) < 200
+    with shelf(tmp_path, max_entries=1) as made:
+        made.sync()
+        assert len(made.keys()) == 1
