@@ -159,8 +159,8 @@ def main() -> None:
     """Measure, or write the report of what was measured."""
     known = list(parts())
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.partition(": ")[2])
-    parser.add_argument("--quick", action="store_true", help="a quarter of an hour on two quiet processors (the default)")
-    parser.add_argument("--full", action="store_true", help="about an hour")
+    parser.add_argument("--quick", action="store_true", help="a quarter of an hour (the default)")
+    parser.add_argument("--full", action="store_true", help="more than an hour")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=known, help=f"some of: {', '.join(known)}")
     parser.add_argument("--profile", metavar="PROGRAM", choices=FULL, help="show where a warm start's time goes")
     parser.add_argument("--report", type=Path, metavar="JSON", help="write the report anew from what was measured")
