@@ -40,8 +40,6 @@ class Database:
     def __init__(self, directory: Path) -> None:
         """Open or make the database in a folder; a damaged one is set aside and a fresh one begun."""
         self.path = directory / protocol.DATABASE
-        # Counted on the thread that writes, for whoever remembers what was read.
-        self.changes = 0
         self._note = directory / f"{protocol.DATABASE}.is-damaged"
         try:
             if self._note.exists():
@@ -68,14 +66,11 @@ class Database:
             self._note.touch(mode=0o600)
 
     @contextlib.contextmanager
-    def transaction(self, *, beside: bool = False) -> Iterator[None]:
-        """Everything inside, or nothing of it, is on disk when this is left. ``beside``: no entry is changed by it."""
+    def transaction(self) -> Iterator[None]:
+        """Everything inside, or nothing of it, is on disk when this is left."""
         self._check_in_place()
-        try:
-            with self._between("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):
-                yield
-        finally:
-            self.changes += not beside
+        with self._between("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):
+            yield
 
     @contextlib.contextmanager
     def part(self) -> Iterator[None]:

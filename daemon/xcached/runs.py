@@ -44,7 +44,7 @@ class Runs:
 
     def remember(self, uid: int, message: protocol.Remember) -> None:
         """A run in place of the last one of the same program with the same arguments; the oldest are forgotten."""
-        with self._store.transaction(beside=True):
+        with self._store.transaction():
             self._forget("uid = ? AND program = ? AND arguments = ?", uid, message.program, message.arguments)
             options = json.dumps({name: content.hex() for name, content in message.options.items()})
             (run,) = self._db.execute(

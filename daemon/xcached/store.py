@@ -26,7 +26,7 @@ LEAST_ROOM = 4096
 _MOST_MARKS = _MOST_COMPILE_TIMES = 100_000
 MOST_COUNTERS = 1000
 # Of the answers that are kept for who asks again.
-_MOST_FOUND_BYTES = 16 * 1024 * 1024
+_MOST_FOUND_BYTES = 4 * 1024 * 1024
 
 
 class Hit(NamedTuple):
@@ -90,7 +90,7 @@ class Store:
             raise StoreError(f"{directory / 'blobs'} cannot be used: {error.strerror}") from None
         self.age_clock = AgeClock(self._db, max_age)
         self.used_order, self._time = self._last_use()
-        # What was found since something was last written.
+        # What was found since anything was last written.
         self._found: dict[str, list[Hit]] = {}
         self._found_at = self._found_bytes = 0
         # Whether what is pinned is not what it was.
@@ -109,8 +109,10 @@ class Store:
 
     def find(self, key: str) -> list[Hit]:
         """What is stored under ``key``: one for each writer."""
-        if self._found_at != self.database.changes:
-            self._found_at, self._found_bytes = self.database.changes, 0
+        # Whoever it was that wrote, this thread's neighbour or somebody else.
+        (version,) = self._reading.execute("PRAGMA data_version").fetchone()
+        if self._found_at != version:
+            self._found_at, self._found_bytes = version, 0
             self._found.clear()
         hits = self._found.get(key)
         if hits is None:

@@ -240,7 +240,7 @@ class WriterThread:
             counts, self._counts = self._counts, {}
         self._trace.write()
         if uses or counts:
-            with self._store.transaction(beside=True):
+            with self._store.transaction():
                 self._store.note_uses(uses)
                 self._store.add_statistics(counts)
                 self._store.age_clock.note()
