@@ -83,7 +83,6 @@ def _ratio(found: Ratio | None) -> str:
 
 def _head(found: Found) -> str:
     what = found["machine"]
-    busy = max(found["load before"], found.get("load after", 0.0))
     return f"""# Performance
 
 Written by `scripts/bench --{found["mode"]}` from [performance.json](performance.json), which has every sample; nothing
@@ -93,7 +92,8 @@ medians, and in brackets the first and third quartile of the rounds' own ratios.
 Measured {found["started"]} on {what["processors"]} processors ({what["processor"]}), {what["memory GiB"]:.0f} GiB,
 {what["system"]}; Python {what["python"]}, jax {what["jax"]}, jaxlib {what["jaxlib"]}, flax {what["flax"]}, redis
 {what["redis"]}, xcache {what["jax-xcache"]} at {what["commit"]}; {found.get("minutes", 0):.0f} minutes. The load
-average was {found["load before"]:.1f} before, {found.get("load after", 0.0):.1f} after{_caution(busy, what)}."""
+average was {found["load before"]:.1f} before{_caution(found["load before"], what)}, {found.get("load after", 0.0):.1f}
+after, of which the last part's own clients are a part."""
 
 
 def _caution(busy: float, what: dict[str, Any]) -> str:
