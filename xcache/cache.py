@@ -160,7 +160,7 @@ class Cache:
         else:
             self._history.note(asked.key.digest, asked.ahead, asked.platform, seconds * _LOADING_TO_COMPILING)
             self._finish_before_exit()
-            raw = self._serialize_first(asked, executable) if asked.serialize_first else None
+            raw = self._serialize_first(asked, executable) if asked.serialize_first() else None
             if self._queue.add(_Compiled(asked, executable, seconds, found.lease, raw), weight=seconds):
                 # Given back by the queue's thread, with the entry or without.
                 leases.clear()

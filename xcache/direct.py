@@ -76,7 +76,7 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
             details=lambda: describe.texts(parts),
             load=lambda raw: deserialize(client, raw, placed, options),
             serialize=lambda executable: serialize(client, executable),
-            serialize_first=must_be_serialized_first(client.platform, parts["program"].content),
+            serialize_first=lambda: must_be_serialized_first(client.platform, parts["program"].content),
             toolchain_files=lambda: surroundings.toolchain_files(client.platform),
         )
 

@@ -32,8 +32,8 @@ class Request(NamedTuple):
     ahead: Ahead | None = None
     # The files that compile it, which the daemon keeps an eye on.
     toolchain_files: Callable[[], Sequence[InstalledFile]] = tuple
-    # Whether it can only be serialized before it has run.
-    serialize_first: bool = False
+    # Whether it can only be serialized before it has run; asked for what was compiled alone.
+    serialize_first: Callable[[], bool] = bool
     # Whether it may wait for another program that compiles the same: not within a job whose compiles need all at once.
     may_wait: bool = True
 

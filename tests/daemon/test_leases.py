@@ -111,8 +111,7 @@ def test_what_is_being_compiled_stands_in_the_status(speakers):
 
 def test_keys_do_not_wait_for_one_another(speakers):
     holder, other = speakers(), speakers()
-    take(holder)
-    take(other, key_of("b"))
+    assert take(holder) != take(other, key_of("b"))
 
 
 def test_who_would_not_wait_compiles_at_once_and_is_not_waited_for(speakers):
@@ -260,7 +259,10 @@ def test_a_release_without_a_lease_is_nothing(speakers):
     talk = speakers()
     talk.say(protocol.Release(KEY, 1))
     talk.say(protocol.Release("nonsense", -5))
-    take(talk)
+    lease = take(talk)
+    # Nor is one with a number that is not its own.
+    talk.say(protocol.Release(KEY, lease + 1))
+    assert [each["key"] for each in talk.ask(protocol.AskStatus()).compiles] == [KEY]
 
 
 def test_what_cannot_be_stored_sends_everybody_to_compile(speakers):
@@ -424,6 +426,8 @@ def test_who_waits_is_answered_though_the_store_cannot_be_read(place):
             holder.answer(number)
             for talk, request_number in zip((one, two), asked, strict=True):
                 talk.socket.settimeout(3.0)
-                outcome(talk, request_number)
+                answer = outcome(talk, request_number)
+                # With what was stored, where a descriptor was left for it after all; else to compile.
+                assert isinstance(answer, protocol.Found) or answer == protocol.Missing(0)
         finally:
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (soft, hard))

@@ -83,7 +83,7 @@ def wrap(
                 serialize=lambda executable: serialize(backend, executable),
                 # What has callbacks into the program cannot be loaded without them.
                 ahead=None if host_callbacks else Ahead(options, tuple(device.id for device in executable_devices)),
-                serialize_first=must_be_serialized_first(backend.platform, parts["program"].content),
+                serialize_first=lambda: must_be_serialized_first(backend.platform, parts["program"].content),
                 toolchain_files=lambda: surroundings.toolchain_files(backend.platform),
                 # A compile on several processes at once may need all of them to be at it.
                 may_wait=jax.distributed.client is None,
