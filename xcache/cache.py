@@ -323,6 +323,9 @@ class Cache:
             load_ahead = cast("LoadsAhead", self._load_ahead)
             if load_ahead.is_foreign(item):
                 return None
+            if item.entry is None:
+                # To fetch it takes its time, in which what was loaded before is not at stake.
+                self._pause()
             entry = item.entry or self._client.fetch(item.key)
             if isinstance(entry, Absent):
                 return None

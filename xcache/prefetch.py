@@ -153,8 +153,9 @@ class Prefetcher:
         return not any(thread.is_alive() for thread in threads)
 
     def _is_as_foreseen(self) -> None:
-        self._trust = float("inf")
-        self._changed.notify_all()
+        if self._trust != float("inf"):
+            self._trust = float("inf")
+            self._changed.notify_all()
 
     def _was_surprised(self, key: str) -> None:
         self._surprises += 1
@@ -251,16 +252,20 @@ class Prefetcher:
                 self._forget(place)
             if late:
                 self._dropped(len(late))
-            if not self._places:
+            # It may have become so since it was last looked at, and nobody would say so again.
+            if self._over or not self._places:
                 return False
             self._changed.wait(_KEEP_SECONDS / 4)
             return True
 
     def _forget(self, place: _Place) -> None:
+        was_full = self._held >= self._memory
         self._places.pop(place.item.key, None)
         if place.loaded is not None:
             self._held -= place.loaded.size
-        self._changed.notify_all()
+        # Nobody is woken for nothing while the program is busy.
+        if was_full or not self._places:
+            self._changed.notify_all()
 
 
 def _threads_to_spare() -> int:

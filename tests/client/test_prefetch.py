@@ -19,6 +19,9 @@ def item(key: str, entry: str | None = None) -> Item:
     return Item(key, OPTIONS, DEVICES, "cpu", seconds, ("f", "p", "t"), entry)
 
 
+PROGRAMS: list[Program] = []
+
+
 class Program:
     """What a prefetcher is told, and what it did."""
 
@@ -32,6 +35,7 @@ class Program:
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.prefetcher = Prefetcher(self._predict, self._load, memory, lambda: None, self._drop)
+        PROGRAMS.append(self)
 
     def _predict(self, key: str | None) -> list[Item]:
         self.questions.append(key)
@@ -54,6 +58,12 @@ class Program:
 @pytest.fixture(autouse=True)
 def two_processors(monkeypatch):
     monkeypatch.setattr(prefetch, "_threads_to_spare", lambda: 1)
+    yield
+    # Whose threads would be met by the next test.
+    while PROGRAMS:
+        program = PROGRAMS.pop()
+        program.may_go_on.set()
+        assert program.prefetcher.finish(20)
 
 
 def test_what_was_wanted_last_time_is_loaded_in_that_order_and_taken():
@@ -180,6 +190,22 @@ def test_a_program_that_wants_something_else_is_not_loaded_for_any_longer():
     assert until(lambda: program.loads == ["a", "x", "y", "z"])
 
 
+def test_what_is_taken_wakes_nobody_who_has_nothing_to_do(monkeypatch):
+    """A thread that is woken wants the interpreter, which the program needs for itself."""
+    program = Program("abcd")
+    program.prefetcher.start()
+    assert until(lambda: len(program.loads) == 4)
+    assert program.take("a") == "executable a"
+    woken, notify_all = [], program.prefetcher._changed.notify_all
+    monkeypatch.setattr(program.prefetcher._changed, "notify_all", lambda: woken.append(True))
+    assert [program.take(key) for key in "bc"] == ["executable b", "executable c"]
+    assert woken == []
+    # With the last one there is nothing left to wait for.
+    assert program.take("d") == "executable d"
+    assert woken == [True]
+    monkeypatch.setattr(program.prefetcher._changed, "notify_all", notify_all)
+
+
 def test_no_more_is_held_than_the_memory_that_it_may_take():
     program = Program("abcdef", memory=2)
     program.prefetcher.start()
@@ -231,7 +257,8 @@ def test_the_end_waits_for_a_prediction_as_well():
     assert not prefetcher.finish(0.01)
     release = threading.Timer(0.2, may_answer.set)
     release.start()
-    assert prefetcher.finish(20)
+    # Less than a thread rests for: what was foreseen meanwhile is nothing to wait for.
+    assert prefetcher.finish(prefetch._KEEP_SECONDS / 8)
     assert "xcache-prefetch" not in [thread.name for thread in threading.enumerate()]
     assert loads == []
     release.join()
