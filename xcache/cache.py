@@ -316,7 +316,7 @@ class Cache:
             self._went_wrong(error)
             return []
 
-    def _fetch(self, item: Item) -> Loaded | None:
+    def _fetch(self, item: Item, soon: Sequence[Item]) -> Loaded | None:
         """On a prefetching thread: load what will be wanted; what is wrong with an entry is found by who wants it."""
         try:
             # Without one there is no memory for it, and nothing is fetched.
@@ -333,7 +333,7 @@ class Cache:
             # Only now: it waits until there is a backend.
             load_ahead.check(item, self._prefetcher.is_over)
             start = monotonic()
-            self._client.begin_loading(item.key, entry.digest)
+            self._client.begin_loading(item.key, entry.digest, ((other.key, other.entry.digest) for other in soon))
             executable = load_ahead(item, raw)
             return Loaded(executable, entry, monotonic() - start, len(raw))
         except (UnavailableError, StoreError) as error:

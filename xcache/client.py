@@ -10,7 +10,7 @@ import os
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from time import sleep
 from typing import Any, NamedTuple, TypeVar
 
@@ -82,7 +82,7 @@ class Client:
         self._looking = launcher or Launcher(config)
         self._idle: list[Connection] = []
         self._open: set[Connection] = set()
-        self._loading: dict[Connection, str] = {}
+        self._loading: dict[Connection, dict[str, str]] = {}
         self._here = _Here()
         self._notes: list[protocol.Message] = []
         self._lock = threading.RLock()
@@ -145,24 +145,29 @@ class Client:
         finally:
             self.end_loading()
 
-    def begin_loading(self, key: str, digest: str) -> None:
-        """As ``loading``, for a thread that loads one after the other: what it began before is loaded."""
+    def begin_loading(self, key: str, digest: str, soon: Iterable[tuple[str, str]] = ()) -> None:
+        """As ``loading``, for a thread that loads one after the other: what it began before is loaded.
+
+        What comes ``soon`` is said along with it, and not again when it is begun.
+        """
         connection = self._here.loading
+        if connection is not None and self._loading[connection].get(key) == digest:
+            return
         if connection is None:
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None:
                 return
             self._here.loading = connection
-        before, self._loading[connection] = self._loading.get(connection), key
-        self._tell(connection, protocol.Loading(key, digest, before))
+        entries = self._loading[connection] = {key: digest, **dict(soon)}
+        self._tell(connection, protocol.Loading(entries))
 
     def end_loading(self) -> None:
-        """What this thread began last is loaded, or refused to be."""
+        """What this thread began is loaded, or refused to be."""
         connection, self._here.loading = self._here.loading, None
         if connection is not None:
-            key = self._loading.pop(connection, "")
-            if self._tell(connection, protocol.Loaded(key)):
+            self._loading.pop(connection, None)
+            if self._tell(connection, protocol.Loading({})):
                 self._put_back(connection)
 
     def release(self, key: str, lease: int) -> None:
@@ -253,10 +258,10 @@ class Client:
         """Close what is open; the client can be used again."""
         with self._lock:
             connections, self._idle = self._idle, []
-            loading = dict(self._loading)
-        for connection, key in loading.items():
+            loading = list(self._loading)
+        for connection in loading:
             # Threads that are still at it end with the program, which is not what they load ending the program.
-            self._tell(connection, protocol.Loaded(key), SWIFT)
+            self._tell(connection, protocol.Loading({}), SWIFT)
         for connection in connections:
             self._drop(connection)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
 import sys
 from collections.abc import Callable, Container, Sequence
@@ -49,6 +50,11 @@ class Connection:
             self._socket.settimeout(timeout)
             self._socket.connect(os.fspath(path))
             check_peer(self._socket, trusted)
+            # Waiting is done by poll() alone: with a timeout of its own a socket makes two more calls to the kernel for
+            # each send and receive, and as often the GIL has to be had back.
+            self._socket.setblocking(False)
+            self._readable = select.poll()
+            self._readable.register(self._socket, select.POLLIN)
             hello = protocol.Hello(protocol.VERSION, version, os.getpid(), _program())
             self.welcome = self.demand(hello, protocol.Welcome, timeout)
         except RefusedError as error:
@@ -154,14 +160,25 @@ class Connection:
     def _send(self, frame: bytes, descriptors: Sequence[int], deadline: float) -> None:
         view = memoryview(frame)
         while view:
-            self._socket.settimeout(left(deadline))
-            sent = socket.send_fds(self._socket, [view], list(descriptors)) if descriptors else self._socket.send(view)
+            try:
+                if descriptors:
+                    sent = socket.send_fds(self._socket, [view], list(descriptors))
+                else:
+                    sent = self._socket.send(view)
+            except BlockingIOError:
+                writable = select.poll()
+                writable.register(self._socket, select.POLLOUT)
+                _wait(writable, deadline)
+                continue
             view, descriptors = view[sent:], ()
 
     def _receive(self, deadline: float) -> tuple[int, protocol.Message]:
         while not self._messages:
-            self._socket.settimeout(left(deadline))
-            data, ancillary, _, _ = self._socket.recvmsg(64 * 1024, _ANCILLARY, _CLOSE_ON_EXEC)
+            _wait(self._readable, deadline)
+            try:
+                data, ancillary, _, _ = self._socket.recvmsg(64 * 1024, _ANCILLARY, _CLOSE_ON_EXEC)
+            except BlockingIOError:
+                continue
             for level, kind, content in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                     numbers = array.array("i")
@@ -173,8 +190,14 @@ class Connection:
         return self._messages.pop(0)
 
 
+def _wait(ready: select.poll, deadline: float) -> None:
+    """Wait until a socket can be read or written; TimeoutError where that takes too long."""
+    if not ready.poll(left(deadline) * 1000):
+        raise TimeoutError
+
+
 def left(deadline: float) -> float:
-    """Seconds until ``deadline``, never so few that a socket would mean forever or not at all."""
+    """Seconds until ``deadline``, never so few that they would mean forever or not at all."""
     seconds = deadline - monotonic()
     if seconds <= 0:
         raise TimeoutError

@@ -27,6 +27,8 @@ _MOST_PREDICTIONS = 8
 _MOST_THREADS = 3
 # Seconds to load. Among so many that come next, one that is dear goes before those that are cheap.
 _CHEAP, _DEAR, _SOON = 0.01, 0.1, 8
+# So many that are cheap, and here already, are said to be loaded at once.
+_TOGETHER = 16
 
 
 class Item(NamedTuple):
@@ -41,6 +43,11 @@ class Item(NamedTuple):
     """Digests of the flags, platform and toolchain it was made with: nothing else is to be loaded by this process."""
     entry: Any = None
     """What is stored, where that came with the prediction."""
+
+    @property
+    def is_cheap(self) -> bool:
+        """Whether it is here, and quickly loaded."""
+        return self.entry is not None and self.seconds < _CHEAP
 
 
 class Loaded(NamedTuple):
@@ -82,13 +89,14 @@ class Prefetcher:
     def __init__(
         self,
         predict: Callable[[str | None], Sequence[Item]],
-        load: Callable[[Item], Loaded | None],
+        load: Callable[[Item, Sequence[Item]], Loaded | None],
         memory: int,
         pause: Callable[[], None],
         dropped: Callable[[int], None],
     ) -> None:
         """``predict`` is asked with the key that came as a surprise, at first with None; none of them may raise.
 
+        ``load`` is told what the same thread will probably load next.
         ``pause`` is called on each thread that has loaded something, before it does anything else.
         """
         self._predict = predict
@@ -202,11 +210,11 @@ class Prefetcher:
         for question in questions:
             self._pause()
             self._expect(self._predict(question))
-        place = self._next()
+        place, soon = self._next()
         if place is None:
             self._pause()
             return self._rest()
-        loaded = self._load(place.item)
+        loaded = self._load(place.item, soon)
         with self._changed:
             place.done, place.since = True, monotonic()
             if loaded is None:
@@ -227,21 +235,23 @@ class Prefetcher:
             for _ in range(more):
                 self._begin_thread()
 
-    def _next(self) -> _Place | None:
+    def _next(self) -> tuple[_Place | None, list[Item]]:
+        """What to load, and what else may be said to be loaded with it."""
         with self._changed:
             if self._over or self._held >= self._memory:
-                return None
+                return None, []
             waiting = [place for place in self._places.values() if not place.begun]
             place = next((place for place in waiting if place.item.seconds <= self._trust), None)
             if place is None:
-                return None
+                return None, []
             if place.item.seconds < _CHEAP:
                 # What is cheap the program can do itself; what is dear it would have to wait for.
-                soon = itertools.takewhile(lambda place: place.item.seconds <= self._trust, waiting[:_SOON])
-                place = next((place for place in soon if place.item.seconds >= _DEAR), place)
+                trusted = itertools.takewhile(lambda place: place.item.seconds <= self._trust, waiting[:_SOON])
+                place = next((place for place in trusted if place.item.seconds >= _DEAR), place)
             place.begun = True
             self._trust -= place.item.seconds
-            return place
+            soon = [other.item for other in waiting if other is not place and other.item.is_cheap]
+            return place, soon[: _TOGETHER - 1] if place.item.is_cheap else []
 
     def _rest(self) -> bool:
         """Wait until there is something to do, and let go of what nobody came for; whether there is any left."""

@@ -20,7 +20,7 @@ import msgpack
 
 from xcache.errors import ProtocolError
 
-VERSION = 4
+VERSION = 5
 # Up to here SQLite reads a blob about as fast as a file; above it a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
@@ -98,20 +98,12 @@ class Release(NamedTuple):
 
 
 class Loading(NamedTuple):
-    """The asker begins to load what it found: if the connection ends before Loaded, that may be why. No answer.
+    """The asker loads one of these now, digests by key: if the connection ends meanwhile, that may be why. No answer.
 
-    ``loaded``: the key of what it was loading until now, as in Loaded.
+    What it was loading until now is loaded, or refused to be; either way the process lives.
     """
 
-    key: str
-    digest: str
-    loaded: str | None = None
-
-
-class Loaded(NamedTuple):
-    """It is loaded, or refused to be; either way the process lives. No answer."""
-
-    key: str
+    entries: dict[str, str]
 
 
 class Complain(NamedTuple):
@@ -304,7 +296,7 @@ class Refused(NamedTuple):
 
 
 Message = (
-    Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | Announce | Predict
+    Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Complain | Announce | Predict
     | Prediction | Remember | NotCacheable | MarkNotCacheable | Put | Stored | Report | Remove | Clear | Removed
     | Pin | Unpin | Pinned | CollectGarbage | Collected | Sync | ZeroStatistics | AskStatus | Status
     | Stop | Done | Refused

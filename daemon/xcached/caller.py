@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from xcache import protocol
 
-# More than a program loads at once, on all its threads.
-_MOST_GIVEN = 256
+# As many as a prediction hands over, and more than a program loads at once.
+_MOST_GIVEN = 2 * protocol.MAX_DICTIONARY
 
 
 class Given(NamedTuple):
@@ -48,6 +48,8 @@ class Load(NamedTuple):
     key: str
     digest: str
     since: float
+    alone: bool = True
+    """Whether it must be this one that is being loaded, and not one of several."""
 
 
 class Caller:

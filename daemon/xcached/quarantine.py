@@ -67,7 +67,13 @@ class Quarantine:
 
         Programs that were loading at the same moment may have been ended together, and count as one.
         """
-        apart = [load for load in loads if load.since > self._last_ended.get((load.digest, reader), -math.inf)]
+        apart = [
+            load
+            for load in loads
+            if load.since > self._last_ended.get((load.digest, reader), -math.inf)
+            # The first strike may be another's; the second has to be its own.
+            and (load.alone or (load.key, reader) not in self.struck)
+        ]
         for load in apart:
             # At its end, so that the oldest are forgotten first.
             self._last_ended.pop((load.digest, reader), None)
@@ -75,7 +81,7 @@ class Quarantine:
         while len(self._last_ended) > _MOST_STRIKES:
             del self._last_ended[next(iter(self._last_ended))]
         counts = self._strike(apart, reader, 1)
-        for key, digest, _ in apart:
+        for key, digest, _, _ in apart:
             strikes = counts.get((digest, reader), 1)
             logger.warning("%r ended while it loaded %s: strike %d", program, key[:12], strikes)
             if strikes < _STRIKES:
@@ -84,11 +90,12 @@ class Quarantine:
                 if self._may_judge(reader, entry.writer_uid):
                     self.set_aside(entry, f"{strikes} processes ended while they loaded it, the last was {program!r}")
 
-    def forgive(self, key: str, reader: int) -> None:
-        """It was loaded after all."""
+    def forgive(self, keys: Sequence[str], reader: int) -> None:
+        """They were loaded after all."""
         with self._store.transaction():
-            self._db.execute(
-                "DELETE FROM strikes WHERE key = ? AND reader_uid = ? AND count < ?", (key, reader, _STRIKES)
+            self._db.executemany(
+                "DELETE FROM strikes WHERE key = ? AND reader_uid = ? AND count < ?",
+                [(key, reader, _STRIKES) for key in keys],
             )
         self._read_strikes()
 

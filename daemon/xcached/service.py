@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import os
 import sqlite3
@@ -85,7 +86,6 @@ class Service:
                 protocol.Put: self._put,
                 protocol.Release: self._release,
                 protocol.Loading: self._loading,
-                protocol.Loaded: self._loaded,
                 protocol.Complain: self._complain,
                 protocol.MarkNotCacheable: self._mark_not_cacheable,
             }
@@ -151,10 +151,11 @@ class Service:
         room = _PREDICTED_BYTES
         for item in found.items:
             told = self._small(caller, str(item["key"]))
-            if told is None:
+            # What has a strike is fetched and loaded by itself, so that it is known what a second one is due to.
+            if told is None or (item["key"], caller.uid) in self._quarantine.struck:
                 continue
             room -= told.stored_size
-            if room < 0:
+            if room < 0 or len(found.payloads) == protocol.MAX_DICTIONARY:
                 break
             self._trace.note("get", str(item["key"]), told.stored_size, told.compile_seconds, hit=True)
             item |= {"digest": told.digest, "compile_seconds": told.compile_seconds}
@@ -283,22 +284,16 @@ class Service:
         self._leases.release(caller, message.key, message.lease)
 
     def _loading(self, caller: Caller, message: protocol.Loading, descriptors: Sequence[int]) -> None:
-        if message.loaded is not None:
-            self._has_loaded(caller, message.loaded)
-        # Of nothing else: who invents what they load could keep the writer busy with it.
-        if (
-            caller.process.was_given(message.key, message.digest)
-            and len(caller.loading) < self._settings.now.max_requests
-        ):
-            caller.loading[message.key] = Load(message.key, message.digest, time.monotonic())
-
-    def _loaded(self, caller: Caller, message: protocol.Loaded, descriptors: Sequence[int]) -> None:
-        self._has_loaded(caller, message.key)
-
-    def _has_loaded(self, caller: Caller, key: str) -> None:
-        caller.loading.pop(key, None)
-        if (key, caller.uid) in self._quarantine.struck:
-            self._call(lambda _: _done(lambda: self._quarantine.forgive(key, caller.uid)))
+        loaded = [key for key in caller.loading if (key, caller.uid) in self._quarantine.struck]
+        if loaded:
+            self._call(lambda _: _done(lambda: self._quarantine.forgive(loaded, caller.uid)))
+        now, alone = time.monotonic(), len(message.entries) == 1
+        caller.loading = {
+            key: Load(key, digest, now, alone)
+            for key, digest in itertools.islice(message.entries.items(), self._settings.now.max_requests)
+            # Of nothing else: who invents what they load could keep the writer busy with it.
+            if caller.process.was_given(key, digest)
+        }
 
     def _complain(self, caller: Caller, message: protocol.Complain, descriptors: Sequence[int]) -> Answer:
         caller.loading.pop(message.key, None)

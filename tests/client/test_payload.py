@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import random
 import struct
 import threading
@@ -155,3 +156,9 @@ def test_what_is_no_envelope_at_all():
     for content in (b"", b"x", b"x" * 48, b"x" * 1000, HEADER.pack(b"xcache\x00\x01", bytes.fromhex(KEY), 0)):
         with pytest.raises(DamagedError):
             opened(content)
+
+
+@pytest.mark.parametrize("size", [0, 1, 2047, 2048, 4094, 32 * 1024, 32 * 1024 + 1, 100_000])
+def test_a_digest_is_sha_256_however_large_the_content_is(size):
+    content = os.urandom(size)
+    assert digest(content) == digest(memoryview(content)) == hashlib.sha256(content).hexdigest()

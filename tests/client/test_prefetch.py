@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 from conftest import until
@@ -30,6 +31,7 @@ class Program:
         self.runs = runs
         self.questions: list[str | None] = []
         self.loads: list[str] = []
+        self.soon: list[str] = []
         self.dropped = 0
         self.entries = False
         self.may_go_on = threading.Event()
@@ -42,8 +44,9 @@ class Program:
         found = self.runs[0] if key is None else next((run for run in self.runs if key in run), "")
         return [item(key, f"entry {key}" if self.entries else None) for key in found]
 
-    def _load(self, wanted: Item) -> Loaded | None:
+    def _load(self, wanted: Item, soon: Sequence[Item]) -> Loaded | None:
         self.loads.append(wanted.key)
+        self.soon.append("".join(other.key for other in soon))
         assert self.may_go_on.wait(20)
         return None if wanted.key == "!" else Loaded(f"executable {wanted.key}", None, 0.1, 1)
 
@@ -138,6 +141,21 @@ def test_what_came_with_the_prediction_and_is_not_loaded_is_taken_as_it_is():
     program.may_go_on.set()
     assert program.take("a") == "executable a"
     assert program.prefetcher.take("b", OPTIONS, DEVICES) is None
+
+
+def test_what_is_cheap_and_here_is_said_to_be_loaded_along_with_its_like():
+    program = Program("ab1c")
+    program.entries = True
+    program.prefetcher.start()
+    assert until(lambda: len(program.loads) == 4)
+    assert dict(zip(program.loads, program.soon, strict=True)) == {"1": "", "a": "bc", "b": "c", "c": ""}
+
+
+def test_what_has_to_be_fetched_first_is_said_to_be_loaded_alone():
+    program = Program("abc")
+    program.prefetcher.start()
+    assert until(lambda: len(program.loads) == 3)
+    assert program.soon == ["", "", ""]
 
 
 def test_what_is_asked_for_again_is_no_surprise():

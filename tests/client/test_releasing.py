@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from conftest import digest, get_message
+from conftest import digest, get_message, until
 from conversation import talking
 from peers import fake_daemon
 from test_cache import Asking, Gate, caches, compiled, request  # noqa: F401
@@ -124,3 +124,28 @@ def test_a_lease_is_given_back_though_all_connections_are_in_use(place):
     with talking(place) as other:
         assert other.ask(get_message(digest(b"a"), 60.0)).lease
     client.close()
+
+
+def test_of_several_loads_in_a_row_one_word_is_said(place):
+    """A note takes a program that is busy longer than many a load."""
+    notes: list[protocol.Message] = []
+
+    def behave(talk):
+        talk.welcome()
+        while True:
+            notes.append(talk.read())
+
+    with fake_daemon(place.socket, behave):
+        client = Client(place.config(timeout=5.0), "test")
+        client._put_back(client._connect(monotonic() + 5))
+        client.begin_loading("a", "A", [("b", "B"), ("c", "C")])
+        client.begin_loading("b", "B", [("c", "C"), ("d", "D")])
+        client.begin_loading("c", "other")
+        client.end_loading()
+        client.close()
+        assert until(lambda: len(notes) == 3)
+    assert notes == [
+        protocol.Loading({"a": "A", "b": "B", "c": "C"}),
+        protocol.Loading({"c": "other"}),
+        protocol.Loading({}),
+    ]

@@ -19,7 +19,7 @@ INTEGERS = [0, 1, -1, 7, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)
 FLOATS = [0.0, 1.5, -1.0, 1e308, float("inf"), float("nan")]
 NO_WAITS = [0.0, -1.0, -1e308, float("-inf"), float("nan")]
 # What has no answer: whether it broke anything shows in the answers to the rest.
-NOTES = (protocol.Release, protocol.Loading, protocol.Loaded)
+NOTES = (protocol.Release, protocol.Loading)
 REQUESTS = [kind for kind in typing.get_args(protocol.Message) if kind is not protocol.Stop]
 
 

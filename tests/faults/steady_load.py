@@ -147,8 +147,8 @@ class Loader:
 
     def _load(self) -> None:
         key = key_of(self._small())
-        self._talk.say(protocol.Loading(key, digest(b"loaded")))
-        self._talk.say(protocol.Loaded(key))
+        self._talk.say(protocol.Loading({key: digest(b"loaded")}))
+        self._talk.say(protocol.Loading({}))
         self.counts["loads"] += 1
 
     def _report(self) -> None:

@@ -229,7 +229,7 @@ def test_nobody_overwrites_removes_or_sets_aside_what_is_anothers(machine):
         "said.append(text(talk.ask(protocol.MarkNotCacheable(KEY, 'm', 'no'))))\n"
         "for _ in range(3):\n"
         "    other = speaker()\n"
-        "    other.say(protocol.Loading(KEY, digest_of_good)); other.close()\n"
+        "    other.say(protocol.Loading({KEY: digest_of_good})); other.close()\n"
         "said.append(text(talk.ask(protocol.ZeroStatistics())))\n"
         "said.append(text(talk.ask(protocol.Stop('bye'))))\n"
     )
@@ -293,7 +293,7 @@ def test_ones_own_goes_before_that_of_others(machine):
 def test_a_reader_whose_programs_it_ends_gets_it_no_more_and_the_others_do(machine):
     machine.start(XCACHE_TRUSTED_WRITERS="builder")
     put(machine, BUILDER, b"of the builder")
-    die = "talk.get(KEY)\ntalk.say(protocol.Loading(KEY, digest(b'of the builder')))"
+    die = "talk.get(KEY)\ntalk.say(protocol.Loading({KEY: digest(b'of the builder')}))"
     for count in (1, 2):
         machine.talk(ALICE, die)
         assert until(lambda count=count: machine.place.query("SELECT count FROM strikes") == [(count,)])

@@ -98,7 +98,7 @@ def test_a_strangers_strikes_do_not_take_back_ones_own(users):
         other = users(BOB)
         for n in range(start, start + 50):
             other.get(key_of(str(n)))
-            other.say(protocol.Loading(key_of(str(n)), digest(b"%d" % n)))
+        other.say(protocol.Loading({key_of(str(n)): digest(b"%d" % n) for n in range(start, start + 50)}))
         other.status()
         other.close()
     strikes = "SELECT count(*), sum(count) FROM strikes WHERE reader_uid = ?"
@@ -111,7 +111,7 @@ def die_while_loading(users, uid, key, payload, times):
     for count in range(1, times + 1):
         victim = users(uid)
         assert victim.get(key) == payload
-        victim.say(protocol.Loading(key, digest(payload)))
+        victim.say(protocol.Loading({key: digest(payload)}))
         victim.close()
         assert until(lambda count=count: strikes_of(users, payload) == count)
 

@@ -15,6 +15,9 @@ from typing import NamedTuple
 # Part of every key: a change of what is hashed, or how, is a change of this number.
 FORMAT = 1
 COMPONENTS = ("program", "options", "flags", "platform", "toolchain")
+# hashlib lets go of the GIL for more than this. To get it back while another thread is busy takes longer than to hash
+# what is small: that is hashed in pieces.
+_AT_ONCE, _SMALL = 2047, 32 * 1024
 
 
 class Component(NamedTuple):
@@ -38,7 +41,12 @@ class Key(NamedTuple):
 
 def digest(content: bytes | memoryview) -> str:
     """SHA-256 as lower-case hexadecimal: the one digest used everywhere."""
-    return hashlib.sha256(content).hexdigest()
+    if len(content) > _SMALL:
+        return hashlib.sha256(content).hexdigest()
+    found, view = hashlib.sha256(), memoryview(content)
+    for at in range(0, len(content), _AT_ONCE):
+        found.update(view[at : at + _AT_ONCE])
+    return found.hexdigest()
 
 
 def combine(components: Mapping[str, Component]) -> Key:
