@@ -151,7 +151,7 @@ class Client:
         What comes ``soon`` is said along with it, and not again when it is begun.
         """
         connection = self._here.loading
-        if connection is not None and self._loading[connection].get(key) == digest:
+        if connection is not None and self._loading.get(connection, {}).get(key) == digest:
             return
         if connection is None:
             with self._lock:

@@ -34,6 +34,8 @@ _DIGITS = frozenset("0123456789abcdef")
 _LARGEST = 2**53
 # Of what is foreseen, so much is handed over before it is asked for; the list of it needs some of the frame, too.
 _PREDICTED_BYTES = protocol.MAX_FRAME // 2
+# The keys that are stored are learnt in so many steps that nobody has to wait for one.
+_LEARNT_AT_ONCE, _LEARN_EVERY, _LOOK_AGAIN = 500, 0.001, 1.0
 # Where a file system does not answer, programs do not wait for it, nor does who stops the daemon.
 _FIRST_LOOK, _LAST_LOOK = 0.2, 2.0
 
@@ -76,6 +78,8 @@ class Service:
         self.administration = Administration(
             store, room, settings, version, self._writer, self._quarantine, self._leases, records, trust, stop
         )
+        self._learning: asyncio.TimerHandle | None = None
+        self._learn_keys()
         self._handlers: dict[type[Any], Callable[[Caller, Any, Sequence[int]], Answer]] = (
             self.administration.handlers
             | {
@@ -127,11 +131,22 @@ class Service:
 
     def finish(self, seconds: float) -> bool:
         """Write what is still to be written, and close the store."""
+        if self._learning is not None:
+            self._learning.cancel()
         self._toolchains.close(_LAST_LOOK)
         done = self._writer.stop(seconds)
         if done:
             self._store.close()
         return done
+
+    def _learn_keys(self) -> None:
+        known = self._store.known
+        try:
+            known.learn(_LEARNT_AT_ONCE)
+        except sqlite3.Error as error:
+            if is_damage(error):
+                self._damaged(error)
+        self._learning = self._loop.call_later(_LOOK_AGAIN if known.complete else _LEARN_EVERY, self._learn_keys)
 
     def _announce(self, caller: Caller, message: protocol.Announce, descriptors: Sequence[int]) -> Answer:
         if not _is_digest(message.toolchain):
@@ -186,6 +201,8 @@ class Service:
 
     def _look_up(self, caller: Caller, message: protocol.Get) -> Reply | None:
         """What is stored, by whoever the caller trusts, or known not to be storable."""
+        if not self._store.known.may_hold(message.key):
+            return None
         hits = self._in_order(caller, self._store.find(message.key))
         if hits and hits[0].toolchain in self._toolchains.stale:
             # Who still runs on what is no longer installed compiles, and nobody waits for that.

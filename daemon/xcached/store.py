@@ -18,6 +18,7 @@ from xcached.ageing import AgeClock
 from xcached.blobs import BlobFiles
 from xcached.database import Database
 from xcached.eviction import Usage, time_passed, used, worth
+from xcached.known import KnownKeys
 
 # Rows and descriptions take room beside the bytes that are counted. Each is bounded, and so is how many there are: as
 # many entries as there would be if none were smaller than this.
@@ -80,7 +81,7 @@ class Store:
         self.grown: set[int | None] = set()
         self.limit(max_size, user_quota, max_age)
         self.database = Database(directory)
-        self.transaction, self.part = self.database.transaction, self.database.part
+        self.part = self.database.part
         self._db = self.database.writing
         self._reading = self.database.reading
         try:
@@ -95,6 +96,8 @@ class Store:
         self._found_at = self._found_bytes = 0
         # Whether what is pinned is not what it was.
         self.pins_changed = True
+        self.known = KnownKeys(self._keys_behind, self._how_many_keys)
+        self._brought: list[str] = []
 
     def limit(self, max_size: int, user_quota: int, max_age: float) -> None:
         """How much there may be from now on, in all and of each user, and how old (0: no limit)."""
@@ -104,6 +107,14 @@ class Store:
     def close(self) -> None:
         """Close the database, which leaves no journal behind."""
         self.database.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Everything inside, or nothing of it, is on disk when this is left."""
+        with self.database.transaction():
+            yield
+        self.known.note(self._brought)
+        self._brought.clear()
 
     # What readers ask, on the thread that serves.
 
@@ -147,6 +158,18 @@ class Store:
         sql = "SELECT writer_uid, max(compile_seconds) FROM entries WHERE program = ? GROUP BY writer_uid"
         rows = self._reading.execute(sql, (program_digest,)).fetchall()
         return max((float(seconds) for writer, seconds in rows if trusts is None or trusts(writer)), default=None)
+
+    def _keys_behind(self, key: str, count: int) -> list[str]:
+        rows = self._reading.execute(
+            "SELECT key FROM entries WHERE key > :key UNION SELECT key FROM not_cacheable WHERE key > :key"
+            " ORDER BY key LIMIT :count",
+            {"key": key, "count": count},
+        )
+        return [str(key) for (key,) in rows]
+
+    def _how_many_keys(self) -> int:
+        (marks,) = self._reading.execute("SELECT count(*) FROM not_cacheable").fetchone()
+        return int(self.totals().get("entries") or 0) + int(marks)
 
     def totals(self) -> dict[str, int]:
         """How many entries there are, and how many bytes they take."""
@@ -234,6 +257,7 @@ class Store:
             **{f"{name}_component": put.components.get(name) for name in protocol.DESCRIBED_COMPONENTS},
         )
         self.grown.add(writer.uid)
+        self._brought.append(put.key)
         return loose
 
     def mark_not_cacheable(self, mark: protocol.MarkNotCacheable, uid: int) -> None:
@@ -244,6 +268,7 @@ class Store:
             (mark.key, uid, mark.module_name[:_LONGEST_NAME], mark.reason[:_LONGEST_NAME], time.time()),
         )
         self._forget_oldest("not_cacheable", _MOST_MARKS)
+        self._brought.append(mark.key)
 
     def forget_marks(self, uid: int | None) -> None:
         """Within a transaction: forget what is known not to be cacheable, by one user or by all."""
