@@ -13,8 +13,8 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from xcache import executables, keys, payload, protocol
 from xcache.client import Absent, Client, Entry
@@ -23,16 +23,15 @@ from xcache.config import Config
 from xcache.errors import (
     DamagedError,
     NotAskedError,
-    StoreError,
-    UnavailableError,
     UncacheableError,
     UnloadableError,
     XcacheError,
 )
+from xcache.fetching import Fetcher, LoadsAhead
 from xcache.handlers import let_pass
 from xcache.history import History
 from xcache.launcher import Launcher
-from xcache.prefetch import Item, Loaded, LoadsAhead, Prefetcher
+from xcache.prefetch import Loaded, Prefetcher
 from xcache.request import Outcome, Request
 from xcache.statistics import Counting, Statistics
 from xcache.storing import StoreQueue
@@ -96,11 +95,10 @@ class Cache:
         self._client = Client(self.config, self._version, self._launcher if self._starts_daemon() else None)
         self._queue = StoreQueue(self._store, self._tell, patience=self.config.timeout)
         self._history = History(self._client)
+        fetcher = Fetcher(self._client, self._history, self._load_ahead, self._went_wrong)
         self._prefetcher = Prefetcher(
-            self._predict,
-            self._fetch,
+            fetcher,
             0 if self._load_ahead is None or self.mode == "refresh" else self.config.prefetch,
-            self._pause,
             lambda count: self._counting.add(prefetches_dropped=count),
         )
         self._lock = threading.RLock()
@@ -307,48 +305,6 @@ class Cache:
         executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.keep))
         logger.debug("hit: %s %s (%.3f s instead of %.3f s)", name, key[:12], now - start, entry.compile_seconds)
         return Outcome(executable, "hit", entry.compile_seconds, now - start)
-
-    def _predict(self, key: str | None) -> Sequence[Item]:
-        """On a prefetching thread. It asks first: whoever asks after it is not told any more of what is wrong."""
-        try:
-            return self._history.predict(key)
-        except Exception as error:  # noqa: BLE001 - as for whoever looks up
-            self._went_wrong(error)
-            return []
-
-    def _fetch(self, item: Item, soon: Sequence[Item]) -> Loaded | None:
-        """On a prefetching thread: load what will be wanted; what is wrong with an entry is found by who wants it."""
-        try:
-            # Without one there is no memory for it, and nothing is fetched.
-            load_ahead = cast("LoadsAhead", self._load_ahead)
-            if load_ahead.is_foreign(item):
-                return None
-            if item.entry is None:
-                # To fetch it takes its time, in which what was loaded before is not at stake.
-                self._pause()
-            entry = item.entry or self._client.fetch(item.key)
-            if isinstance(entry, Absent):
-                return None
-            raw = payload.open_sealed(item.key, entry.digest, entry.sealed)
-            # Only now: it waits until there is a backend.
-            load_ahead.check(item, self._prefetcher.is_over)
-            start = monotonic()
-            self._client.begin_loading(item.key, entry.digest, ((other.key, other.entry.digest) for other in soon))
-            executable = load_ahead(item, raw)
-            return Loaded(executable, entry, monotonic() - start, len(raw))
-        except (UnavailableError, StoreError) as error:
-            self._went_wrong(error)
-            return None
-        except Exception as error:  # noqa: BLE001 - see above
-            logger.debug("not loaded ahead: %s: %s", item.key[:12], error)
-            return None
-
-    def _pause(self) -> None:
-        """On a prefetching thread: nothing is loaded for the moment."""
-        try:
-            self._client.end_loading()
-        except Exception as error:  # noqa: BLE001 - see above
-            logger.debug("the daemon was not told that something is loaded: %s", error)
 
     def _finish_before_exit(self) -> None:
         """Children that multiprocessing forked leave without atexit; its own finalizers they do run."""

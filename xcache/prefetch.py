@@ -59,17 +59,17 @@ class Loaded(NamedTuple):
     size: int
 
 
-class LoadsAhead(Protocol):
-    """Knows how to load an item without being asked for it by jax."""
+class Work(Protocol):
+    """What is done on the threads. None of it may raise."""
 
-    def is_foreign(self, item: Item) -> bool:
-        """Whether it is known that this process must not load it."""
+    def predict(self, key: str | None) -> Sequence[Item]:
+        """What will be wanted, by the key that came as a surprise, at first None."""
 
-    def check(self, item: Item, is_over: Callable[[], bool]) -> None:
-        """UncacheableError for what this process must not load; it may wait to find out until there is no use in it."""
+    def load(self, item: Item, soon: Sequence[Item], is_over: Callable[[], bool]) -> Loaded | None:
+        """Load something; ``soon`` is what the same thread will probably load next."""
 
-    def __call__(self, item: Item, raw: bytes) -> Any:
-        """The executable."""
+    def pause(self) -> None:
+        """Called on each thread that has loaded something, before it does anything else."""
 
 
 class _Place:
@@ -86,23 +86,10 @@ class _Place:
 class Prefetcher:
     """Loads ahead of one program. Thread-safe."""
 
-    def __init__(
-        self,
-        predict: Callable[[str | None], Sequence[Item]],
-        load: Callable[[Item, Sequence[Item]], Loaded | None],
-        memory: int,
-        pause: Callable[[], None],
-        dropped: Callable[[int], None],
-    ) -> None:
-        """``predict`` is asked with the key that came as a surprise, at first with None; none of them may raise.
-
-        ``load`` is told what the same thread will probably load next.
-        ``pause`` is called on each thread that has loaded something, before it does anything else.
-        """
-        self._predict = predict
-        self._load = load
+    def __init__(self, work: Work, memory: int, dropped: Callable[[int], None]) -> None:
+        """``memory``: bytes that may be held, 0 for no loading ahead; ``dropped`` counts what nobody came for."""
+        self._work = work
         self._memory = memory
-        self._pause = pause
         self._dropped = dropped
         self._changed = threading.Condition()
         self._places: dict[str, _Place] = {}
@@ -197,7 +184,7 @@ class Prefetcher:
             while self._go_on():
                 pass
         finally:
-            self._pause()
+            self._work.pause()
             with self._changed:
                 self._threads.discard(threading.current_thread())
                 self._changed.notify_all()
@@ -208,13 +195,13 @@ class Prefetcher:
                 return False
             questions, self._questions = self._questions, []
         for question in questions:
-            self._pause()
-            self._expect(self._predict(question))
+            self._work.pause()
+            self._expect(self._work.predict(question))
         place, soon = self._next()
         if place is None:
-            self._pause()
+            self._work.pause()
             return self._rest()
-        loaded = self._load(place.item, soon)
+        loaded = self._work.load(place.item, soon, self.is_over)
         with self._changed:
             place.done, place.since = True, monotonic()
             if loaded is None:

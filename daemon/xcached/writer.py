@@ -172,12 +172,14 @@ class WriterThread:
             with self._store.transaction():
                 for job, refused in zip(jobs, accepted, strict=True):
                     results.append(refused or self._put_one(job, loose))
+                # Here, and not with what else is counted: that would be another transaction, and another sync.
+                kept = [job.put.stored_size for job, r in zip(jobs, results, strict=True) if r == protocol.Stored(True)]
+                if kept:
+                    self._store.add_statistics({"stores": len(kept), "bytes_written": sum(kept)})
+                    self._store.age_clock.note()
         except Exception as error:  # noqa: BLE001 - told to each client; the daemon goes on
             self._failed(error, "entries could not be written")
             results = [refusal(error)] * len(jobs)
-        else:
-            kept = [job.put.stored_size for job, r in zip(jobs, results, strict=True) if r == protocol.Stored(True)]
-            self.note_counts({"stores": len(kept), "bytes_written": sum(kept)} if kept else {})
         # A file brought in for an entry that was not kept is as loose as one that was replaced, by a row perhaps.
         brought = [source.digest for job in jobs for source in (job.executable, job.program)]
         self._guard(lambda: self._store.delete_files([*loose, *brought]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from conftest import until
@@ -36,19 +36,22 @@ class Program:
         self.entries = False
         self.may_go_on = threading.Event()
         self.may_go_on.set()
-        self.prefetcher = Prefetcher(self._predict, self._load, memory, lambda: None, self._drop)
+        self.prefetcher = Prefetcher(self, memory, self._drop)
         PROGRAMS.append(self)
 
-    def _predict(self, key: str | None) -> list[Item]:
+    def predict(self, key: str | None) -> list[Item]:
         self.questions.append(key)
         found = self.runs[0] if key is None else next((run for run in self.runs if key in run), "")
         return [item(key, f"entry {key}" if self.entries else None) for key in found]
 
-    def _load(self, wanted: Item, soon: Sequence[Item]) -> Loaded | None:
+    def load(self, wanted: Item, soon: Sequence[Item], is_over: Callable[[], bool]) -> Loaded | None:
         self.loads.append(wanted.key)
         self.soon.append("".join(other.key for other in soon))
         assert self.may_go_on.wait(20)
         return None if wanted.key == "!" else Loaded(f"executable {wanted.key}", None, 0.1, 1)
+
+    def pause(self) -> None:
+        """Nobody is told."""
 
     def _drop(self, count: int) -> None:
         self.dropped += count
@@ -263,22 +266,22 @@ def test_the_end_waits_for_a_prediction_as_well():
     """Threads that are still there when the interpreter goes may bring it down."""
     asked, may_answer = threading.Event(), threading.Event()
 
-    def predict(key: str | None) -> list[Item]:
-        asked.set()
-        assert may_answer.wait(20)
-        return [item("a")]
+    class Slow(Program):
+        def predict(self, key: str | None) -> list[Item]:
+            asked.set()
+            assert may_answer.wait(20)
+            return super().predict(key)
 
-    loads: list[Item] = []
-    prefetcher = Prefetcher(predict, loads.append, 100, lambda: None, lambda count: None)
-    prefetcher.start()
+    program = Slow("a")
+    program.prefetcher.start()
     assert asked.wait(20)
-    assert not prefetcher.finish(0.01)
+    assert not program.prefetcher.finish(0.01)
     release = threading.Timer(0.2, may_answer.set)
     release.start()
     # Less than a thread rests for: what was foreseen meanwhile is nothing to wait for.
-    assert prefetcher.finish(prefetch._KEEP_SECONDS / 8)
+    assert program.prefetcher.finish(prefetch._KEEP_SECONDS / 8)
     assert "xcache-prefetch" not in [thread.name for thread in threading.enumerate()]
-    assert loads == []
+    assert program.loads == []
     release.join()
 
 
