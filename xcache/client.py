@@ -204,9 +204,14 @@ class Client:
         message = protocol.Get(key, 0.0, "", "")
         return self._in_background(lambda c, timeout: _found(c, c.ask(message, timeout)))
 
-    def predict(self, message: protocol.Predict) -> protocol.Prediction:
-        """What such a program wanted last time."""
-        return self._in_background(lambda c, timeout: c.demand(message, protocol.Prediction, timeout))
+    def predict(self, message: protocol.Predict) -> tuple[protocol.Prediction, dict[str, Entry]]:
+        """What such a program wanted last time, and the entries that came along, by key."""
+
+        def predict(connection: Connection, timeout: float) -> tuple[protocol.Prediction, dict[str, Entry]]:
+            found = connection.demand(message, protocol.Prediction, timeout)
+            return found, dict(_predicted(connection, found))
+
+        return self._in_background(predict)
 
     def remember(self, message: protocol.Remember) -> None:
         """What this program wanted, for the next time."""
@@ -410,6 +415,26 @@ def _found(connection: Connection, answer: protocol.Message) -> Entry | Absent:
     if answer.payload is not None:
         return Entry(answer.digest, answer.compile_seconds, answer.payload, answer.payload)
     return _read_descriptor(connection.take_descriptor(), answer)
+
+
+def _predicted(connection: Connection, found: protocol.Prediction) -> Iterator[tuple[str, Entry]]:
+    """The entries that came with a prediction; what is wrong with one is found by who asks for it."""
+    try:
+        told = {
+            str(item["key"]): protocol.Found(
+                str(item["digest"]), int(item["stored_size"] or 0), float(item["compile_seconds"] or 0), None
+            )
+            for item in found.items
+            if "digest" in item
+        }
+        for key, payload in found.payloads.items():
+            yield key, Entry(told[key].digest, told[key].compile_seconds, payload, payload)
+        for key in found.files:
+            with contextlib.suppress(DamagedError):
+                yield key, _read_descriptor(connection.take_descriptor(), told[key])
+    except (KeyError, ValueError, ProtocolError) as error:
+        # Of descriptors, as many come as this process may still have.
+        logger.debug("what came with a prediction is not taken: %s", error)
 
 
 def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:

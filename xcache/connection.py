@@ -26,7 +26,7 @@ from xcache.private import check_directory, check_peer
 
 Reply = TypeVar("Reply")
 
-_ANCILLARY = socket.CMSG_SPACE(protocol.MAX_DESCRIPTORS * array.array("i").itemsize)
+_ANCILLARY = socket.CMSG_SPACE(protocol.MAX_PREDICTED_FILES * array.array("i").itemsize)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 

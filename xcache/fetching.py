@@ -22,6 +22,9 @@ logger = logging.getLogger("xcache")
 class LoadsAhead(Protocol):
     """Knows how to load an item without being asked for it by jax."""
 
+    def prepare(self, items: Sequence[Item]) -> None:
+        """Do what can be done before there is a backend."""
+
     def is_foreign(self, item: Item) -> bool:
         """Whether it is known that this process must not load it."""
 
@@ -46,7 +49,10 @@ class Fetcher:
     def predict(self, key: str | None) -> Sequence[Item]:
         """What will be wanted. Who asks first is told what is wrong, and whoever asks after that is not."""
         try:
-            return self._history.predict(key)
+            items = self._history.predict(key)
+            if self._load is not None:
+                self._load.prepare(items)
+            return items
         except Exception as error:  # noqa: BLE001 - whatever it is, the program does without
             self._went_wrong(error)
             return []

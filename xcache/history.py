@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +57,9 @@ class History:
 
     def predict(self, key: str | None) -> list[Item]:
         """What such a program wanted last time: by its name, or by what it has just asked for."""
-        found = self._client.predict(protocol.Predict(*_name(), key))
+        found, entries = self._client.predict(protocol.Predict(*_name(), key))
         try:
-            items = [_item(item, found) for item in found.items]
+            items = [_item(item, found.options, entries) for item in found.items]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             logger.debug("nothing is known ahead: %s", error)
             return []
@@ -82,13 +83,12 @@ class History:
             self._known = wanted
 
 
-def _item(item: dict[str, Any], found: protocol.Prediction) -> Item:
-    key, options = item["key"], found.options[item["options"]]
+def _item(item: dict[str, Any], options: Mapping[str, bytes], entries: Mapping[str, Entry]) -> Item:
+    key = item["key"]
     devices = tuple(int(number) for number in item["devices"].split())
     around = (str(item["flags"]), str(item["around_platform"]), str(item["toolchain"]))
-    payload = found.payloads.get(key)
-    entry = Entry(str(item["digest"]), float(item["compile_seconds"]), payload, payload) if payload else None
-    return Item(key, options, devices, item["platform"], float(item["seconds"]), around, entry)
+    seconds = float(item["seconds"])
+    return Item(key, options[item["options"]], devices, item["platform"], seconds, around, entries.get(key))
 
 
 def _name() -> tuple[str, str]:

@@ -18,7 +18,7 @@ from xcache.clock import monotonic
 logger = logging.getLogger("xcache")
 
 # How long loading may take in all before the program has shown that it is the one which was foreseen.
-_ON_TRUST_SECONDS = 0.5
+_ON_TRUST_SECONDS = 1.0
 # What is loaded and not wanted for so long was not wanted at all.
 _KEEP_SECONDS = 60.0
 # A program that wants something else as often as this is another program than it was.

@@ -25,6 +25,8 @@ VERSION = 5
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
 MAX_DESCRIPTORS = 2
+# Beside a prediction.
+MAX_PREDICTED_FILES = 8
 MAX_TEXT = 16 * 1024
 MAX_LIST = 4096
 MAX_DICTIONARY = 1024
@@ -135,12 +137,14 @@ class Predict(NamedTuple):
 class Prediction(NamedTuple):
     """What such a program wanted last time, in this order, as in Remember, and digests of what it was made with.
 
-    Of those at the beginning that are small the payloads are here as well, by key.
+    What is wanted first is here as well, with ``digest``, ``compile_seconds`` and ``stored_size`` in its item: what is
+    small among the payloads, by key, and of ``files`` (keys) descriptors come beside it, in the same order.
     """
 
     items: list[dict[str, Scalar]]
     options: dict[str, bytes]
     payloads: dict[str, bytes]
+    files: list[str]
 
 
 class Remember(NamedTuple):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -66,10 +67,10 @@ class Caller:
 
 
 class Reply(NamedTuple):
-    """An answer, and a descriptor that goes with it."""
+    """An answer, and descriptors that go with it."""
 
     message: protocol.Message | protocol.Packed
-    descriptor: int | None = None
+    descriptors: tuple[int, ...] = ()
 
 
 class Later:
@@ -100,3 +101,9 @@ class Later:
 
 # None: a note that has no answer.
 Answer = Reply | Later | Future[protocol.Message] | None
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close what was not handed on, or has been."""
+    for descriptor in descriptors:
+        os.close(descriptor)

@@ -31,7 +31,7 @@ class Runs:
         """What the run that is most like this one wanted; only what is in the store."""
         row = self._by_key(uid, message.key) if message.key else self._by_name(uid, message)
         if row is None:
-            return protocol.Prediction([], {}, {})
+            return protocol.Prediction([], {}, {}, [])
         run, options = row
         items = self._reading.execute(
             "SELECT wanted.key, wanted.options, wanted.devices, wanted.platform, wanted.seconds, flags_component,"
@@ -40,7 +40,8 @@ class Runs:
             (run,),
         )
         found = [dict(zip((*_FIELDS, *_AROUND), item, strict=True)) for item in items]
-        return protocol.Prediction(found, {name: bytes.fromhex(text) for name, text in json.loads(options).items()}, {})
+        options_by_digest = {name: bytes.fromhex(text) for name, text in json.loads(options).items()}
+        return protocol.Prediction(found, options_by_digest, {}, [])
 
     def remember(self, uid: int, message: protocol.Remember) -> None:
         """A run in place of the last one of the same program with the same arguments; the oldest are forgotten."""

@@ -12,14 +12,14 @@ import sqlite3
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from xcache import protocol
 from xcache.errors import ProtocolError, StoreError, XcacheError
 from xcache.private import peer_of
-from xcached.caller import Caller, Later, Process, Reply
+from xcached.caller import Caller, Later, Process, Reply, close_all
 from xcached.service import Service
 from xcached.settings import Settings
 from xcached.writer import refusal
@@ -168,7 +168,7 @@ class Connection:
         self._owes_since: float | None = time.monotonic()
         self._descriptors: list[int] = []
         self._waiting: deque[Asked] = deque()
-        self._outgoing: deque[tuple[memoryview, int | None]] = deque()
+        self._outgoing: deque[tuple[memoryview, Sequence[int]]] = deque()
         self._greeted = self._leaving = False
         self._reading = self._writing = False
         self._read_or_not()
@@ -183,10 +183,11 @@ class Connection:
             self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         self._drop_descriptors()
-        _close_all(descriptor for _, descriptor in self._outgoing if descriptor is not None)
+        for _, descriptors in self._outgoing:
+            close_all(descriptors)
         self._outgoing.clear()
         for asked in self._waiting:
-            _close_all(asked.descriptors)
+            close_all(asked.descriptors)
         self._waiting.clear()
         self._server.forget(self)
 
@@ -256,7 +257,7 @@ class Connection:
                 self._disconnect(error)
                 return
             finally:
-                _close_all(asked.descriptors)
+                close_all(asked.descriptors)
         if self._socket.fileno() >= 0:
             self._read_or_not()
 
@@ -311,9 +312,9 @@ class Connection:
 
     def _send(self, request: int, reply: Reply) -> None:
         if self._socket.fileno() < 0:
-            _close_all(() if reply.descriptor is None else (reply.descriptor,))
+            close_all(reply.descriptors)
             return
-        self._outgoing.append((memoryview(protocol.encode(request, reply.message)), reply.descriptor))
+        self._outgoing.append((memoryview(protocol.encode(request, reply.message)), reply.descriptors))
         if not self._writing:
             self._flush()
 
@@ -326,18 +327,18 @@ class Connection:
         """Send what can be sent; the rest when the socket takes it."""
         try:
             while self._outgoing:
-                data, descriptor = self._outgoing[0]
-                if descriptor is None:
-                    sent = self._socket.send(data)
+                data, descriptors = self._outgoing[0]
+                if descriptors:
+                    sent = socket.send_fds(self._socket, [data], descriptors)
+                    close_all(descriptors)
                 else:
-                    sent = socket.send_fds(self._socket, [data], [descriptor])
-                    os.close(descriptor)
+                    sent = self._socket.send(data)
                 # Whoever takes a part of it is not silent.
                 self._owes_since = None
                 if sent == len(data):
                     self._outgoing.popleft()
                 else:
-                    self._outgoing[0] = (data[sent:], None)
+                    self._outgoing[0] = (data[sent:], ())
         except (BlockingIOError, InterruptedError):
             pass
         except OSError:
@@ -372,13 +373,8 @@ class Connection:
             self._owes_since = time.monotonic()
 
     def _drop_descriptors(self) -> None:
-        _close_all(self._descriptors)
+        close_all(self._descriptors)
         self._descriptors = []
-
-
-def _close_all(descriptors: Iterable[int]) -> None:
-    for descriptor in descriptors:
-        os.close(descriptor)
 
 
 def listen(path: Path, *, for_everybody: bool) -> socket.socket:

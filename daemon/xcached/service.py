@@ -8,13 +8,13 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from xcache import protocol
 from xcached.administration import Administration
-from xcached.caller import Answer, Caller, Later, Load, Reply
+from xcached.caller import Answer, Caller, Later, Load, Reply, close_all
 from xcached.database import is_damage
 from xcached.leases import Leases
 from xcached.quarantine import Quarantine
@@ -33,7 +33,8 @@ logger = logging.getLogger("xcached")
 _DIGITS = frozenset("0123456789abcdef")
 _LARGEST = 2**53
 # Of what is foreseen, so much is handed over before it is asked for; the list of it needs some of the frame, too.
-_PREDICTED_BYTES = protocol.MAX_FRAME // 2
+_PREDICTED_BYTES, _PREDICTED_IN_FILES = protocol.MAX_FRAME // 2, 16 * 1024 * 1024
+_LOOKED_AT_AHEAD = 500
 # The keys that are stored are learnt in so many steps that nobody has to wait for one.
 _LEARNT_AT_ONCE, _LEARN_EVERY, _LOOK_AGAIN = 500, 0.001, 1.0
 # Where a file system does not answer, programs do not wait for it, nor does who stops the daemon.
@@ -163,19 +164,25 @@ class Service:
 
     def _predict(self, caller: Caller, message: protocol.Predict, descriptors: Sequence[int]) -> Answer:
         found = self._runs.predict(caller.uid, message)
-        room = _PREDICTED_BYTES
-        for item in found.items:
-            told = self._small(caller, str(item["key"]))
-            # What has a strike is fetched and loaded by itself, so that it is known what a second one is due to.
-            if told is None or (item["key"], caller.uid) in self._quarantine.struck:
-                continue
-            room -= told.stored_size
-            if room < 0 or len(found.payloads) == protocol.MAX_DICTIONARY:
-                break
-            self._trace.note("get", str(item["key"]), told.stored_size, told.compile_seconds, hit=True)
-            item |= {"digest": told.digest, "compile_seconds": told.compile_seconds}
-            found.payloads[str(item["key"])] = told.payload or b""
-        return Reply(found)
+        handed: list[int] = []
+        try:
+            for item, hit in self._foreseen(caller, found.items[:_LOOKED_AT_AHEAD]):
+                key = str(item["key"])
+                reply = self._found(caller, key, hit)
+                if reply is None or hit.answer is None:
+                    continue
+                told = hit.answer.message
+                self._trace.note("get", key, told.stored_size, told.compile_seconds, hit=True)
+                item |= {name: getattr(told, name) for name in ("digest", "compile_seconds", "stored_size")}
+                if hit.is_inline:
+                    found.payloads[key] = told.payload
+                else:
+                    found.files.append(key)
+                    handed += reply.descriptors
+        except BaseException:
+            close_all(handed)
+            raise
+        return Reply(found, tuple(handed))
 
     def _remember(self, caller: Caller, message: protocol.Remember, descriptors: Sequence[int]) -> Answer:
         if not is_sound(message):
@@ -219,13 +226,23 @@ class Service:
         hits = [hit for hit in hits if self._may_have(caller, hit)]
         return sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT))
 
-    def _small(self, caller: Caller, key: str) -> protocol.Found | None:
-        """What is stored, if it is small."""
-        hits = self._in_order(caller, self._store.find(key))[:1]
-        if not hits or not hits[0].is_inline or hits[0].toolchain in self._toolchains.stale:
-            return None
-        reply = self._found(caller, key, hits[0])
-        return reply.message.message if reply and isinstance(reply.message, protocol.Packed) else None
+    def _foreseen(
+        self, caller: Caller, items: Sequence[dict[str, protocol.Scalar]]
+    ) -> Iterator[tuple[dict[str, protocol.Scalar], Hit]]:
+        """What a program is handed before it asks, as far as there is room."""
+        room, files = {True: _PREDICTED_BYTES, False: _PREDICTED_IN_FILES}, protocol.MAX_PREDICTED_FILES
+        for item in items:
+            key = str(item["key"])
+            # What has a strike is asked for, and loaded by itself: so it is known what a second one is due to.
+            if (key, caller.uid) in self._quarantine.struck:
+                continue
+            for hit in self._in_order(caller, self._store.find(key))[:1]:
+                if hit.answer is None or hit.toolchain in self._toolchains.stale:
+                    continue
+                room[hit.is_inline] -= hit.answer.message.stored_size
+                files -= not hit.is_inline
+                if room[hit.is_inline] >= 0 and (hit.is_inline or files >= 0):
+                    yield item, hit
 
     def _may_have(self, caller: Caller, hit: Hit) -> bool:
         if (hit.digest, caller.uid) in self._quarantine.barred:
@@ -244,7 +261,7 @@ class Service:
             return None
         self._writer.note_use(entry, time.time())
         caller.process.give(key, hit.digest)
-        return Reply(hit.answer, descriptor)
+        return Reply(hit.answer, () if descriptor is None else (descriptor,))
 
     def _put(self, caller: Caller, message: protocol.Put, descriptors: Sequence[int]) -> Answer:
         refused = self._why_refused(caller, message, descriptors)
@@ -369,8 +386,7 @@ def _duplicates(descriptors: Sequence[int]) -> list[int]:
         for descriptor in descriptors:
             copies.append(os.dup(descriptor))  # noqa: PERF401 - what was copied before a failure has to be known
     except OSError:
-        for copy in copies:
-            os.close(copy)
+        close_all(copies)
         raise
     return copies
 

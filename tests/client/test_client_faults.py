@@ -392,7 +392,7 @@ def test_descriptors_that_nobody_asked_for_do_not_pile_up(place, client):
         before = descriptors()
         for _ in range(20):
             assert client.get(get_message(KEY)) == Absent(0)
-        assert descriptors() <= before + protocol.MAX_DESCRIPTORS
+        assert descriptors() <= before + protocol.MAX_PREDICTED_FILES
 
 
 def test_a_descriptor_is_that_of_its_own_answer(place, client):

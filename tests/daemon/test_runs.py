@@ -48,20 +48,29 @@ def test_a_run_is_told_as_it_was(talk):
     found = talk.ask(protocol.Predict("train.py", "x", None))
     around = {"flags": digest(b"flags"), "around_platform": digest(b"platform"), "toolchain": digest(b"toolchain")}
     told = [
-        item | around | {"digest": digest(name), "compile_seconds": 1.0}
+        item | around | {"digest": digest(name), "compile_seconds": 1.0, "stored_size": 1}
         for item, name in zip(items, (b"b", b"a"), strict=True)
     ]
-    assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"})
+    assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"}, [])
 
 
-def test_of_what_is_told_only_what_is_small_comes_along_and_only_so_much_of_it(talk, monkeypatch):
-    large, small = os.urandom(protocol.INLINE_LIMIT + 1), [bytes([number]) * 30_000 for number in range(30)]
-    talk.put(key_of("large"), large)
+def test_of_what_is_told_what_is_wanted_first_comes_along_and_only_so_much_of_it(talk):
+    large = [os.urandom(protocol.INLINE_LIMIT + number) for number in range(1, 12)]
+    small = [bytes([number]) * 30_000 for number in range(30)]
+    for number, payload in enumerate(large):
+        talk.put(key_of(f"large {number}"), payload)
     for number, payload in enumerate(small):
         talk.put(key_of(str(number)), payload)
-    remember(talk, "train.py", "large", *map(str, range(30)))
+    remember(talk, "train.py", *(f"large {number}" for number in range(11)), *map(str, range(30)))
     found = talk.ask(protocol.Predict("train.py", "a", None))
-    assert len(found.items) == 31
+    assert len(found.items) == 41
+    assert found.files == [key_of(f"large {number}") for number in range(protocol.MAX_PREDICTED_FILES)]
+    contents = []
+    for descriptor in talk.descriptors:
+        with open(descriptor, "rb") as file:
+            contents.append(file.read())
+    talk.descriptors.clear()
+    assert contents == large[: protocol.MAX_PREDICTED_FILES]
     assert found.payloads == {key_of(str(n)): payload for n, payload in enumerate(small[: 512 * 1024 // 30_000])}
     # What came along can be complained of, as what was asked for.
     assert talk.ask(protocol.Complain(key_of("3"), digest(small[3]), "a test")) == protocol.Done()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Sequence
 from time import sleep
 from typing import Any
 
@@ -26,6 +27,12 @@ class Loader:
         self._surroundings = surroundings
         # By platform and devices.
         self._around: dict[tuple[str, tuple[int, ...]], tuple[str, str, str]] = {}
+
+    def prepare(self, items: Sequence[Item]) -> None:
+        """Find out what the toolchain is: of the libraries of others than the CPU, only when they are at work."""
+        if any(item.platform == "cpu" for item in items):
+            with contextlib.suppress(UncacheableError):
+                self._surroundings.toolchain_files("cpu")
 
     def is_foreign(self, item: Item) -> bool:
         """Whether it is known that it was made with something else than this process has."""

@@ -1,0 +1,72 @@
+"""What comes along with a prediction is what is stored, and one thing that is wrong with it spoils nothing else."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from conftest import digest, put_message
+from peers import Talk, fake_daemon
+
+from xcache import protocol
+from xcache.client import Client
+
+LARGE, SMALL, OTHER = b"l" * (protocol.INLINE_LIMIT + 1), b"small", b"o" * (protocol.INLINE_LIMIT + 2)
+CONTENTS = {digest(content): content for content in (LARGE, SMALL, OTHER)}
+ASKED = protocol.Predict("train.py", "", None)
+
+
+def wanted(key: str) -> dict[str, protocol.Scalar]:
+    return {"key": key, "options": digest(b"o"), "devices": "0", "platform": "cpu", "seconds": 0.1}
+
+
+@pytest.fixture
+def client(place):
+    place.start_daemon()
+    made = Client(place.config(timeout=20), "test")
+    for key, content in CONTENTS.items():
+        made.put(put_message(key, content, b"p", payload=None, program=None), content, b"p")
+    items = [wanted(key) for key in (*CONTENTS, digest(b"nowhere"))]
+    made.remember(protocol.Remember("train.py", "", items, {digest(b"o"): b"o"}))
+    yield made
+    made.close()
+
+
+def test_what_is_wanted_first_comes_along_whatever_its_size(client):
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    found, entries = client.predict(ASKED)
+    assert [item["key"] for item in found.items] == list(CONTENTS)
+    assert {key: entry.sealed for key, entry in entries.items()} == CONTENTS
+    assert {key: bytes(entry.keep) for key, entry in entries.items()} == CONTENTS
+    assert {(entry.digest, entry.compile_seconds) for entry in entries.values()} == {(key, 1.0) for key in CONTENTS}
+    del entries
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_file_that_is_not_what_it_was_is_left_out(client, place):
+    path = next((place.dir / "blobs").rglob(digest(LARGE)))
+    os.truncate(path, 5)
+    _, entries = client.predict(ASKED)
+    assert {key: entry.sealed for key, entry in entries.items()} == {digest(c): c for c in (SMALL, OTHER)}
+
+
+@pytest.mark.parametrize("change", [{}, {"files": [digest(b"another")]}], ids=["no descriptor", "of another key"])
+def test_what_is_announced_and_does_not_come_is_done_without(place, change):
+    """As where a program has no descriptor left: the kernel hands over as many as it may have."""
+    told = {"digest": "d", "compile_seconds": 1.0, "stored_size": 5}
+    items = [wanted(digest(name)) | told for name in (b"a", b"b")]
+    prediction = protocol.Prediction(items, {digest(b"o"): b"o"}, {digest(b"a"): b"small"}, [digest(b"b")])
+
+    def behave(talk: Talk) -> None:
+        talk.welcome()
+        talk.read()
+        talk.say(prediction._replace(**change))
+        talk.until_the_end()
+
+    with fake_daemon(place.socket, behave):
+        client = Client(place.config(timeout=5.0), "test")
+        found, entries = client.predict(ASKED)
+        client.close()
+    assert len(found.items) == 2
+    assert {key: entry.sealed for key, entry in entries.items()} == {digest(b"a"): b"small"}
