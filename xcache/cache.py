@@ -17,9 +17,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from xcache import executables, keys, payload, protocol
-from xcache.client import Absent, Client, Entry
+from xcache.client import Client
 from xcache.clock import monotonic
 from xcache.config import Config
+from xcache.entries import Absent, Entry
 from xcache.errors import (
     DamagedError,
     NotAskedError,

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import logging
-import mmap
-import os
-import stat
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from time import sleep
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from xcache import protocol
 from xcache.breaker import SWIFT, Breaker
 from xcache.clock import monotonic
 from xcache.config import Config
 from xcache.connection import Connection, left
+from xcache.entries import Absent, Entry, found_in, in_memory_file, predicted_in
 from xcache.errors import (
     ConnectionLostError,
     DamagedError,
@@ -32,7 +28,6 @@ from xcache.errors import (
 )
 from xcache.handlers import let_pass
 from xcache.launcher import Launcher
-from xcache.payload import MAX_RAW_SIZE
 from xcache.private import trusted_uids
 
 Result = TypeVar("Result")
@@ -44,25 +39,6 @@ _SIGN_OF_LIFE = 1.0
 _WORTH_SAYING = 0.5
 
 logger = logging.getLogger("xcache")
-
-
-class Entry(NamedTuple):
-    """An executable as the daemon handed it over: sealed, and not yet checked."""
-
-    digest: str
-    compile_seconds: float
-    sealed: bytes
-    keep: bytes | mmap.mmap
-    """The same bytes at little cost in memory, for as long as somebody may want them again."""
-    waited: float = 0.0
-    """Seconds that were spent waiting for another program to compile it."""
-
-
-class Absent(NamedTuple):
-    """There is no entry. With a lease (not 0) others wait for what this program compiles."""
-
-    lease: int
-    waited: float = 0.0
 
 
 class _Here(threading.local):
@@ -118,7 +94,7 @@ class Client:
             nonlocal first_sign
             answer = connection.ask(message, timeout, waiting=waiting)
             first_sign = first_sign or monotonic()
-            found = _found(connection, answer)
+            found = found_in(connection, answer)
             if isinstance(found, Absent) and found.lease and leases is not None:
                 leases.append((message.key, found.lease))
             return found
@@ -202,14 +178,14 @@ class Client:
     def fetch(self, key: str) -> Entry | Absent:
         """What is stored, for a program that will want it: without a lease, and waiting for nobody."""
         message = protocol.Get(key, 0.0, "", "")
-        return self._in_background(lambda c, timeout: _found(c, c.ask(message, timeout)))
+        return self._in_background(lambda c, timeout: found_in(c, c.ask(message, timeout)))
 
     def predict(self, message: protocol.Predict) -> tuple[protocol.Prediction, dict[str, Entry]]:
         """What such a program wanted last time, and the entries that came along, by key."""
 
         def predict(connection: Connection, timeout: float) -> tuple[protocol.Prediction, dict[str, Entry]]:
             found = connection.demand(message, protocol.Prediction, timeout)
-            return found, dict(_predicted(connection, found))
+            return found, dict(predicted_in(connection, found))
 
         return self._in_background(predict)
 
@@ -244,7 +220,7 @@ class Client:
                 for field, content in (("payload", sealed), ("program", program)):
                     inline[field] = content if len(content) <= protocol.INLINE_LIMIT else None
                     if inline[field] is None:
-                        descriptors.append(stack.enter_context(_in_memory_file(content)))
+                        descriptors.append(stack.enter_context(in_memory_file(content)))
                 return connection.demand(message._replace(**inline), protocol.Stored, timeout, descriptors).kept
 
         # The daemon has to write and sync it: that takes longer than an answer, in proportion to the size.
@@ -402,85 +378,3 @@ class Client:
                 connection.demand(protocol.Stop("a newer xcache takes over"), protocol.Done, left(deadline))
                 connection.wait_for_end(left(deadline))
             replaced = True
-
-
-def _found(connection: Connection, answer: protocol.Message) -> Entry | Absent:
-    """What the answer to a Get holds."""
-    if isinstance(answer, protocol.Missing):
-        return Absent(answer.lease)
-    if isinstance(answer, protocol.NotCacheable):
-        raise UncacheableError(answer.reason)
-    if not isinstance(answer, protocol.Found):
-        raise ProtocolError(f"a {type(answer).__name__} came where a Found was due")
-    if answer.payload is not None:
-        return Entry(answer.digest, answer.compile_seconds, answer.payload, answer.payload)
-    return _read_descriptor(connection.take_descriptor(), answer)
-
-
-def _predicted(connection: Connection, found: protocol.Prediction) -> Iterator[tuple[str, Entry]]:
-    """The entries that came with a prediction; what is wrong with one is found by who asks for it."""
-    try:
-        told = {
-            str(item["key"]): protocol.Found(
-                str(item["digest"]), int(item["stored_size"] or 0), float(item["compile_seconds"] or 0), None
-            )
-            for item in found.items
-            if "digest" in item
-        }
-        for key, payload in found.payloads.items():
-            yield key, Entry(told[key].digest, told[key].compile_seconds, payload, payload)
-        for key in found.files:
-            with contextlib.suppress(DamagedError):
-                yield key, _read_descriptor(connection.take_descriptor(), told[key])
-    except (KeyError, ValueError, ProtocolError) as error:
-        # Of descriptors, as many come as this process may still have.
-        logger.debug("what came with a prediction is not taken: %s", error)
-
-
-def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:
-    """Read an entry handed over as a file; mapping it alone would make a truncated file a fatal signal."""
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ProtocolError("what was handed over is not a file")
-        if status.st_size != found.stored_size or not 0 < found.stored_size <= MAX_RAW_SIZE:
-            raise DamagedError(f"its file has {status.st_size} bytes and not {found.stored_size}", found.digest)
-        sealed = b"".join(_chunks(descriptor, found.stored_size))
-        return Entry(found.digest, found.compile_seconds, sealed, _mapped(descriptor) or sealed)
-    except (OSError, ValueError) as error:
-        let_pass(error)
-        # ValueError: a file that was emptied meanwhile cannot be mapped.
-        raise DamagedError(f"its file cannot be read ({error})", found.digest) from None
-    finally:
-        os.close(descriptor)
-
-
-def _mapped(descriptor: int) -> mmap.mmap | None:
-    """The file as memory; None where this process has no room for that, which is not the entry's fault."""
-    try:
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-    except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
-            raise
-        return None
-
-
-def _chunks(descriptor: int, size: int) -> Iterator[bytes]:
-    at = 0
-    while at < size and (chunk := os.pread(descriptor, size - at, at)):
-        at += len(chunk)
-        yield chunk
-
-
-@contextlib.contextmanager
-def _in_memory_file(content: bytes) -> Iterator[int]:
-    """A descriptor of a file that has no name and holds ``content``."""
-    if hasattr(os, "memfd_create"):
-        file = open(os.memfd_create("xcache", os.MFD_CLOEXEC), "wb", buffering=0)  # noqa: SIM115
-    else:
-        file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
-    with file:
-        view = memoryview(content)
-        while view:
-            view = view[file.write(view) :]
-        yield file.fileno()

@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from xcache import payload
-from xcache.client import Absent, Client
+from xcache.client import Client
 from xcache.clock import monotonic
+from xcache.entries import Absent
 from xcache.errors import StoreError, UnavailableError
 from xcache.history import History
 from xcache.prefetch import Item, Loaded

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from xcache import keys, protocol
-from xcache.client import Client, Entry
+from xcache.client import Client
+from xcache.entries import Entry
 from xcache.errors import XcacheError
 from xcache.prefetch import Item
 

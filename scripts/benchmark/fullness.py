@@ -13,7 +13,7 @@ from micro import Times, client_of, get_of, hit, payload, put_of, timed
 from peers import Daemon
 from stores import PROGRAM_SIZE, SIZE, copy_of_template, key, settle
 
-from xcache.client import Absent
+from xcache.entries import Absent
 
 # A daemon reads which keys it holds when it starts, between other things: what it costs afterwards is measured.
 _LEARNING = 10.0

@@ -22,7 +22,8 @@ from stores import key
 
 from xcache import config, keys, payload, protocol
 from xcache._version import __version__
-from xcache.client import Client, Entry
+from xcache.client import Client
+from xcache.entries import Entry
 
 HERE = Path(__file__).parent
 KIB, MIB = 1024, 1024**2

@@ -12,8 +12,9 @@ import pytest
 from conftest import digest, get_message, put_message, until
 
 from xcache import protocol
-from xcache.client import Absent, Client
+from xcache.client import Client
 from xcache.connection import Connection
+from xcache.entries import Absent
 from xcache.errors import ConnectionLostError, DamagedError, RefusedError, XcacheError
 from xcache.payload import open_sealed, seal
 
@@ -148,7 +149,8 @@ def test_a_forked_child_with_a_client_of_its_own_leaves_its_parents_alone(place)
     said = place.run(f"""
 import os
 from xcache import config
-from xcache.client import Absent, Client
+from xcache.client import Client
+from xcache.entries import Absent
 {WANTED}
 client = Client(config.load(), "test")
 assert client.get(wanted) == Absent(0)
@@ -176,7 +178,7 @@ def test_a_forked_child_warns_of_nothing(place):
 import os
 from xcache import config
 from xcache.cache import Cache
-from xcache.client import Absent
+from xcache.entries import Absent
 {WANTED}
 cache = Cache(config.load(), "on", "test")
 assert cache._client.get(wanted) == Absent(0)
@@ -197,7 +199,8 @@ def test_a_program_whose_name_is_no_text_is_served(place):
     said = place.run(f"""
 import sys
 from xcache import config
-from xcache.client import Absent, Client
+from xcache.client import Client
+from xcache.entries import Absent
 sys.argv = ["/tmp/caf\\udce9.py"]
 {WANTED}
 client = Client(config.load(), "test")
@@ -224,7 +227,8 @@ def test_without_a_free_descriptor_the_client_says_so_in_its_own_words(place):
     said = place.run(f"""
 import os, resource
 from xcache import config
-from xcache.client import Absent, Client
+from xcache.client import Client
+from xcache.entries import Absent
 from xcache.errors import UnavailableError
 {WANTED}
 client = Client(config.load(), "test")

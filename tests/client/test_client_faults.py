@@ -20,7 +20,8 @@ from xcache import breaker as breaker_module
 from xcache import client as client_module
 from xcache import connection as connection_module
 from xcache import protocol
-from xcache.client import Absent, Client
+from xcache.client import Client
+from xcache.entries import Absent
 from xcache.errors import (
     ConnectionLostError,
     NobodyThereError,

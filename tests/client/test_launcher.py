@@ -15,7 +15,7 @@ import pytest
 from conftest import get_message, until
 from starting import starters, with_a_store
 
-from xcache.client import Absent
+from xcache.entries import Absent
 from xcache.errors import NotAskedError, StoreError, UnavailableError
 from xcache.launcher import Launcher
 from xcache.private import peer_of
@@ -96,7 +96,8 @@ def _link_of(path: Path) -> str:
 WANTED = f"protocol.Get('{KEY}', 0.0, 'm', 'p')"
 WANTS_ONE = f"""
 from xcache import config, protocol
-from xcache.client import Absent, Client
+from xcache.client import Client
+from xcache.entries import Absent
 from xcache.launcher import Launcher
 import sys
 settings = config.load(timeout=30)
@@ -204,7 +205,8 @@ def test_what_a_library_says_without_ending_its_line_is_no_failure_either(place,
 MANY_FILES = f"""
 import os, resource
 from xcache import config, protocol
-from xcache.client import Absent, Client
+from xcache.client import Client
+from xcache.entries import Absent
 from xcache.launcher import Launcher
 resource.setrlimit(resource.RLIMIT_NOFILE, (1500, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 held = [os.dup(0) for _ in range(1100)]

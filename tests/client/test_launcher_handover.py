@@ -17,8 +17,9 @@ from peers import Talk, fake_daemon
 from starting import starters, with_a_store
 
 from xcache import protocol
-from xcache.client import Absent, Client
+from xcache.client import Client
 from xcache.connection import Connection
+from xcache.entries import Absent
 from xcache.errors import ProtocolError, StoreError, UnavailableError
 from xcache.launcher import Launcher
 

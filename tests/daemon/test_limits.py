@@ -14,7 +14,8 @@ from conftest import digest, get_message, put_message, until
 from conversation import Conversation, key_of, open_file, talking
 
 from xcache import protocol
-from xcache.client import Absent, Client
+from xcache.client import Client
+from xcache.entries import Absent
 from xcache.errors import TurnedAwayError
 
 

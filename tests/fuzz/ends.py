@@ -20,7 +20,8 @@ from decoders import frames
 from peers import Talk, fake_daemon
 
 from xcache import protocol
-from xcache.client import Absent, Client, Entry
+from xcache.client import Client
+from xcache.entries import Absent, Entry
 from xcache.errors import XcacheError
 
 Check = Callable[[bytes], bool]

@@ -27,7 +27,8 @@ from command_line import made_up
 from conftest import get_message
 from xcache import config
 from xcache._version import __version__
-from xcache.client import Absent, Client
+from xcache.client import Client
+from xcache.entries import Absent
 from xcache.launcher import Launcher
 settings = config.load()
 key = sys.argv[1] * 64
