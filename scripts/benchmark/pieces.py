@@ -1,20 +1,27 @@
-"""What a hit of 4 KiB is made of: each piece alone, in this process, beside the whole of it."""
+"""What hits of 4 KiB and of 1 MiB are made of: each piece alone, in this process, beside the whole of it."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from pathlib import Path
 
-from micro import KIB, Times, content, get_of, put_of, timed
+import zstandard
+from micro import KIB, MIB, Times, content, get_of, put_of, timed
 from stores import key
 
-from xcache import payload, protocol
+from xcache import keys, payload, protocol
 from xcached.store import Source, Store, Writer
 
-_TURNS = 2000
+_TURNS, _TURNS_OF_LARGE = 2000, 300
 
 
-def pieces(folder: Path) -> Times:
+def pieces(folder: Path) -> dict[str, Times]:
+    """Both, by their size in bytes."""
+    return {str(4 * KIB): _small(folder), str(MIB): _large(folder)}
+
+
+def _small(folder: Path) -> Times:
     """Seconds for each piece, many times. Each has the processor's caches for itself: in a daemon it takes longer."""
     raw, digest = content(4 * KIB), key(-4)
     sealed = payload.seal(digest, raw)
@@ -42,8 +49,29 @@ def pieces(folder: Path) -> Times:
             "client: read it": lambda: protocol.decode(answer[4:]),
             "client: verify and decompress": lambda: payload.open_sealed(digest, hit.digest, sealed),
         }
-        times: Times = {name: [] for name in works}
-        for _ in range(_TURNS):
-            for name, work in works.items():
-                timed(times[name], work)
+        return _measured(works, _TURNS)
+
+
+def _large(folder: Path) -> Times:
+    """What is added to the round trip: the file, and what its bytes have to go through."""
+    raw, digest = content(MIB), key(-MIB)
+    sealed = payload.seal(digest, raw)
+    frame = memoryview(sealed)[len(sealed) - len(payload.compress(raw)) :]
+    expected = keys.digest(sealed)
+    file = folder / "piece"
+    file.write_bytes(sealed)
+    works = {
+        "open and read the file": file.read_bytes,
+        "decompress": lambda: zstandard.ZstdDecompressor().decompress(frame),
+        "compute the digest": lambda: keys.digest(sealed),
+        "both, one beside the other": lambda: payload.open_sealed(digest, expected, sealed),
+    }
+    return _measured(works, _TURNS_OF_LARGE)
+
+
+def _measured(works: dict[str, Callable[[], object]], turns: int) -> Times:
+    times: Times = {name: [] for name in works}
+    for _ in range(turns):
+        for name, work in works.items():
+            timed(times[name], work)
     return times

@@ -199,17 +199,27 @@ def _pieces(found: Found) -> str:
     micro = found["parts"].get("micro", {})
     if "pieces" not in micro:
         return ""
-    hit = micro["sizes"]["4096"]["hit"]
-    whole = {"all of it": hit["xcache"], "a bare round trip between two processes": hit["round trip"]}
-    rows = [
-        (name, f"{statistics.median(times) * 1e6:.1f}") for name, times in [*whole.items(), *micro["pieces"].items()]
-    ]
+    small, large = (micro["sizes"][size]["hit"] for size in ("4096", "1048576"))
+    bare = {"a bare round trip between two processes, 4 KiB": small["round trip"]}
+    wholes = {
+        "4096": {"all of it": small["xcache"]} | bare,
+        "1048576": {"all of it": large["xcache"], "the same with a file": large["file"]} | bare,
+    }
+    rows = {
+        size: [
+            (name, f"{statistics.median(times) * 1e6:.1f}") for name, times in (whole | micro["pieces"][size]).items()
+        ]
+        for size, whole in wholes.items()
+    }
     text = (
         "Microseconds, medians. The pieces were measured alone, within one process: they are the work that cannot be"
         " left out. Between two processes each takes some times as long, since after every change of process the"
         " processor has to find its way again; the rest is the event loop's, the sockets' and the bookkeeping's."
     )
-    return f"## What a hit of 4 KiB is made of\n\n{text}\n\n{_table(('', 'µs'), rows)}"
+    return (
+        f"## What a hit is made of\n\n{text}\n\n{_table(('4 KiB', 'µs'), rows['4096'])}"
+        f"\n\n{_table(('1 MiB', 'µs'), rows['1048576'])}"
+    )
 
 
 def _clients(found: Found) -> str:
