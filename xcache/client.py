@@ -240,6 +240,7 @@ class Client:
         with self._lock:
             connections, self._idle = self._idle, []
             loading = list(self._loading)
+            self._loading.clear()
         for connection in loading:
             # Threads that are still at it end with the program, which is not what they load ending the program.
             self._tell(connection, protocol.Loading({}), SWIFT)

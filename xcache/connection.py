@@ -27,6 +27,7 @@ from xcache.private import check_directory, check_peer
 Reply = TypeVar("Reply")
 
 _ANCILLARY = socket.CMSG_SPACE(protocol.MAX_PREDICTED_FILES * array.array("i").itemsize)
+_LONGEST_POLL = 1e6
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -165,7 +166,8 @@ class Connection:
                     sent = socket.send_fds(self._socket, [view], list(descriptors))
                 else:
                     sent = self._socket.send(view)
-            except BlockingIOError:
+            except BlockingIOError as error:
+                let_pass(error)
                 writable = select.poll()
                 writable.register(self._socket, select.POLLOUT)
                 _wait(writable, deadline)
@@ -177,7 +179,8 @@ class Connection:
             _wait(self._readable, deadline)
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(64 * 1024, _ANCILLARY, _CLOSE_ON_EXEC)
-            except BlockingIOError:
+            except BlockingIOError as error:
+                let_pass(error)
                 continue
             for level, kind, content in ancillary:
                 if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -192,8 +195,9 @@ class Connection:
 
 def _wait(ready: select.poll, deadline: float) -> None:
     """Wait until a socket can be read or written; TimeoutError where that takes too long."""
-    if not ready.poll(left(deadline) * 1000):
-        raise TimeoutError
+    # poll() counts in milliseconds of 32 bits.
+    while not ready.poll(min(left(deadline), _LONGEST_POLL) * 1000):
+        pass
 
 
 def left(deadline: float) -> float:

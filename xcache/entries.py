@@ -66,9 +66,10 @@ def predicted_in(connection: Connection, found: protocol.Prediction) -> Iterator
         for key, payload in found.payloads.items():
             yield key, Entry(told[key].digest, told[key].compile_seconds, payload, payload)
         for key in found.files:
+            entry = told[key]
             with contextlib.suppress(DamagedError):
-                yield key, _read_descriptor(connection.take_descriptor(), told[key])
-    except (KeyError, ValueError, ProtocolError) as error:
+                yield key, _read_descriptor(connection.take_descriptor(), entry)
+    except (LookupError, ValueError, ArithmeticError, ProtocolError) as error:
         # Of descriptors, as many come as this process may still have.
         logger.debug("what came with a prediction is not taken: %s", error)
 

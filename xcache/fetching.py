@@ -51,12 +51,15 @@ class Fetcher:
         """What will be wanted. Who asks first is told what is wrong, and whoever asks after that is not."""
         try:
             items = self._history.predict(key)
-            if self._load is not None:
-                self._load.prepare(items)
-            return items
         except Exception as error:  # noqa: BLE001 - whatever it is, the program does without
             self._went_wrong(error)
             return []
+        try:
+            if self._load is not None:
+                self._load.prepare(items)
+        except Exception as error:  # noqa: BLE001 - it is found out again when it is needed
+            logger.debug("not prepared: %s", error)
+        return items
 
     def load(self, item: Item, soon: Sequence[Item], is_over: Callable[[], bool]) -> Loaded | None:
         """Load what will be wanted; ``soon`` is what this thread will probably load next."""

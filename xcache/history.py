@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +59,8 @@ class History:
         """What such a program wanted last time: by its name, or by what it has just asked for."""
         found, entries = self._client.predict(protocol.Predict(*_name(), key))
         try:
-            items = [_item(item, found.options, entries) for item in found.items]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            items = [_item(item, found, entries.get(str(item["key"]))) for item in found.items]
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
             logger.debug("nothing is known ahead: %s", error)
             return []
         with self._lock:
@@ -84,12 +83,18 @@ class History:
             self._known = wanted
 
 
-def _item(item: dict[str, Any], options: Mapping[str, bytes], entries: Mapping[str, Entry]) -> Item:
-    key = item["key"]
+def _item(item: dict[str, Any], found: protocol.Prediction, entry: Entry | None) -> Item:
     devices = tuple(int(number) for number in item["devices"].split())
-    around = (str(item["flags"]), str(item["around_platform"]), str(item["toolchain"]))
-    seconds = float(item["seconds"])
-    return Item(key, options[item["options"]], devices, item["platform"], seconds, around, entries.get(key))
+    flags, platform, toolchain = found.around[item["around"]].split()
+    return Item(
+        item["key"],
+        found.options[item["options"]],
+        devices,
+        item["platform"],
+        float(item["seconds"]),
+        (flags, platform, toolchain),
+        entry,
+    )
 
 
 def _name() -> tuple[str, str]:

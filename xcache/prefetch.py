@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from xcache import protocol
 from xcache.clock import monotonic
 
 logger = logging.getLogger("xcache")
@@ -27,8 +28,6 @@ _MOST_PREDICTIONS = 8
 _MOST_THREADS = 3
 # Seconds to load. Among so many that come next, one that is dear goes before those that are cheap.
 _CHEAP, _DEAR, _SOON = 0.01, 0.1, 8
-# So many that are cheap, and here already, are said to be loaded at once.
-_TOGETHER = 16
 
 
 class Item(NamedTuple):
@@ -69,7 +68,7 @@ class Work(Protocol):
         """Load something; ``soon`` is what the same thread will probably load next."""
 
     def pause(self) -> None:
-        """Called on each thread that has loaded something, before it does anything else."""
+        """Called on each thread that has loaded something, before it rests, asks or ends."""
 
 
 class _Place:
@@ -80,7 +79,7 @@ class _Place:
         self.begun = False
         self.done = False
         self.loaded: Loaded | None = None
-        self.since = 0.0
+        self.since = monotonic()
 
 
 class Prefetcher:
@@ -215,9 +214,12 @@ class Prefetcher:
 
     def _expect(self, items: Sequence[Item]) -> None:
         with self._changed:
+            room = self._memory
             for item in items:
-                if item.key not in self._asked:
-                    self._places.setdefault(item.key, _Place(item))
+                if item.key in self._asked or item.key in self._places:
+                    continue
+                room -= 0 if item.entry is None else len(item.entry.sealed)
+                self._places[item.key] = _Place(item if room >= 0 else item._replace(entry=None))
             more = min(_MOST_THREADS, _threads_to_spare(), len(self._places)) - len(self._threads)
             for _ in range(more):
                 self._begin_thread()
@@ -237,14 +239,19 @@ class Prefetcher:
                 place = next((place for place in trusted if place.item.seconds >= _DEAR), place)
             place.begun = True
             self._trust -= place.item.seconds
-            soon = [other.item for other in waiting if other is not place and other.item.is_cheap]
-            return place, soon[: _TOGETHER - 1] if place.item.is_cheap else []
+            if not place.item.is_cheap:
+                return place, []
+            like_it = (other.item for other in waiting if other is not place and other.item.is_cheap)
+            return place, list(itertools.islice(like_it, protocol.MAX_LOADING - 1))
 
     def _rest(self) -> bool:
         """Wait until there is something to do, and let go of what nobody came for; whether there is any left."""
         with self._changed:
             now = monotonic()
             late = [p for p in self._places.values() if p.done and now - p.since >= _KEEP_SECONDS]
+            for place in self._places.values():
+                if not place.begun and now - place.since >= _KEEP_SECONDS:
+                    place.item = place.item._replace(entry=None)
             for place in late:
                 self._forget(place)
             if late:

@@ -27,6 +27,8 @@ MAX_FRAME = 1024 * 1024
 MAX_DESCRIPTORS = 2
 # Beside a prediction.
 MAX_PREDICTED_FILES = 8
+# Of what one thread says that it loads.
+MAX_LOADING = 16
 MAX_TEXT = 16 * 1024
 MAX_LIST = 4096
 MAX_DICTIONARY = 1024
@@ -135,16 +137,19 @@ class Predict(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """What such a program wanted last time, in this order, as in Remember, and digests of what it was made with.
+    """What such a program wanted last time, in this order, as in Remember.
 
-    What is wanted first is here as well, with ``digest``, ``compile_seconds`` and ``stored_size`` in its item: what is
-    small among the payloads, by key, and of ``files`` (keys) descriptors come beside it, in the same order.
+    ``around`` in an item is the place in the list ``around`` where digests of the flags, platform and toolchain stand
+    that it was made with. What is wanted first is here as well, with ``digest``, ``compile_seconds`` and
+    ``stored_size`` in its item: what is small among the payloads, by key, and of ``files`` (keys) descriptors come
+    beside it, in the same order.
     """
 
     items: list[dict[str, Scalar]]
     options: dict[str, bytes]
     payloads: dict[str, bytes]
     files: list[str]
+    around: list[str]
 
 
 class Remember(NamedTuple):

@@ -14,7 +14,7 @@ _UNITS = {"": 1, "B": 1} | {
 _DURATIONS = {"": 1.0, "MS": 0.001, "S": 1.0, "M": 60.0, "H": 3600.0, "D": 86400.0}
 _FLAGS = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}
 _NAME = re.compile(r"@?[A-Za-z0-9_.][A-Za-z0-9_.@$-]*")
-# Sockets count in nanoseconds of 64 bits.
+# Locks and joins of threads count in nanoseconds of 64 bits.
 _LONGEST_TIMEOUT = 1e9
 # SQLite counts in integers of 64 bits.
 _LARGEST_SIZE = 2**63 - 1

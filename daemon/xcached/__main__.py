@@ -198,7 +198,7 @@ async def leave_when_idle(server: Server, place: MeetingPlace, upkeep: Upkeep, s
 
 async def finish(server: Server, service: Service) -> None:
     """Write what is in flight, answer it, and close."""
-    service.send_waiters_away()
+    service.begin_to_leave()
     done = await asyncio.get_running_loop().run_in_executor(None, service.finish, _LAST_ORDERS)
     if not done:
         logger.error("not everything could be written within %g s", _LAST_ORDERS)
@@ -235,7 +235,7 @@ def set_level(config: Config) -> None:
 
 
 def allow_descriptors(connections: int) -> None:
-    """Have as many descriptors as the connections may need: each, what comes beside a message, and a file."""
+    """Have as many descriptors as the connections may need: each, what comes beside a message, and a file or two."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4 * connections + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Iterable
@@ -10,8 +11,8 @@ from typing import NamedTuple
 
 from xcache import protocol
 
-# As many as a prediction hands over, and more than a program loads at once.
-_MOST_GIVEN = 2 * protocol.MAX_DICTIONARY
+# More than a prediction hands over, and than a program loads at once.
+_MOST_GIVEN = 600
 
 
 class Given(NamedTuple):
@@ -26,6 +27,7 @@ class Process:
 
     def __init__(self) -> None:
         self._given: dict[str, Given] = {}
+        self._ended_in: dict[str, float] = {}
 
     def give(self, key: str, digest: str) -> None:
         """An entry is handed out; the oldest are forgotten."""
@@ -37,6 +39,14 @@ class Process:
     def was_given(self, key: str, digest: str) -> bool:
         """Whether this is what was last handed out under the key."""
         return key in self._given and self._given[key].digest == digest
+
+    def ends_in(self, digest: str, began: float) -> bool:
+        """A connection has ended while this was being loaded; whether none that was open beside it ended in it, too."""
+        first = self._ended_in.pop(digest, -math.inf) < began
+        self._ended_in[digest] = time.monotonic()
+        if len(self._ended_in) > _MOST_GIVEN:
+            del self._ended_in[next(iter(self._ended_in))]
+        return first
 
     def take_back(self, key: str, digest: str) -> Given | None:
         """What was handed out, if it is this: one complaint for each time."""
@@ -59,6 +69,7 @@ class Caller:
     def __init__(self, pid: int, uid: int, process: Process | None = None) -> None:
         self.pid = pid
         self.uid = uid
+        self.began = time.monotonic()
         self.process = process or Process()
         self.program = ""
         self.loading: dict[str, Load] = {}

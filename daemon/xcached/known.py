@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterable
 # For each key, so that of those that are not there one in a hundred seems to be.
 _BITS = 16
 _LEAST = 2**16
+# Larger by so much where there turn out to be more than there is room for.
+_GROWTH = 8
 
 
 class KnownKeys:
@@ -22,16 +24,16 @@ class KnownKeys:
     any thread, the rest by one.
     """
 
-    def __init__(self, read: Callable[[str, int], list[str]], count: Callable[[], int]) -> None:
-        """``read`` gives so many of the keys behind another, in their order; ``count`` says how many there may be."""
+    def __init__(self, read: Callable[[str, int], list[str]]) -> None:
+        """``read`` gives so many of the keys behind another, in their order."""
         self._read = read
-        self._count = count
         self._noted: deque[str] = deque()
         self.complete: bool
         self._last: str
-        self._held: int
+        self._mask: int
+        self._taken: int
         self._most: int
-        self._begin()
+        self._begin(_LEAST)
 
     def note(self, keys: Iterable[str]) -> None:
         """These were stored just now: after they are, and before anybody is told so."""
@@ -49,38 +51,42 @@ class KnownKeys:
     def learn(self, count: int) -> None:
         """Read the next keys; all of them anew where more came than there is room for."""
         self._take_noted()
-        if self._held > self._most:
-            # While it still reads, it was told of fewer than there are.
-            self._begin(_LEAST if self.complete else 2 * (self._mask + 1))
+        if self._taken > self._most:
+            # Of what came since it was complete, as much has gone.
+            self._begin((self._mask + 1) * (1 if self.complete else _GROWTH))
         if self.complete:
             return
         keys = self._read(self._last, count)
         for key in keys:
-            self._add(key)
-        if len(keys) < count:
-            self.complete = True
-        else:
+            self._take(key)
+        if len(keys) == count:
             self._last = keys[-1]
+        elif self._taken > self._most // 2:
+            # It would soon be too small.
+            self._begin(2 * (self._mask + 1))
+        else:
+            self.complete = True
 
-    def _begin(self, least: int = _LEAST) -> None:
+    def _begin(self, bits: int) -> None:
         self.complete = False
         self._last = ""
-        self._held = 0
-        bits = max(least, 1 << (_BITS * self._count()).bit_length())
         self._bits = bytearray(bits // 8)
         self._mask = bits - 1
-        self._most = bits // _BITS
+        self._taken, self._most = 0, bits // _BITS
 
     def _take_noted(self) -> None:
         while self._noted:
-            self._add(self._noted.popleft())
+            self._take(self._noted.popleft())
 
-    def _add(self, key: str) -> None:
+    def _take(self, key: str) -> None:
+        new = False
         # Who may write the database can have put there what is no digest, and what nobody will ask for.
         with contextlib.suppress(ValueError):
             for place in self._places(key):
-                self._bits[place >> 3] |= 1 << (place & 7)
-            self._held += 1
+                bit = 1 << (place & 7)
+                new |= not self._bits[place >> 3] & bit
+                self._bits[place >> 3] |= bit
+        self._taken += new
 
     def _places(self, key: str) -> tuple[int, int]:
         # They are digests: any of their digits are as good as any others.

@@ -46,6 +46,8 @@ class Quarantine:
         self.barred: frozenset[tuple[str, int]] = frozenset()
         # Key and reader: what has a strike that a successful load takes back.
         self.struck: frozenset[tuple[str, int]] = frozenset()
+        # The same by digest.
+        self._suspected: frozenset[tuple[str, int]] = frozenset()
         # When a process of this reader last ended while it loaded this digest.
         self._last_ended: dict[tuple[str, int], float] = {}
         self._read_strikes()
@@ -72,7 +74,7 @@ class Quarantine:
             for load in loads
             if load.since > self._last_ended.get((load.digest, reader), -math.inf)
             # The first strike may be another's; the second has to be its own.
-            and (load.alone or (load.key, reader) not in self.struck)
+            and (load.alone or (load.digest, reader) not in self._suspected)
         ]
         for load in apart:
             # At its end, so that the oldest are forgotten first.
@@ -220,4 +222,6 @@ class Quarantine:
         rows = self._db.execute("SELECT blob, reader_uid, key, count FROM strikes").fetchall()
         self.barred = frozenset((blob, reader) for blob, reader, _, count in rows if count >= _STRIKES)
         self.struck = frozenset((key, reader) for _, reader, key, count in rows if count < _STRIKES)
-        return {(blob, reader): count for blob, reader, _, count in rows}
+        counts = {(blob, reader): count for blob, reader, _, count in rows}
+        self._suspected = frozenset(counts)
+        return counts

@@ -15,8 +15,6 @@ _MOST_ITEMS = 2000
 _TELLING = 8
 _LARGEST_OPTIONS = 1 << 18
 _FIELDS = {"key": str, "options": str, "devices": str, "platform": str, "seconds": float}
-# Digests of components: who loads ahead has to be sure that it was made with the same.
-_AROUND = ("flags", "around_platform", "toolchain")
 
 
 class Runs:
@@ -31,17 +29,23 @@ class Runs:
         """What the run that is most like this one wanted; only what is in the store."""
         row = self._by_key(uid, message.key) if message.key else self._by_name(uid, message)
         if row is None:
-            return protocol.Prediction([], {}, {}, [])
+            return nothing()
         run, options = row
-        items = self._reading.execute(
+        rows = self._reading.execute(
             "SELECT wanted.key, wanted.options, wanted.devices, wanted.platform, wanted.seconds, flags_component,"
             " platform_component, toolchain_component FROM wanted JOIN entries ON entries.key = wanted.key"
             " WHERE run = ? GROUP BY position ORDER BY position",
             (run,),
         )
-        found = [dict(zip((*_FIELDS, *_AROUND), item, strict=True)) for item in items]
+        items: list[dict[str, protocol.Scalar]] = []
+        # Few among many: each stands there once.
+        around: dict[str, int] = {}
+        for *fields, flags, platform, toolchain in rows:
+            # Who loads ahead has to be sure that it was made with the same.
+            place = around.setdefault(f"{flags} {platform} {toolchain}", len(around))
+            items.append(dict(zip(_FIELDS, fields, strict=True)) | {"around": place})
         options_by_digest = {name: bytes.fromhex(text) for name, text in json.loads(options).items()}
-        return protocol.Prediction(found, options_by_digest, {}, [])
+        return protocol.Prediction(items, options_by_digest, {}, [], list(around))
 
     def remember(self, uid: int, message: protocol.Remember) -> None:
         """A run in place of the last one of the same program with the same arguments; the oldest are forgotten."""
@@ -86,6 +90,11 @@ class Runs:
         ids = self._db.execute(f"SELECT id FROM runs WHERE {which}", values).fetchall()  # noqa: S608 - our own words
         self._db.executemany("DELETE FROM wanted WHERE run = ?", ids)
         self._db.executemany("DELETE FROM runs WHERE id = ?", ids)
+
+
+def nothing() -> protocol.Prediction:
+    """What is foreseen where nothing is known."""
+    return protocol.Prediction([], {}, {}, [], [])
 
 
 def is_sound(message: protocol.Remember) -> bool:

@@ -314,7 +314,12 @@ class Connection:
         if self._socket.fileno() < 0:
             close_all(reply.descriptors)
             return
-        self._outgoing.append((memoryview(protocol.encode(request, reply.message)), reply.descriptors))
+        try:
+            frame = memoryview(protocol.encode(request, reply.message))
+        except BaseException:
+            close_all(reply.descriptors)
+            raise
+        self._outgoing.append((frame, reply.descriptors))
         if not self._writing:
             self._flush()
 

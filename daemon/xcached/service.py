@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from xcache import protocol
+from xcache.errors import ProtocolError
 from xcached.administration import Administration
 from xcached.caller import Answer, Caller, Later, Load, Reply, close_all
 from xcached.database import is_damage
@@ -20,7 +21,7 @@ from xcached.leases import Leases
 from xcached.quarantine import Quarantine
 from xcached.records import Records
 from xcached.room import Room
-from xcached.runs import Runs, is_sound
+from xcached.runs import Runs, is_sound, nothing
 from xcached.settings import Settings
 from xcached.store import Entry, Hit, Source, Store, Writer
 from xcached.toolchains import Toolchains
@@ -32,9 +33,11 @@ logger = logging.getLogger("xcached")
 
 _DIGITS = frozenset("0123456789abcdef")
 _LARGEST = 2**53
-# Of what is foreseen, so much is handed over before it is asked for; the list of it needs some of the frame, too.
+# Of what is foreseen, so much is handed over before it is asked for, if the list of it leaves room for that in a frame.
 _PREDICTED_BYTES, _PREDICTED_IN_FILES = protocol.MAX_FRAME // 2, 16 * 1024 * 1024
 _LOOKED_AT_AHEAD = 500
+# What is added to the list for each that is handed over, its key among the payloads or files included.
+_LONGEST_TOLD = 220
 # The keys that are stored are learnt in so many steps that nobody has to wait for one.
 _LEARNT_AT_ONCE, _LEARN_EVERY, _LOOK_AGAIN = 500, 0.001, 1.0
 # Where a file system does not answer, programs do not wait for it, nor does who stops the daemon.
@@ -117,8 +120,10 @@ class Service:
     def leave(self, caller: Caller) -> None:
         """A connection has ended, and with it what the client held and waited for."""
         self._leases.leave(caller)
-        if caller.loading:
-            who, loads = f"{caller.program} (process {caller.pid})", list(caller.loading.values())
+        # A process may say on several connections that it loads the same, and ends once.
+        loads = [load for load in caller.loading.values() if caller.process.ends_in(load.digest, caller.began)]
+        if loads:
+            who = f"{caller.program} (process {caller.pid})"
             now = time.monotonic()
             self._call(lambda _: _done(lambda: self._quarantine.strike(loads, now, caller.uid, who)))
 
@@ -126,14 +131,14 @@ class Service:
         """Whether somebody compiles for others, who would not know of it if the daemon left."""
         return len(self._leases) > 0
 
-    def send_waiters_away(self) -> None:
-        """The daemon leaves: who waits for a compile does it."""
+    def begin_to_leave(self) -> None:
+        """The daemon leaves: who waits for a compile does it, and nothing more is learnt."""
         self._leases.send_everybody_away()
-
-    def finish(self, seconds: float) -> bool:
-        """Write what is still to be written, and close the store."""
         if self._learning is not None:
             self._learning.cancel()
+
+    def finish(self, seconds: float) -> bool:
+        """Write what is still to be written, and close the store; on a thread of its own, after ``begin_to_leave``."""
         self._toolchains.close(_LAST_LOOK)
         done = self._writer.stop(seconds)
         if done:
@@ -141,13 +146,18 @@ class Service:
         return done
 
     def _learn_keys(self) -> None:
-        known = self._store.known
+        patience = _LEARN_EVERY
         try:
-            known.learn(_LEARNT_AT_ONCE)
+            self._store.known.learn(_LEARNT_AT_ONCE)
         except sqlite3.Error as error:
             if is_damage(error):
                 self._damaged(error)
-        self._learning = self._loop.call_later(_LOOK_AGAIN if known.complete else _LEARN_EVERY, self._learn_keys)
+                return
+            # Somebody else holds the database; who asks meanwhile has it asked for each key.
+            patience = _LOOK_AGAIN
+        if self._store.known.complete:
+            patience = _LOOK_AGAIN
+        self._learning = self._loop.call_later(patience, self._learn_keys)
 
     def _announce(self, caller: Caller, message: protocol.Announce, descriptors: Sequence[int]) -> Answer:
         if not _is_digest(message.toolchain):
@@ -164,9 +174,15 @@ class Service:
 
     def _predict(self, caller: Caller, message: protocol.Predict, descriptors: Sequence[int]) -> Answer:
         found = self._runs.predict(caller.uid, message)
+        try:
+            listed = len(protocol.encode(0, found)) + _LOOKED_AT_AHEAD * _LONGEST_TOLD
+        except ProtocolError:
+            # Whoever remembered it made the most of every field.
+            return Reply(nothing())
         handed: list[int] = []
         try:
-            for item, hit in self._foreseen(caller, found.items[:_LOOKED_AT_AHEAD]):
+            items = _behind(message.key, found.items)[:_LOOKED_AT_AHEAD]
+            for item, hit in self._foreseen(caller, items, min(_PREDICTED_BYTES, protocol.MAX_FRAME - listed)):
                 key = str(item["key"])
                 reply = self._found(caller, key, hit)
                 if reply is None or hit.answer is None:
@@ -179,6 +195,8 @@ class Service:
                 else:
                     found.files.append(key)
                     handed += reply.descriptors
+        except OSError as error:
+            logger.warning("no more is handed over ahead: %s", error)
         except BaseException:
             close_all(handed)
             raise
@@ -227,22 +245,25 @@ class Service:
         return sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT))
 
     def _foreseen(
-        self, caller: Caller, items: Sequence[dict[str, protocol.Scalar]]
+        self, caller: Caller, items: Sequence[dict[str, protocol.Scalar]], room_inline: int
     ) -> Iterator[tuple[dict[str, protocol.Scalar], Hit]]:
         """What a program is handed before it asks, as far as there is room."""
-        room, files = {True: _PREDICTED_BYTES, False: _PREDICTED_IN_FILES}, protocol.MAX_PREDICTED_FILES
+        room, files = {True: room_inline, False: _PREDICTED_IN_FILES}, protocol.MAX_PREDICTED_FILES
         for item in items:
             key = str(item["key"])
             # What has a strike is asked for, and loaded by itself: so it is known what a second one is due to.
             if (key, caller.uid) in self._quarantine.struck:
                 continue
-            for hit in self._in_order(caller, self._store.find(key))[:1]:
-                if hit.answer is None or hit.toolchain in self._toolchains.stale:
-                    continue
-                room[hit.is_inline] -= hit.answer.message.stored_size
-                files -= not hit.is_inline
-                if room[hit.is_inline] >= 0 and (hit.is_inline or files >= 0):
-                    yield item, hit
+            hit = next(iter(self._in_order(caller, self._store.find(key))), None)
+            if hit is None or hit.answer is None or hit.toolchain in self._toolchains.stale:
+                continue
+            told = hit.answer.message
+            room[hit.is_inline] -= len(told.payload) if hit.is_inline else max(told.stored_size, 0)
+            files -= not hit.is_inline
+            if room[hit.is_inline] >= 0 and (hit.is_inline or files >= 0):
+                yield item, hit
+            elif room[True] < 0 and (room[False] < 0 or files < 0):
+                return
 
     def _may_have(self, caller: Caller, hit: Hit) -> bool:
         if (hit.digest, caller.uid) in self._quarantine.barred:
@@ -318,13 +339,15 @@ class Service:
         self._leases.release(caller, message.key, message.lease)
 
     def _loading(self, caller: Caller, message: protocol.Loading, descriptors: Sequence[int]) -> None:
-        loaded = [key for key in caller.loading if (key, caller.uid) in self._quarantine.struck]
+        # Of several, nobody knows which were loaded; what has a strike is loaded by itself.
+        alone = [load.key for load in caller.loading.values() if load.alone]
+        loaded = [key for key in alone if (key, caller.uid) in self._quarantine.struck]
         if loaded:
             self._call(lambda _: _done(lambda: self._quarantine.forgive(loaded, caller.uid)))
-        now, alone = time.monotonic(), len(message.entries) == 1
+        now, is_alone = time.monotonic(), len(message.entries) == 1
         caller.loading = {
-            key: Load(key, digest, now, alone)
-            for key, digest in itertools.islice(message.entries.items(), self._settings.now.max_requests)
+            key: Load(key, digest, now, is_alone)
+            for key, digest in itertools.islice(message.entries.items(), protocol.MAX_LOADING)
             # Of nothing else: who invents what they load could keep the writer busy with it.
             if caller.process.was_given(key, digest)
         }
@@ -367,6 +390,12 @@ class Service:
         done: Future[protocol.Message] = Future()
         self._writer.submit(CallJob(call, done))
         return done
+
+
+def _behind(key: str | None, items: list[dict[str, protocol.Scalar]]) -> list[dict[str, protocol.Scalar]]:
+    """What is wanted after a key."""
+    place = next((place for place, item in enumerate(items) if item["key"] == key), -1)
+    return items[place + 1 :]
 
 
 def _done(work: Callable[[], object]) -> protocol.Message:

@@ -96,7 +96,7 @@ class Store:
         self._found_at = self._found_bytes = 0
         # Whether what is pinned is not what it was.
         self.pins_changed = True
-        self.known = KnownKeys(self._keys_behind, self._how_many_keys)
+        self.known = KnownKeys(self._keys_behind)
         self._brought: list[str] = []
 
     def limit(self, max_size: int, user_quota: int, max_age: float) -> None:
@@ -111,10 +111,10 @@ class Store:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Everything inside, or nothing of it, is on disk when this is left."""
+        self._brought.clear()
         with self.database.transaction():
             yield
         self.known.note(self._brought)
-        self._brought.clear()
 
     # What readers ask, on the thread that serves.
 
@@ -166,10 +166,6 @@ class Store:
             {"key": key, "count": count},
         )
         return [str(key) for (key,) in rows]
-
-    def _how_many_keys(self) -> int:
-        (marks,) = self._reading.execute("SELECT count(*) FROM not_cacheable").fetchone()
-        return int(self.totals().get("entries") or 0) + int(marks)
 
     def totals(self) -> dict[str, int]:
         """How many entries there are, and how many bytes they take."""

@@ -175,8 +175,7 @@ class WriterThread:
                 # Here, and not with what else is counted: that would be another transaction, and another sync.
                 kept = [job.put.stored_size for job, r in zip(jobs, results, strict=True) if r == protocol.Stored(True)]
                 if kept:
-                    self._store.add_statistics({"stores": len(kept), "bytes_written": sum(kept)})
-                    self._store.age_clock.note()
+                    self._count_puts(len(kept), sum(kept))
         except Exception as error:  # noqa: BLE001 - told to each client; the daemon goes on
             self._failed(error, "entries could not be written")
             results = [refusal(error)] * len(jobs)
@@ -185,6 +184,17 @@ class WriterThread:
         self._guard(lambda: self._store.delete_files([*loose, *brought]))
         for job, reply in zip(jobs, results, strict=True):
             job.done.set_result(reply)
+
+    def _count_puts(self, count: int, size: int) -> None:
+        """Within the transaction. That they were not counted is no reason to do without them."""
+        try:
+            with self._store.part():
+                self._store.add_statistics({"stores": count, "bytes_written": size})
+                self._store.age_clock.note()
+        except sqlite3.Error as error:
+            if is_damage(error):
+                raise
+            self._failed(error, "what was put is not counted")
 
     def _accept(self, job: PutJob) -> protocol.Refused | None:
         """Have the contents checked and brought to disk, ahead of the transaction that speaks of them."""

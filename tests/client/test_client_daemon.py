@@ -260,3 +260,12 @@ def test_a_file_of_another_length_is_damaged_and_nothing_worse(client, place, le
         entry = client.get(get_message(key_of("a")))
         open_sealed(key_of("a"), entry.digest, entry.sealed)
     assert isinstance(caught.value, DamagedError)
+
+
+def test_a_timeout_of_a_year_is_one(place):
+    """Longer than poll() can count."""
+    place.start_daemon()
+    client = Client(place.config(timeout=365 * 86400.0), "test")
+    sealed = put(client, "a", 10)
+    assert client.get(get_message(key_of("a"))).sealed == sealed
+    client.close()

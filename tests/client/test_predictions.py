@@ -51,22 +51,28 @@ def test_a_file_that_is_not_what_it_was_is_left_out(client, place):
     assert {key: entry.sealed for key, entry in entries.items()} == {digest(c): c for c in (SMALL, OTHER)}
 
 
-@pytest.mark.parametrize("change", [{}, {"files": [digest(b"another")]}], ids=["no descriptor", "of another key"])
-def test_what_is_announced_and_does_not_come_is_done_without(place, change):
+@pytest.mark.parametrize("files", [[], [b"another"]], ids=["no descriptor", "of another key"])
+def test_what_is_announced_and_does_not_come_is_done_without(place, files):
     """As where a program has no descriptor left: the kernel hands over as many as it may have."""
-    told = {"digest": "d", "compile_seconds": 1.0, "stored_size": 5}
+    told = {"digest": "d", "compile_seconds": 1.0, "stored_size": 5, "around": 0}
     items = [wanted(digest(name)) | told for name in (b"a", b"b")]
-    prediction = protocol.Prediction(items, {digest(b"o"): b"o"}, {digest(b"a"): b"small"}, [digest(b"b")])
+    keys = [digest(name) for name in files or [b"b"]]
+    prediction = protocol.Prediction(items, {digest(b"o"): b"o"}, {digest(b"a"): b"small"}, keys, ["f p t"])
 
     def behave(talk: Talk) -> None:
         talk.welcome()
-        talk.read()
-        talk.say(prediction._replace(**change))
-        talk.until_the_end()
+        while True:
+            talk.read()
+            with open(os.devnull, "rb") as file:
+                talk.say(prediction, (file.fileno(),) * len(files))
 
     with fake_daemon(place.socket, behave):
         client = Client(place.config(timeout=5.0), "test")
         found, entries = client.predict(ASKED)
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        for _ in range(5):
+            client.predict(ASKED)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
         client.close()
     assert len(found.items) == 2
     assert {key: entry.sealed for key, entry in entries.items()} == {digest(b"a"): b"small"}

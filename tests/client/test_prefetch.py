@@ -9,12 +9,13 @@ import pytest
 from conftest import until
 
 from xcache import prefetch
+from xcache.entries import Entry
 from xcache.prefetch import Item, Loaded, Prefetcher
 
 OPTIONS, DEVICES = b"options", (0,)
 
 
-def item(key: str, entry: str | None = None) -> Item:
+def item(key: str, entry: Entry | None = None) -> Item:
     # What has a capital letter takes its time, and what has a digit some.
     seconds = 10.0 if key.isupper() else 0.1 if key.isdigit() else 0.005
     return Item(key, OPTIONS, DEVICES, "cpu", seconds, ("f", "p", "t"), entry)
@@ -42,7 +43,7 @@ class Program:
     def predict(self, key: str | None) -> list[Item]:
         self.questions.append(key)
         found = self.runs[0] if key is None else next((run for run in self.runs if key in run), "")
-        return [item(key, f"entry {key}" if self.entries else None) for key in found]
+        return [item(key, Entry(f"entry {key}", 1.0, key.encode(), b"") if self.entries else None) for key in found]
 
     def load(self, wanted: Item, soon: Sequence[Item], is_over: Callable[[], bool]) -> Loaded | None:
         self.loads.append(wanted.key)
@@ -140,7 +141,7 @@ def test_what_came_with_the_prediction_and_is_not_loaded_is_taken_as_it_is():
     program.may_go_on.clear()
     program.prefetcher.start()
     assert until(lambda: program.loads == ["a"])
-    assert program.prefetcher.take("b", OPTIONS, DEVICES) == "entry b"
+    assert program.prefetcher.take("b", OPTIONS, DEVICES).digest == "entry b"
     program.may_go_on.set()
     assert program.take("a") == "executable a"
     assert program.prefetcher.take("b", OPTIONS, DEVICES) is None
@@ -159,6 +160,25 @@ def test_what_has_to_be_fetched_first_is_said_to_be_loaded_alone():
     program.prefetcher.start()
     assert until(lambda: len(program.loads) == 3)
     assert program.soon == ["", "", ""]
+
+
+def test_what_comes_along_takes_no_more_than_the_memory_that_it_may():
+    program = Program("abcd", memory=2)
+    program.entries = True
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    taken = [program.prefetcher.take(key, OPTIONS, DEVICES) for key in "bcd"]
+    assert [entry and entry.digest for entry in taken] == ["entry b", None, None]
+
+
+def test_what_came_along_and_nobody_began_with_is_let_go(monkeypatch):
+    monkeypatch.setattr(prefetch, "_KEEP_SECONDS", 0.2)
+    program = Program("A")
+    program.entries = True
+    program.prefetcher.start()
+    assert until(lambda: program.prefetcher._places and program.prefetcher._places["A"].item.entry is None)
+    assert (program.loads, program.dropped) == ([], 0)
 
 
 def test_what_is_asked_for_again_is_no_surprise():

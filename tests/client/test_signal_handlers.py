@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import signal
 import time
 
@@ -15,6 +16,7 @@ from test_cache import Loadable, caches, compiled, request  # noqa: F401
 from test_leases import take
 
 from xcache import protocol
+from xcache.connection import Connection
 from xcache.handlers import let_pass
 
 
@@ -104,6 +106,39 @@ def test_one_while_the_key_is_made_is_the_programs(caches):  # noqa: F811
 
     with alarm(), pytest.raises(UsersError):
         caches().get_or_compile(compiled, asked)
+
+
+@pytest.mark.parametrize("call", ["send", "recvmsg"])
+def test_one_that_says_would_block_is_not_taken_for_the_sockets(place, call):
+    """As from a pipe of the program's that is full."""
+
+    def full(number, frame):
+        raise BlockingIOError("the user's own")
+
+    class Interrupted:
+        """A socket; after this call a signal comes."""
+
+        def __init__(self, real):
+            self._real = real
+
+        def __getattr__(self, name):
+            real = getattr(self._real, name)
+            if name != call:
+                return real
+
+            def called(*arguments):
+                result = real(*arguments)
+                os.kill(os.getpid(), signal.SIGALRM)
+                return result
+
+            return called
+
+    place.start_daemon()
+    connection = Connection(place.socket, 5.0, "test")
+    with contextlib.closing(connection), alarm(full):
+        connection._socket = Interrupted(connection._socket)
+        with pytest.raises(BlockingIOError, match="the user's own"):
+            connection.ask(protocol.AskStatus(), 5.0)
 
 
 @pytest.mark.parametrize(

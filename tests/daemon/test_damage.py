@@ -185,3 +185,21 @@ def test_of_those_that_were_set_aside_a_few_are_kept(place):
     assert len(set_aside(place)) == 5
     assert "store.db.damaged-20200107-000000" in set_aside(place)
     assert len(list(place.dir.glob("*-wal"))) <= 5
+
+
+def test_marks_that_are_damaged_keep_no_daemon_from_starting(place):
+    place.start_daemon()
+    with talking(place) as talk:
+        talk.ask(protocol.MarkNotCacheable(key_of("a"), "jit_f", "a reason"))
+    place.stop()
+    ((page,), (size,)) = (
+        place.query("SELECT rootpage FROM sqlite_master WHERE name = 'sqlite_autoindex_not_cacheable_1'")[0],
+        place.query("PRAGMA page_size")[0],
+    )
+    with (place.dir / "store.db").open("r+b") as file:
+        file.seek((page - 1) * size)
+        file.write(b"\xff" * size)
+    place.start_daemon()
+    assert until(lambda: set_aside(place))
+    assert until(place.answers)
+    works(place)

@@ -218,6 +218,49 @@ def test_of_several_that_may_have_been_loaded_only_the_guilty_one_is_set_aside(p
     assert list(talk.ask(protocol.Predict("test.py", "", None)).payloads) == [key_of("a")]
 
 
+def test_what_was_named_with_others_is_not_forgiven_unloaded(place, talk):
+    """Somebody else may be loading it at that moment."""
+    talk.put(KEY, b"poison")
+    talk.put(key_of("b"), b"fine")
+    with talking(place) as other:
+        assert other.get(KEY) == b"poison"
+        assert other.get(key_of("b")) == b"fine"
+        die_while_loading(place)
+        assert until(lambda: strikes(place) == [(1,)])
+        other.say(protocol.Loading({KEY: digest(b"poison"), key_of("b"): digest(b"fine")}))
+        other.say(protocol.Loading({}))
+        other.ask(protocol.Sync())
+    assert strikes(place) == [(1,)]
+
+
+def test_a_process_that_loads_the_same_on_two_connections_ends_once(place, talk):
+    talk.put(KEY, b"fine")
+    first, second = Conversation(place), Conversation(place)
+    for each in (first, second):
+        each.greet()
+        assert each.get(KEY) == b"fine"
+    first.say(protocol.Loading({KEY: digest(b"fine")}))
+    first.close()
+    assert until(lambda: strikes(place) == [(1,)])
+    # Heard after the first had ended, said before.
+    second.say(protocol.Loading({KEY: digest(b"fine")}))
+    second.close()
+    assert until(lambda: talk.status()["connections"] == 1)
+    talk.ask(protocol.Sync())
+    assert strikes(place) == [(1,)]
+
+
+def test_as_many_as_one_thread_may_name_are_heard_whatever_the_other_limits_are(place):
+    place.start_daemon(XCACHE_MAX_REQUESTS="1")
+    names = {key_of(str(number)): digest(b"%d" % number) for number in range(protocol.MAX_LOADING)}
+    with talking(place) as talk:
+        for number, key in enumerate(names):
+            talk.put(key, b"%d" % number)
+            talk.get(key)
+        talk.say(protocol.Loading(names))
+    assert until(lambda: strikes(place) == [(1,)] * protocol.MAX_LOADING)
+
+
 def test_strikes_outlive_the_daemon(place, talk):
     talk.put(KEY, b"poison")
     die_while_loading(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 import pytest
 from conftest import digest
@@ -38,7 +39,7 @@ def talk(place):
         yield conversation
 
 
-def keys(names: str) -> list[str]:
+def keys(names: Iterable[str]) -> list[str]:
     return [key_of(name) for name in names]
 
 
@@ -46,12 +47,12 @@ def test_a_run_is_told_as_it_was(talk):
     items = [wanted("b"), wanted("a", b"others", devices="", seconds=0.25)]
     assert talk.ask(protocol.Remember("train.py", "x", items, OPTIONS)) == protocol.Done()
     found = talk.ask(protocol.Predict("train.py", "x", None))
-    around = {"flags": digest(b"flags"), "around_platform": digest(b"platform"), "toolchain": digest(b"toolchain")}
+    around = " ".join(digest(name) for name in (b"flags", b"platform", b"toolchain"))
     told = [
-        item | around | {"digest": digest(name), "compile_seconds": 1.0, "stored_size": 1}
+        item | {"around": 0} | {"digest": digest(name), "compile_seconds": 1.0, "stored_size": 1}
         for item, name in zip(items, (b"b", b"a"), strict=True)
     ]
-    assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"}, [])
+    assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"}, [], [around])
 
 
 def test_of_what_is_told_what_is_wanted_first_comes_along_and_only_so_much_of_it(talk):
@@ -76,6 +77,29 @@ def test_of_what_is_told_what_is_wanted_first_comes_along_and_only_so_much_of_it
     assert talk.ask(protocol.Complain(key_of("3"), digest(small[3]), "a test")) == protocol.Done()
     assert talk.get(key_of("3")) is None
     assert key_of("3") not in talk.ask(protocol.Predict("train.py", "a", None)).payloads
+
+
+def test_a_long_run_is_told_with_as_much_as_there_is_room_for(talk):
+    """One frame holds it all: the longer the list, the less comes along."""
+    names = [f"n{number}" for number in range(2000)]
+    for name in names[:400]:
+        talk.put(key_of(name), name.encode() * 500)
+    for name in names[400:]:
+        talk.put(key_of(name), name.encode())
+    remember(talk, "train.py", *names)
+    found = talk.ask(protocol.Predict("train.py", "a", None))
+    assert [item["key"] for item in found.items] == keys(names)
+    assert found.payloads[key_of("n0")] == b"n0" * 500
+    assert len(protocol.encode(1, found)) > protocol.MAX_FRAME * 3 / 4
+
+
+def test_a_list_that_fills_a_frame_by_itself_is_not_told(talk):
+    items = [wanted("a", platform="p" * 4999) for _ in range(200)]
+    assert talk.ask(protocol.Remember("train.py", "a", items, OPTIONS)) == protocol.Done()
+    assert len(talk.ask(protocol.Predict("train.py", "a", None)).items) == 200
+    items = [wanted("a", platform="p" * 4999, devices="d" * 32) for _ in range(201)]
+    assert talk.ask(protocol.Remember("train.py", "a", items, OPTIONS)) == protocol.Done()
+    assert talk.ask(protocol.Predict("train.py", "a", None)).items == []
 
 
 def test_the_last_run_with_the_same_arguments_goes_before_others(talk):
