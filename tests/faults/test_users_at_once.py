@@ -94,11 +94,11 @@ def test_a_strangers_strikes_do_not_take_back_ones_own(users):
     bob = users(BOB)
     for n in range(1100):
         bob.put(key_of(str(n)), b"%d" % n)
-    for start in range(0, 1100, 50):
-        other = users(BOB)
-        for n in range(start, start + 50):
+    for start in range(0, 1100, protocol.MAX_LOADING):
+        other, loads = users(BOB), range(start, min(start + protocol.MAX_LOADING, 1100))
+        for n in loads:
             other.get(key_of(str(n)))
-        other.say(protocol.Loading({key_of(str(n)): digest(b"%d" % n) for n in range(start, start + 50)}))
+        other.say(protocol.Loading({key_of(str(n)): digest(b"%d" % n) for n in loads}))
         other.status()
         other.close()
     strikes = "SELECT count(*), sum(count) FROM strikes WHERE reader_uid = ?"
