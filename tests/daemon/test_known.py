@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from bisect import bisect_right
 
@@ -11,6 +12,7 @@ from conversation import key_of, talking
 
 from xcache import protocol
 from xcached.known import KnownKeys
+from xcached.store import Store
 
 
 class Rows:
@@ -95,6 +97,22 @@ def test_a_store_that_is_full_is_not_learnt_again_and_again(count):
         known.learn(1000)
     assert read == 0
     assert known.may_hold(key_of(str(count)))
+
+
+def test_rows_that_somebody_altered_are_not_learnt_for_ever(place):
+    """What cannot be read as it stands sorts elsewhere than it stood."""
+    place.start_daemon()
+    with talking(place) as talk:
+        for name in "abc":
+            talk.put(key_of(name), name.encode())
+    place.stop()
+    place.execute("UPDATE entries SET key = CAST(x'ff' AS TEXT) WHERE key = ?", key_of("a"))
+    place.execute("UPDATE entries SET key = x'00' WHERE key = ?", key_of("b"))
+    with contextlib.closing(Store(place.dir, 0)) as store:
+        for _ in range(20):
+            store.known.learn(1)
+        assert store.known.complete
+        assert store.known.may_hold(key_of("c"))
 
 
 def test_a_daemon_knows_what_is_there_when_it_starts_and_what_comes(place):
