@@ -63,10 +63,10 @@ def test_what_is_announced_and_does_not_come_is_done_without(place, files):
         talk.welcome()
         while True:
             talk.read()
-            with open(os.devnull, "rb") as file:
-                talk.say(prediction, (file.fileno(),) * len(files))
+            talk.say(prediction, (file.fileno(),) * len(files))
 
-    with fake_daemon(place.socket, behave):
+    # Open throughout: the daemon is a thread of this process, whose descriptors are counted.
+    with open(os.devnull, "rb") as file, fake_daemon(place.socket, behave):
         client = Client(place.config(timeout=5.0), "test")
         found, entries = client.predict(ASKED)
         before = len(list(Path("/proc/self/fd").iterdir()))
