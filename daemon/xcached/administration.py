@@ -18,7 +18,7 @@ from xcached.room import Room, Tally
 from xcached.settings import Settings
 from xcached.store import Entry, Store
 from xcached.trust import Trust
-from xcached.writer import CallJob, LongJob, WriterThread
+from xcached.writer import LongJob, WriterThread
 
 _COUNTERS = frozenset(
     {"requests", "hits", "misses", "bytes_read", "compile_seconds", "load_seconds", "saved_seconds", "wait_seconds"}
@@ -81,45 +81,45 @@ class Administration:
         return Reply(protocol.Done())
 
     def _remove(self, caller: Caller, message: protocol.Remove, descriptors: Sequence[int]) -> Answer:
-        def remove(store: Store) -> protocol.Message:
-            under = [entry for key in message.keys for entry in store.entries_under(key)]
-            done = removed(store, [entry for entry in under if self._may_change(caller, entry)])
+        def remove() -> protocol.Message:
+            under = [entry for key in message.keys for entry in self._store.entries_under(key)]
+            done = removed(self._store, [entry for entry in under if self._may_change(caller, entry)])
             if message.reason:
                 self._records.invalidated(message.reason, done)
             return done
 
-        return self._call(remove)
+        return self._writer.call(remove)
 
     def _clear(self, caller: Caller, message: protocol.Clear, descriptors: Sequence[int]) -> Answer:
         uid = None if self._trust.administers(caller.uid) else caller.uid
 
-        def clear(store: Store) -> protocol.Message:
-            with store.transaction():
-                store.forget_marks(uid)
+        def clear() -> protocol.Message:
+            with self._store.transaction():
+                self._store.forget_marks(uid)
             self._quarantine.clear(uid)
-            return removed(store, store.entries_of(uid))
+            return removed(self._store, self._store.entries_of(uid))
 
-        return self._call(clear)
+        return self._writer.call(clear)
 
     def _pin(self, caller: Caller, message: protocol.Pin, descriptors: Sequence[int]) -> Answer:
-        def pin(store: Store) -> protocol.Message:
-            entries = self._changeable(store, caller, message.keys)
+        def pin() -> protocol.Message:
+            entries = self._changeable(caller, message.keys)
             return protocol.Pinned(len(entries), *self._room.pin(entries, share))
 
         limited = self._trust.shared and not self._trust.administers(caller.uid)
         share = self._settings.now.max_size // _ONE_USERS_SHARE if limited else 0
-        return self._call(pin)
+        return self._writer.call(pin)
 
     def _unpin(self, caller: Caller, message: protocol.Unpin, descriptors: Sequence[int]) -> Answer:
-        def unpin(store: Store) -> protocol.Message:
-            entries = self._changeable(store, caller, message.keys)
+        def unpin() -> protocol.Message:
+            entries = self._changeable(caller, message.keys)
             return protocol.Pinned(len(entries), *self._room.unpin(entries))
 
-        return self._call(unpin)
+        return self._writer.call(unpin)
 
-    def _changeable(self, store: Store, caller: Caller, keys: Sequence[str]) -> list[Entry]:
+    def _changeable(self, caller: Caller, keys: Sequence[str]) -> list[Entry]:
         """The entries under these keys that this user may change."""
-        under = [entry for key in keys for entry in store.entries_under(key) if store.has(entry)]
+        under = [entry for key in keys for entry in self._store.entries_under(key) if self._store.has(entry)]
         return [entry for entry in under if self._may_change(caller, entry)]
 
     def _collect_garbage(self, caller: Caller, message: protocol.CollectGarbage, descriptors: Sequence[int]) -> Answer:
@@ -148,15 +148,15 @@ class Administration:
 
     def _sync(self, caller: Caller, message: protocol.Sync, descriptors: Sequence[int]) -> Answer:
         # The writer writes what it holds back before it comes to this.
-        return self._call(lambda _: self._writer.catch_up())
+        return self._writer.call(self._writer.catch_up)
 
     def _zero_statistics(self, caller: Caller, message: protocol.ZeroStatistics, descriptors: Sequence[int]) -> Answer:
-        def zero(store: Store) -> protocol.Message:
-            with store.transaction():
-                store.zero_statistics()
+        def zero() -> protocol.Message:
+            with self._store.transaction():
+                self._store.zero_statistics()
             return protocol.Done()
 
-        return self._call(zero) if self._trust.administers(caller.uid) else Reply(_NOT_YOURS)
+        return self._writer.call(zero) if self._trust.administers(caller.uid) else Reply(_NOT_YOURS)
 
     def _status(self, caller: Caller, message: protocol.AskStatus, descriptors: Sequence[int]) -> Answer:
         totals = self._store.totals()
@@ -188,11 +188,6 @@ class Administration:
 
     def _may_change(self, caller: Caller, entry: Entry) -> bool:
         return entry.writer_uid == caller.uid or self._trust.administers(caller.uid)
-
-    def _call(self, call: Callable[[Store], protocol.Message]) -> Answer:
-        done: Future[protocol.Message] = Future()
-        self._writer.submit(CallJob(call, done))
-        return done
 
 
 def removed(store: Store, entries: Sequence[Entry]) -> protocol.Removed:

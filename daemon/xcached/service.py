@@ -8,36 +8,32 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
 from xcache import protocol
-from xcache.errors import ProtocolError
 from xcached.administration import Administration
 from xcached.caller import Answer, Caller, Later, Load, Reply, close_all
 from xcached.database import is_damage
+from xcached.foresight import foresee
 from xcached.leases import Leases
+from xcached.lookup import Lookup
 from xcached.quarantine import Quarantine
 from xcached.records import Records
 from xcached.room import Room
-from xcached.runs import Runs, is_sound, nothing
+from xcached.runs import Runs, is_sound
 from xcached.settings import Settings
-from xcached.store import Entry, Hit, Source, Store, Writer
+from xcached.store import Source, Store, Writer
 from xcached.toolchains import Toolchains
 from xcached.trace import Trace
-from xcached.trust import ROOT, Trust
-from xcached.writer import CallJob, PutJob, WriterThread
+from xcached.trust import Trust
+from xcached.writer import PutJob, WriterThread
 
 logger = logging.getLogger("xcached")
 
 _DIGITS = frozenset("0123456789abcdef")
 _LARGEST = 2**53
-# Of what is foreseen, so much is handed over before it is asked for, if the list of it leaves room for that in a frame.
-_PREDICTED_BYTES, _PREDICTED_IN_FILES = protocol.MAX_FRAME // 2, 16 * 1024 * 1024
-_LOOKED_AT_AHEAD = 500
-# What is added to the list for each that is handed over, its key among the payloads or files included.
-_LONGEST_TOLD = 220
 # The keys that are stored are learnt in so many steps that nobody has to wait for one.
 _LEARNT_AT_ONCE, _LEARN_EVERY, _LOOK_AGAIN = 500, 0.001, 1.0
 # Where a file system does not answer, programs do not wait for it, nor does who stops the daemon.
@@ -68,17 +64,18 @@ class Service:
         self._trace = Trace(settings.now.trace)
         self._writer = WriterThread(store, self._damaged_behind, room, self._trace)
         self._quarantine = Quarantine(store, settings.now.dir / "quarantine", self._may_judge)
-        self._leases = Leases(
-            trusts=self.trust.reads,
-            look_up=self._look_up,
-            expected=self._expected,
-            call_later=self._loop.call_later,
-        )
-        self._call(lambda _: _done(self._quarantine.sweep))
+        self._writer.call(self._quarantine.sweep)
         records = Records(store)
         self._runs = Runs(store)
         self._toolchains = Toolchains(records, self._writer, grace=lambda: settings.now.stale_grace)
         room.stale = lambda: self._toolchains.stale
+        self._lookup = Lookup(store, trust, self._quarantine, self._toolchains, self._writer, self._trace)
+        self._leases = Leases(
+            trusts=self.trust.reads,
+            look_up=self._lookup.find,
+            expected=self._lookup.expected_seconds,
+            call_later=self._loop.call_later,
+        )
         self.administration = Administration(
             store, room, settings, version, self._writer, self._quarantine, self._leases, records, trust, stop
         )
@@ -125,7 +122,7 @@ class Service:
         if loads:
             who = f"{caller.program} (process {caller.pid})"
             now = time.monotonic()
-            self._call(lambda _: _done(lambda: self._quarantine.strike(loads, now, caller.uid, who)))
+            self._writer.call(lambda: self._quarantine.strike(loads, now, caller.uid, who))
 
     def busy(self) -> bool:
         """Whether somebody compiles for others, who would not know of it if the daemon left."""
@@ -173,116 +170,21 @@ class Service:
         return answer
 
     def _predict(self, caller: Caller, message: protocol.Predict, descriptors: Sequence[int]) -> Answer:
-        found = self._runs.predict(caller.uid, message)
-        try:
-            listed = len(protocol.encode(0, found)) + _LOOKED_AT_AHEAD * _LONGEST_TOLD
-        except ProtocolError:
-            # Whoever remembered it made the most of every field.
-            return Reply(nothing())
-        handed: list[int] = []
-        try:
-            items = _behind(message.key, found.items)[:_LOOKED_AT_AHEAD]
-            for item, hit in self._foreseen(caller, items, min(_PREDICTED_BYTES, protocol.MAX_FRAME - listed)):
-                key = str(item["key"])
-                reply = self._found(caller, key, hit)
-                if reply is None or hit.answer is None:
-                    continue
-                told = hit.answer.message
-                self._trace.note("get", key, told.stored_size, told.compile_seconds, hit=True)
-                item |= {name: getattr(told, name) for name in ("digest", "compile_seconds", "stored_size")}
-                if hit.is_inline:
-                    found.payloads[key] = told.payload
-                else:
-                    found.files.append(key)
-                    handed += reply.descriptors
-        except OSError as error:
-            logger.warning("no more is handed over ahead: %s", error)
-        except BaseException:
-            close_all(handed)
-            raise
-        return Reply(found, tuple(handed))
+        return foresee(self._runs, self._lookup, caller, message)
 
     def _remember(self, caller: Caller, message: protocol.Remember, descriptors: Sequence[int]) -> Answer:
         if not is_sound(message):
             return Reply(protocol.Refused("protocol error", "a run that cannot be"))
-        return self._call(lambda _: _done(lambda: self._runs.remember(caller.uid, message)))
-
-    def _expected(self, caller: Caller, wanted: protocol.Get) -> float | None:
-        """How long it took to compile this, by the word of those whom the caller trusts."""
-        trusts = (lambda writer: self.trust.reads(caller.uid, writer)) if self.trust.shared else None
-        return self._store.expected_seconds(wanted.key, wanted.program_digest, trusts)
+        return self._writer.call(lambda: self._runs.remember(caller.uid, message))
 
     def _get(self, caller: Caller, message: protocol.Get, descriptors: Sequence[int]) -> Answer:
         if not _is_digest(message.key):
             # Nothing can be stored under it, and nobody has to remember who asked.
             return Reply(protocol.Missing(0))
-        found = self._look_up(caller, message)
-        if found is not None and isinstance(found.message, protocol.Packed):
-            told = found.message.message
-            self._trace.note("get", message.key, told.stored_size, told.compile_seconds, hit=True)
-        elif found is None:
+        found = self._lookup.find(caller, message)
+        if found is None:
             self._trace.note("get", message.key, 0, 0.0, hit=False)
         return found or self._leases.ask(caller, message)
-
-    def _look_up(self, caller: Caller, message: protocol.Get) -> Reply | None:
-        """What is stored, by whoever the caller trusts, or known not to be storable."""
-        if not self._store.known.may_hold(message.key):
-            return None
-        hits = self._in_order(caller, self._store.find(message.key))
-        if hits and hits[0].toolchain in self._toolchains.stale:
-            # Who still runs on what is no longer installed compiles, and nobody waits for that.
-            return Reply(protocol.Missing(0))
-        for hit in hits:
-            reply = self._found(caller, message.key, hit)
-            if reply is not None:
-                return reply
-        reason = self._store.why_not(message.key, lambda writer: self.trust.reads(caller.uid, writer))
-        return None if reason is None else Reply(protocol.NotCacheable(reason))
-
-    def _in_order(self, caller: Caller, hits: list[Hit]) -> list[Hit]:
-        """What a caller may have: one's own first, then root's."""
-        hits = [hit for hit in hits if self._may_have(caller, hit)]
-        return sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT))
-
-    def _foreseen(
-        self, caller: Caller, items: Sequence[dict[str, protocol.Scalar]], room_inline: int
-    ) -> Iterator[tuple[dict[str, protocol.Scalar], Hit]]:
-        """What a program is handed before it asks, as far as there is room."""
-        room, files = {True: room_inline, False: _PREDICTED_IN_FILES}, protocol.MAX_PREDICTED_FILES
-        for item in items:
-            key = str(item["key"])
-            # What has a strike is asked for, and loaded by itself: so it is known what a second one is due to.
-            if (key, caller.uid) in self._quarantine.struck:
-                continue
-            hit = next(iter(self._in_order(caller, self._store.find(key))), None)
-            if hit is None or hit.answer is None or hit.toolchain in self._toolchains.stale:
-                continue
-            told = hit.answer.message
-            room[hit.is_inline] -= len(told.payload) if hit.is_inline else max(told.stored_size, 0)
-            files -= not hit.is_inline
-            if room[hit.is_inline] >= 0 and (hit.is_inline or files >= 0):
-                yield item, hit
-            elif room[True] < 0 and (room[False] < 0 or files < 0):
-                return
-
-    def _may_have(self, caller: Caller, hit: Hit) -> bool:
-        if (hit.digest, caller.uid) in self._quarantine.barred:
-            return False
-        return self.trust.reads(caller.uid, hit.writer_uid)
-
-    def _found(self, caller: Caller, key: str, hit: Hit) -> Reply | None:
-        entry = Entry(key, hit.writer_uid)
-        descriptor = None
-        wrong = "" if hit.answer else "its row is damaged"
-        if not wrong and not hit.is_inline:
-            descriptor = self._store.files.open(hit.digest)
-            wrong = "its file is gone" if descriptor is None else ""
-        if hit.answer is None or wrong:
-            self._call(lambda _: _done(lambda: self._quarantine.set_aside(entry, wrong)))
-            return None
-        self._writer.note_use(entry, time.time())
-        caller.process.give(key, hit.digest)
-        return Reply(hit.answer, () if descriptor is None else (descriptor,))
 
     def _put(self, caller: Caller, message: protocol.Put, descriptors: Sequence[int]) -> Answer:
         refused = self._why_refused(caller, message, descriptors)
@@ -343,7 +245,7 @@ class Service:
         alone = [load.key for load in caller.loading.values() if load.alone]
         loaded = [key for key in alone if (key, caller.uid) in self._quarantine.struck]
         if loaded:
-            self._call(lambda _: _done(lambda: self._quarantine.forgive(loaded, caller.uid)))
+            self._writer.call(lambda: self._quarantine.forgive(loaded, caller.uid))
         now, is_alone = time.monotonic(), len(message.entries) == 1
         caller.loading = {
             key: Load(key, digest, now, is_alone)
@@ -359,19 +261,18 @@ class Service:
             # Somebody was heard about it before, or the daemon is another one: who asks again can complain again.
             return Reply(protocol.Done())
         key, uid, reason = message.key, caller.uid, message.reason
-        return self._call(lambda _: _done(lambda: self._quarantine.complain(key, given, uid, reason)))
+        return self._writer.call(lambda: self._quarantine.complain(key, given, uid, reason))
 
     def _mark_not_cacheable(
         self, caller: Caller, message: protocol.MarkNotCacheable, descriptors: Sequence[int]
     ) -> Answer:
-        def mark(store: Store) -> protocol.Message:
-            with store.transaction():
-                store.mark_not_cacheable(message, caller.uid)
-            return protocol.Done()
+        def mark() -> None:
+            with self._store.transaction():
+                self._store.mark_not_cacheable(message, caller.uid)
 
         if not _is_digest(message.key):
             return Reply(protocol.Refused("protocol error", f"{message.key[:80]!r} is not a digest"))
-        done = self._call(mark)
+        done = self._writer.call(mark)
         self._settle_when(done, message.key, caller.uid)
         return done
 
@@ -385,22 +286,6 @@ class Service:
     def _damaged(self, error: Exception) -> None:
         self._store.database.note_damage()
         self._begin_anew(f"the database is damaged: {error}")
-
-    def _call(self, call: Callable[[Store], protocol.Message]) -> Future[protocol.Message]:
-        done: Future[protocol.Message] = Future()
-        self._writer.submit(CallJob(call, done))
-        return done
-
-
-def _behind(key: str | None, items: list[dict[str, protocol.Scalar]]) -> list[dict[str, protocol.Scalar]]:
-    """What is wanted after a key."""
-    place = next((place for place, item in enumerate(items) if item["key"] == key), -1)
-    return items[place + 1 :]
-
-
-def _done(work: Callable[[], object]) -> protocol.Message:
-    work()
-    return protocol.Done()
 
 
 def _finish(waited: asyncio.Future[None]) -> None:

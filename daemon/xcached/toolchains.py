@@ -23,7 +23,7 @@ from xcached.caller import Caller
 from xcached.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
 from xcached.records import Records
 from xcached.watching import Watcher, folders_of
-from xcached.writer import CallJob, WriterThread
+from xcached.writer import WriterThread
 
 logger = logging.getLogger("xcached")
 
@@ -85,7 +85,7 @@ class Toolchains:
         # By the wall clock, as far as that can be.
         now = time.time()
         self._stale_since = {one: steady() - max(0.0, now - since) for one, since in self._records.stale().items()}
-        self._submit(partial(self._records.correct, now))
+        self._writer.call(partial(self._records.correct, now))
         for installation in self._records.installations():
             installation.gone_at = self._stale_since.get(installation.toolchain, steady())
             self._installations[_name(installation)] = installation
@@ -151,7 +151,7 @@ class Toolchains:
         if known is not None and same and abs(new.seen_at - known.seen_at) < _WORTH_NOTING_SECONDS:
             return
         self._installations[_name(new)] = new
-        self._submit(partial(self._records.save, new, message))
+        self._writer.call(partial(self._records.save, new, message))
         self._find_stale()
         # What is new is watched then; for each of hundreds at once that would be much.
         self._look_soon()
@@ -167,7 +167,7 @@ class Toolchains:
             return False
         oldest = min(idle, key=lambda known: known.seen_at)
         del self._installations[_name(oldest)]
-        self._submit(partial(self._records.forget, oldest))
+        self._writer.call(partial(self._records.forget, oldest))
         return True
 
     def _look_at_all(self) -> float:
@@ -181,7 +181,7 @@ class Toolchains:
                 installation.state = found
             if (installation.state, installation.files) != before:
                 installation.gone_at = steady()
-                self._submit(partial(self._records.save, installation))
+                self._writer.call(partial(self._records.save, installation))
         self._find_stale()
         # What happened before something was watched was not heard of.
         missed = self._watch()
@@ -195,14 +195,14 @@ class Toolchains:
         for toolchain in self._stale_since.keys() - stale:
             del self._stale_since[toolchain]
             logger.info("toolchain %s is installed again", toolchain[:12])
-            self._submit(partial(self._records.revive, toolchain))
+            self._writer.call(partial(self._records.revive, toolchain))
         for toolchain in stale - self._stale_since.keys():
             self._stale_since[toolchain] = steady()
             # What changed now, and not what has long been gone.
             reason = max(places[toolchain], key=lambda one: one.gone_at).reason
             reason += f", the last of {count} places" if (count := len(places[toolchain])) > 1 else ""
             logger.info("toolchain %s is stale: %s", toolchain[:12], reason)
-            self._submit(partial(self._records.make_stale, toolchain, reason))
+            self._writer.call(partial(self._records.make_stale, toolchain, reason))
         self.stale = frozenset(self._stale_since)
 
     def _watch(self) -> bool:
@@ -220,7 +220,7 @@ class Toolchains:
         for toolchain, since in list(self._stale_since.items()):
             if steady() < since + self._grace():
                 continue
-            done = self._submit(partial(self._records.purge, toolchain)).result(_LONGEST_WRITE)
+            done = self._writer.call(partial(self._records.purge, toolchain)).result(_LONGEST_WRITE)
             if isinstance(done, protocol.Removed) and done.entries:
                 return True
             if done != protocol.Removed(0, 0):
@@ -230,11 +230,6 @@ class Toolchains:
                 del self._installations[name]
         self.stale = frozenset(self._stale_since)
         return False
-
-    def _submit(self, work: Callable[[], protocol.Removed | None]) -> Future[protocol.Message]:
-        done: Future[protocol.Message] = Future()
-        self._writer.submit(CallJob(lambda _: work() or protocol.Done(), done))
-        return done
 
 
 def _name(installation: Installation) -> tuple[str, int, str]:

@@ -51,7 +51,7 @@ class PutJob(NamedTuple):
 class CallJob(NamedTuple):
     """Something else to be done between transactions."""
 
-    call: Callable[[Store], protocol.Message]
+    work: Callable[[], protocol.Message | None]
     done: Future[protocol.Message]
 
 
@@ -66,7 +66,7 @@ Job = PutJob | CallJob | LongJob
 
 
 class WriterThread:
-    """Owns the writing side of a store. ``submit`` and the ``note`` methods may be called from one other thread."""
+    """Owns the writing side of a store. What is noted may come from one other thread, jobs from any."""
 
     def __init__(
         self, store: Store, on_damage: Callable[[Exception], None], room: Room | None = None, trace: Trace | None = None
@@ -88,6 +88,12 @@ class WriterThread:
     def submit(self, job: Job) -> None:
         """Queue a job; its future is resolved on the writer's thread."""
         self._jobs.put(job)
+
+    def call(self, work: Callable[[], protocol.Message | None]) -> Future[protocol.Message]:
+        """Queue something else; its answer is Done where it says none."""
+        done: Future[protocol.Message] = Future()
+        self.submit(CallJob(work, done))
+        return done
 
     def note_use(self, entry: Entry, now: float) -> None:
         """An entry was asked for; written later, with others."""
@@ -259,7 +265,8 @@ class WriterThread:
 
     def _call(self, job: CallJob) -> None:
         try:
-            job.done.set_result(job.call(self._store))
+            answer = job.work()
+            job.done.set_result(protocol.Done() if answer is None else answer)
         except Exception as error:  # noqa: BLE001 - told to the client; the daemon goes on
             self._failed(error, "a request failed")
             job.done.set_result(refusal(error))

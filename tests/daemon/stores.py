@@ -18,7 +18,7 @@ from xcache import protocol
 from xcached.administration import removed
 from xcached.room import Room
 from xcached.store import Entry, Source, Store, Writer
-from xcached.writer import CallJob, PutJob, WriterThread
+from xcached.writer import PutJob, WriterThread
 
 WRITER = Writer(1, 2, "test")
 
@@ -66,9 +66,7 @@ class Shelf:
 
     def begin_call(self, call: Any) -> Future[protocol.Message]:
         """Have something done on the writer's thread; the answer comes later."""
-        done: Future[protocol.Message] = Future()
-        self.writer.submit(CallJob(call, done))
-        return done
+        return self.writer.call(lambda: call(self.store))
 
     def call(self, call: Any) -> protocol.Message:
         """Have something done on the writer's thread."""

@@ -83,4 +83,4 @@ def makes_no_difference(
 def _comparable(stderr: str) -> str:
     """Without the addresses, times and threads that differ from one run to the next."""
     stderr = re.sub(r"^([EWIF])\d{4} [\d:.]+ +\d+", r"\1", stderr, flags=re.MULTILINE)
-    return re.sub(r"0x[0-9a-f]+", "0x", stderr)
+    return re.sub(r"\b0x[0-9a-f]+\b", "0x", stderr)

@@ -1,0 +1,79 @@
+"""What a program is handed before it asks: the list of what it will want, and with it as much of that as there is room.
+
+Nothing here changes the store.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+
+from xcache import protocol
+from xcache.errors import ProtocolError
+from xcached.caller import Caller, Reply, close_all
+from xcached.lookup import Lookup
+from xcached.runs import Runs, nothing
+from xcached.store import Hit
+
+logger = logging.getLogger("xcached")
+
+# So much is handed over before it is asked for, if the list of what is foreseen leaves room for that in a frame.
+_INLINE, _IN_FILES = protocol.MAX_FRAME // 2, 16 * 1024 * 1024
+_LOOKED_AT = 500
+# What is added to the list for each that is handed over, its key among the payloads or files included.
+_LONGEST_TOLD = 220
+
+
+def foresee(runs: Runs, lookup: Lookup, caller: Caller, message: protocol.Predict) -> Reply:
+    """What will be wanted by a program that begins like this, or after this key."""
+    found = runs.predict(caller.uid, message)
+    try:
+        listed = len(protocol.encode(0, found)) + _LOOKED_AT * _LONGEST_TOLD
+    except ProtocolError:
+        # Whoever remembered it made the most of every field.
+        return Reply(nothing())
+    handed: list[int] = []
+    try:
+        items = _behind(message.key, found.items)[:_LOOKED_AT]
+        for item, hit in _chosen(lookup, caller, items, min(_INLINE, protocol.MAX_FRAME - listed)):
+            key = str(item["key"])
+            reply = lookup.hand_over(caller, key, hit)
+            if reply is None or hit.answer is None:
+                continue
+            told = hit.answer.message
+            item |= {name: getattr(told, name) for name in ("digest", "compile_seconds", "stored_size")}
+            if hit.is_inline:
+                found.payloads[key] = told.payload
+            else:
+                found.files.append(key)
+                handed += reply.descriptors
+    except OSError as error:
+        logger.warning("no more is handed over ahead: %s", error)
+    except BaseException:
+        close_all(handed)
+        raise
+    return Reply(found, tuple(handed))
+
+
+def _chosen(
+    lookup: Lookup, caller: Caller, items: Sequence[dict[str, protocol.Scalar]], room_inline: int
+) -> Iterator[tuple[dict[str, protocol.Scalar], Hit]]:
+    """What comes first, as far as there is room."""
+    room, files = {True: room_inline, False: _IN_FILES}, protocol.MAX_PREDICTED_FILES
+    for item in items:
+        hit = lookup.best(caller, str(item["key"]))
+        if hit is None or hit.answer is None:
+            continue
+        told = hit.answer.message
+        room[hit.is_inline] -= len(told.payload) if hit.is_inline else max(told.stored_size, 0)
+        files -= not hit.is_inline
+        if room[hit.is_inline] >= 0 and (hit.is_inline or files >= 0):
+            yield item, hit
+        elif room[True] < 0 and (room[False] < 0 or files < 0):
+            return
+
+
+def _behind(key: str | None, items: list[dict[str, protocol.Scalar]]) -> list[dict[str, protocol.Scalar]]:
+    """What is wanted after a key."""
+    place = next((place for place, item in enumerate(items) if item["key"] == key), -1)
+    return items[place + 1 :]
