@@ -23,7 +23,7 @@ CODEC = "zstd"
 LEVEL = 1
 MAX_RAW_SIZE = 8 * 1024**3
 # From here on the digest is computed on a thread beside the decompression: below, beginning one takes longer.
-_WORTH_A_THREAD = 256 * 1024
+_WORTH_A_THREAD = 4 * 1024 * 1024
 _HEADER = struct.Struct(">8s32sQ")
 _MAGIC = b"xcache\x00\x01"
 

@@ -33,6 +33,8 @@ TEMPLATES = ROOT / ".venvs" / "bench-stores"
 SIZES = [KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
 QUICK = ["many-small", "training", "scan-model", "serving", "library"]
 FULL = [*QUICK, "training-24", "training-48"]
+# Cold and warm, in the short run: more of those that are soon over, and of what one figure is held against.
+QUICK_ROUNDS = {"many-small": (5, 7), "training": (5, 7), "library": (5, 7)}
 # What is started together, and how many of it.
 CROWDS = {
     "quick": [("training", 4), ("many-small", 16)],
@@ -49,7 +51,7 @@ def parts() -> dict[str, Part]:
         def run(folder: Path, full: bool) -> Any:
             names = [NONE, BUILT_IN, XCACHE, *([LIMITED] if full or name == "training" else [])]
             long = name in ("training-24", "training-48")
-            cold, warm = ((2 if long else 5), (5 if long else 11)) if full else (3, 5)
+            cold, warm = ((2 if long else 5), (5 if long else 11)) if full else QUICK_ROUNDS.get(name, (3, 5))
             return runs.program(name, folder, names, cold, warm)
 
         return run

@@ -141,8 +141,10 @@ def _programs(found: Found) -> list[str]:
     )
     warm_text = (
         "A second run with what the first has left in the cache; JAX's built-in cache is 1. The least possible is"
-        " what would be left of built-in's time if its compile path took none: the rest is Python's start and end,"
-        " imports, tracing, lowering and running, which no cache of executables touches.\n\n<warm>\n\n<phases>"
+        " what would be left of built-in's time if all that it loads were loaded beside the program, each from the"
+        " moment there is a backend, on as many processors as that takes, and at no cost to the program: what is"
+        " wanted sooner than it can be loaded is waited for. The rest is Python's start and end, imports, tracing,"
+        " lowering and running, which no cache of executables touches.\n\n<warm>\n\n<phases>"
     )
     cold_head = ("", "no cache took", "xcache", "built-in", "xcache beyond serialize()", "built-in beyond it", "rounds")
     cold_text = "The first run, with an empty store; without any cache is 1.\n\n<cold>"

@@ -17,7 +17,7 @@ FORMAT = 1
 COMPONENTS = ("program", "options", "flags", "platform", "toolchain")
 # hashlib lets go of the GIL for more than this. To get it back while another thread is busy takes longer than to hash
 # what is small: that is hashed in pieces.
-_AT_ONCE, _SMALL = 2047, 32 * 1024
+_AT_ONCE, _SMALL = 2047, 256 * 1024
 
 
 class Component(NamedTuple):

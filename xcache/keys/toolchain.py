@@ -10,6 +10,7 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,22 +47,23 @@ class Toolchain(NamedTuple):
 
 def describe(platform: str, jaxlib: Path, version: str, memo: Path | None, cuda: Path | None = None) -> Toolchain:
     """The compiler of ``platform``; ``memo`` is a folder where digests are remembered."""
-    mapped = _mapped_files()
+    # It takes longer than all the rest, and on CPU hardly anybody asks.
+    mapped = functools.cache(_mapped_files)
     libraries = sorted([*jaxlib.glob("*.so"), *jaxlib.glob("*.dylib")])
     if not libraries:
         raise UncacheableError("jaxlib without a native library")
     if platform != "cpu":
-        plugins = [path for path in mapped if _PLUGIN.fullmatch(path.name)]
+        plugins = [path for path in mapped() if _PLUGIN.fullmatch(path.name)]
         if not plugins:
             raise UncacheableError(f"no native library known for platform {platform}")
         libraries += plugins
     if platform in ("gpu", "cuda", "rocm"):
-        libraries += [path for path in mapped if _GPU_LIBRARY.fullmatch(path.name)]
+        libraries += [path for path in mapped() if _GPU_LIBRARY.fullmatch(path.name)]
         libraries += _cuda_tools(cuda)
     facts: dict[str, object] = {"jaxlib": version}
     # By name alone: where it is installed changes no code.
     digests = _Digests(memo)
-    files = [digests.of(path, set(mapped.values())) for path in libraries]
+    files = [digests.of(path, mapped) for path in libraries]
     digests.save()
     for path, file in zip(libraries, files, strict=True):
         known = facts.setdefault(path.name, "")
@@ -113,25 +115,31 @@ class _Digests:
         if self._memo is not None:
             self._known = _read_memo(self._memo)
 
-    def of(self, path: Path, mapped: set[int]) -> InstalledFile:
+    def of(self, path: Path, mapped: Callable[[], dict[Path, int]]) -> InstalledFile:
         """What ``path`` holds; it must not have been replaced since this process mapped it."""
         try:
-            with path.open("rb") as file:
-                stat = os.fstat(file.fileno())
-                # Small ones only lead to the large one. That no inode matches proves nothing on layered file systems,
-                # but then the file is older than the process.
-                if stat.st_size >= _LARGE and mapped and stat.st_ino not in mapped and stat.st_ctime > _started() - 1:
-                    raise UncacheableError("a native library was replaced while the program runs")
-                mark = [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
-                known = self._known.get(str(path))
-                remembered = known[-1] if isinstance(known, list) and known[:-1] == mark else None
-                digest = str(remembered or hashlib.file_digest(file, "sha256").hexdigest())
+            stat = path.stat()
+            digest = self._remembered(path, stat)
+            if digest is None:
+                with path.open("rb") as file:
+                    stat = os.fstat(file.fileno())
+                    digest = hashlib.file_digest(file, "sha256").hexdigest()
+                if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
+                    self._known[str(path)] = [*_mark(stat), digest]
+                    self._changed = True
         except OSError:
             raise UncacheableError("a native library that cannot be read") from None
-        if not remembered and time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
-            self._known[str(path)] = [*mark, digest]
-            self._changed = True
+        # Small ones only lead to the large one. That no inode matches proves nothing on layered file systems, but then
+        # the file is older than the process.
+        if stat.st_size >= _LARGE and stat.st_ctime > _started() - 1:
+            inodes = mapped().values()
+            if inodes and stat.st_ino not in inodes:
+                raise UncacheableError("a native library was replaced while the program runs")
         return InstalledFile(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino, digest)
+
+    def _remembered(self, path: Path, stat: os.stat_result) -> str | None:
+        known = self._known.get(str(path))
+        return str(known[-1]) if isinstance(known, list) and known[-1] and known[:-1] == _mark(stat) else None
 
     def save(self) -> None:
         """Write what was learned; a memo that cannot be written is only slower."""
@@ -152,6 +160,11 @@ class _Digests:
                 raise
         except OSError:
             return
+
+
+def _mark(stat: os.stat_result) -> list[int]:
+    """What shows that a file has changed."""
+    return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
 def _read_memo(path: Path) -> dict[str, Any]:
