@@ -14,12 +14,13 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xcache import executables, keys, payload, protocol
 from xcache.client import Client
 from xcache.clock import monotonic
 from xcache.config import Config
+from xcache.counting import Counting
 from xcache.entries import Absent, Entry
 from xcache.errors import (
     DamagedError,
@@ -34,8 +35,10 @@ from xcache.history import History
 from xcache.launcher import Launcher
 from xcache.prefetch import Loaded, Prefetcher
 from xcache.request import Outcome, Request
-from xcache.statistics import Counting, Statistics
 from xcache.storing import StoreQueue
+
+if TYPE_CHECKING:
+    from xcache.statistics import Statistics
 
 logger = logging.getLogger("xcache")
 
@@ -219,7 +222,8 @@ class Cache:
             # One that is waiting for something, and may run on until the interpreter is gone. It must not be the one to
             # collect jax's client, which lets go of the GIL: who cannot have it back, deep in C++, ends the process.
             gc.disable()
-        logger.info("%s", self.statistics())
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("%s", self.statistics())
 
     def _look_up(self, request: Request, leases: list[tuple[str, int]]) -> Outcome | Absent:
         waits = self.mode == "on" and request.may_wait and not self._here.compiling

@@ -4,9 +4,6 @@ Environment over ``$XCACHE_CONFIG`` over the user's file over ``/etc`` over the 
 taken from the environment only, so that a process without it need not look at any file.
 """
 
-from __future__ import annotations
-
-import dataclasses
 import decimal
 import hashlib
 import os
@@ -211,8 +208,7 @@ SETTINGS = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
+class Config(NamedTuple):
     """The settings a process runs with, and where each came from."""
 
     dir: Path
@@ -240,9 +236,9 @@ class Config:
     user_quota: int
     # Where this user keeps what is no business of the daemon's.
     own_dir: Path
-    sources: Mapping[str, str] = dataclasses.field(default_factory=dict, compare=False)
+    sources: Mapping[str, str]
     # The file that XCACHE_CONFIG names.
-    named: Path | None = dataclasses.field(default=None, compare=False)
+    named: Path | None
 
     def as_environment(self) -> dict[str, str]:
         """The variables that give a daemon these settings; it reads the same files, and follows them as they change."""

@@ -1,7 +1,5 @@
 """Entries as they come from the daemon and go to it: inline, or as descriptors of files."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import logging

@@ -4,8 +4,6 @@ What will be wanted is what was wanted last time. The daemon remembers it; the p
 over what has not been begun, and says so when it turns out to want something else.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import os

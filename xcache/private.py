@@ -1,7 +1,5 @@
 """Is this directory, or this peer, one that only we (or root) control? Asked at both ends of the socket."""
 
-from __future__ import annotations
-
 import os
 import socket
 import stat

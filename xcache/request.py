@@ -1,7 +1,5 @@
 """What the cache is asked for, and what it answers: all that the jax hook and ``xcache.compile`` need to know of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from xcache.statistics import Counting, Statistics
+from xcache.counting import Counting
+from xcache.statistics import Statistics
 
 COUNTERS = [name for name, field in Statistics.__dataclass_fields__.items() if field.type in ("int", "float")]
 EVENTS = st.one_of(

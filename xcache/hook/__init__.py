@@ -8,12 +8,14 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xcache import config
 from xcache._version import __version__
 from xcache.errors import UnsupportedError, XcacheError
-from xcache.statistics import Statistics
+
+if TYPE_CHECKING:
+    from xcache.statistics import Statistics
 
 logger = logging.getLogger("xcache")
 _PACKAGE = str(Path(__file__).parent.parent)
@@ -112,6 +114,7 @@ def disable() -> None:
 def stats() -> Statistics:
     """What this process counted; all zero while the cache is off."""
     from xcache.cache import current
+    from xcache.statistics import Statistics
 
     cache = current()
     return Statistics() if cache is None else cache.statistics()

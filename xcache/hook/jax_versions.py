@@ -11,8 +11,6 @@ What moved in jaxlib stands in ``xcache.executables`` and ``xcache.keys.platform
 if the shapes checked here are those it has.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path

@@ -5,8 +5,6 @@ most (never jax, never a socket). Whatever can change the compiled code is in on
 in none.
 """
 
-from __future__ import annotations
-
 import hashlib
 import struct
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """The toolchain component: what compiles. Versions, and digests of the native libraries that are mapped right now."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json
