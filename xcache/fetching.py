@@ -72,7 +72,7 @@ class Fetcher:
             entry = item.entry or self._client.fetch(item.key)
             if isinstance(entry, Absent):
                 return None
-            raw = payload.open_sealed(item.key, entry.digest, entry.sealed)
+            raw = payload.open_sealed(item.key, entry.digest, entry.sealed, behind=True)
             # Only now: it waits until there is a backend.
             self._load.check(item, is_over)
             start = monotonic()

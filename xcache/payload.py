@@ -23,7 +23,7 @@ CODEC = "zstd"
 LEVEL = 1
 MAX_RAW_SIZE = 8 * 1024**3
 # From here on the digest is computed on a thread beside the decompression: below, beginning one takes longer.
-_WORTH_A_THREAD = 4 * 1024 * 1024
+_WORTH_A_THREAD = 256 * 1024
 _HEADER = struct.Struct(">8s32sQ")
 _MAGIC = b"xcache\x00\x01"
 
@@ -48,16 +48,19 @@ def seal(key: str, raw: bytes) -> bytes:
     return _HEADER.pack(_MAGIC, bytes.fromhex(key), len(raw)) + compress(raw)
 
 
-def open_sealed(key: str, expected_digest: str, sealed: bytes | memoryview) -> bytes:
-    """The raw bytes again, or DamagedError where a single bit is not as it was."""
+def open_sealed(key: str, expected_digest: str, sealed: bytes | memoryview, *, behind: bool = False) -> bytes:
+    """The raw bytes again, or DamagedError where a single bit is not as it was.
+
+    ``behind`` a program that is busy a second thread would have to wait for the GIL more often than it saves time.
+    """
     try:
-        return _open(key, expected_digest, sealed)
+        return _open(key, expected_digest, sealed, beside=not behind and len(sealed) >= _WORTH_A_THREAD)
     except DamagedError as error:
         raise DamagedError(str(error), expected_digest) from None
 
 
-def _open(key: str, expected_digest: str, sealed: bytes | memoryview) -> bytes:
-    digest_of = _digest_beside(sealed) if len(sealed) >= _WORTH_A_THREAD else functools.partial(digest, sealed)
+def _open(key: str, expected_digest: str, sealed: bytes | memoryview, *, beside: bool) -> bytes:
+    digest_of = _digest_beside(sealed) if beside else functools.partial(digest, sealed)
     failure = None
     try:
         raw = _unwrap(key, sealed)

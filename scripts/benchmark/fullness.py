@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from micro import Times, client_of, get_of, hit, payload, put_of, timed
-from peers import Daemon
+from peers import Daemon, rotated
 from stores import PROGRAM_SIZE, SIZE, copy_of_template, key, settle
 
 from xcache.entries import Absent
@@ -55,7 +55,7 @@ def _misses(stores: dict[int, Path], turns: int, found: dict[str, Any]) -> None:
             clients[count].get(get_of(key(-1)))
         time.sleep(_LEARNING)
         for turn in range(turns):
-            for count, client in clients.items():
+            for count, client in rotated(clients.items(), turn):
                 wanted = get_of(key(-2 - turn))
                 answer = timed(found[str(count)]["miss"], lambda: client.get(wanted))  # noqa: B023 - called at once
                 if not isinstance(answer, Absent):
@@ -74,7 +74,7 @@ def _puts(stores: dict[int, Path], turns: int, found: dict[str, Any]) -> None:
             clients[count] = stack.enter_context(contextlib.closing(client_of(store)))
         time.sleep(_LEARNING)
         for turn in range(turns):
-            for count, client in clients.items():
+            for count, client in rotated(clients.items(), turn):
                 fresh, program = key(-(10**10) - turn), os.urandom(PROGRAM_SIZE)
                 sealed = payload.seal(fresh, os.urandom(SIZE - 60))
                 message = put_of(fresh, sealed, SIZE - 60, program)

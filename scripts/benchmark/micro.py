@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import zstandard
-from peers import Daemon, socket_of
+from peers import Daemon, rotated, socket_of
 from servers import Echo, Redis, get_frame, set_frame
 from stores import key
 
@@ -173,16 +173,18 @@ def _one_size(
     name = digest.encode()
     if readers:
         readers.set(name, sealed)
+    ways: dict[str, Callable[[], bytes | None]] = {"xcache": lambda: hit(client, digest), "file": read}
+    if readers:
+        ways["redis"] = lambda: zstandard.ZstdDecompressor().decompress(readers.get(name)[head:])
+    if echo and bare:
+        ways["round trip"] = lambda: echo.round_trip(bare, request)
     try:
         until, turn = time.monotonic() + seconds, 0
         while turn < 5 or (time.monotonic() < until and turn < _MOST):
             turn += 1
-            if timed(hits["xcache"], lambda: hit(client, digest)) != raw or timed(hits["file"], read) != raw:
-                raise RuntimeError("something else came back")
-            if readers:
-                timed(hits["redis"], lambda: zstandard.ZstdDecompressor().decompress(readers.get(name)[head:]))
-            if echo and bare:
-                timed(hits["round trip"], lambda: echo.round_trip(bare, request))
+            for way in rotated(ways, turn):
+                if timed(hits[way], ways[way]) not in (raw, None):
+                    raise RuntimeError("something else came back")
             # A put takes a sync: a tenth as many show as much.
             if turn % 10 == 1 or size >= MIB:
                 fresh = key(-size * 10_000 - turn)

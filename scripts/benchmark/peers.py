@@ -9,15 +9,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 NONE, BUILT_IN, LIMITED, XCACHE = "no cache", "built-in", "built-in, limited", "xcache"
 # Far more than any of these stores holds: it is the bookkeeping that is measured.
 LIMIT = 20 * 1024**3
 READY_WITHIN, GONE_WITHIN = 60.0, 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def rotated(names: Iterable[Any], by: int) -> list[Any]:
+    """The names, another one first in each round: who comes first has no advantage of it."""
+    found = list(names)
+    by %= len(found)
+    return [*found[by:], *found[:by]]
 
 
 def built_in(store: Path) -> dict[str, str]:

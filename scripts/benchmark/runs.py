@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import programs
-from peers import BUILT_IN, LIMITED, NONE, XCACHE, Peer
+from peers import BUILT_IN, LIMITED, NONE, XCACHE, Peer, rotated
 
 HERE = Path(__file__).parent
 LONGEST = 1800.0
@@ -69,12 +69,6 @@ class Process:
         if self._process.returncode is None:
             self._process.kill()
             self._process.wait()
-
-
-def rotated(names: Sequence[str], by: int) -> list[str]:
-    """The names, another one first in each round: who comes first has no advantage of it."""
-    by %= len(names)
-    return [*names[by:], *names[:by]]
 
 
 def run(name: str, peer: Peer, *options: str) -> Sample:
