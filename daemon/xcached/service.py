@@ -36,8 +36,8 @@ _DIGITS = frozenset("0123456789abcdef")
 _LARGEST = 2**53
 # The keys that are stored are learnt in so many steps that nobody has to wait for one.
 _LEARNT_AT_ONCE, _LEARN_EVERY, _LOOK_AGAIN = 500, 0.001, 1.0
-# Where a file system does not answer, programs do not wait for it, nor does who stops the daemon.
-_FIRST_LOOK, _LAST_LOOK = 0.2, 2.0
+# Where a file system does not answer, nobody waits for it longer: no program, and not who stops the daemon.
+_LONGEST_LOOK = 2.0
 
 
 class Service:
@@ -136,7 +136,7 @@ class Service:
 
     def finish(self, seconds: float) -> bool:
         """Write what is still to be written, and close the store; on a thread of its own, after ``begin_to_leave``."""
-        self._toolchains.close(_LAST_LOOK)
+        self._toolchains.close(_LONGEST_LOOK)
         done = self._writer.stop(seconds)
         if done:
             self._store.close()
@@ -159,14 +159,17 @@ class Service:
     def _announce(self, caller: Caller, message: protocol.Announce, descriptors: Sequence[int]) -> Answer:
         if not _is_digest(message.toolchain):
             return Reply(protocol.Refused("protocol error", f"{message.toolchain[:80]!r} is not a digest"))
-        answer = Later()
         looked = self._toolchains.announce(message, caller)
+        if looked is None:
+            return Reply(protocol.Refused("protocol error", "files that cannot be"))
+        if message.toolchain not in self._toolchains.stale:
+            # It is served as it is, whatever is found.
+            return Reply(protocol.Done())
+        answer = Later()
         waited = self._loop.create_future()
         looked.add_done_callback(lambda _: self._loop.call_soon_threadsafe(_finish, waited))
-        # Where it decides what is served, it is worth waiting for.
-        patience = _LAST_LOOK if message.toolchain in self._toolchains.stale else _FIRST_LOOK
-        self._loop.call_later(patience, _finish, waited)
-        waited.add_done_callback(lambda _: answer.give(Reply(looked.result() if looked.done() else protocol.Done())))
+        self._loop.call_later(_LONGEST_LOOK, _finish, waited)
+        waited.add_done_callback(lambda _: answer.give(Reply(protocol.Done())))
         return answer
 
     def _predict(self, caller: Caller, message: protocol.Predict, descriptors: Sequence[int]) -> Answer:

@@ -20,7 +20,7 @@ from typing import NamedTuple
 from xcache import protocol
 from xcached.ageing import steady
 from xcached.caller import Caller
-from xcached.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
+from xcached.installations import ELSEWHERE, GONE, HERE, Installation, Mark, marks_of
 from xcached.records import Records
 from xcached.watching import Watcher, folders_of
 from xcached.writer import WriterThread
@@ -38,10 +38,11 @@ _LONGEST_WRITE = 60.0
 
 class _Announcement(NamedTuple):
     message: protocol.Announce
+    marks: tuple[Mark, ...]
     uid: int
     # When the program was started, if that is known.
     started: float
-    done: Future[protocol.Message]
+    done: Future[None]
 
 
 class Toolchains:
@@ -62,10 +63,16 @@ class Toolchains:
         self._thread = threading.Thread(target=self._run, name="xcached-toolchains", daemon=True)
         self._thread.start()
 
-    def announce(self, message: protocol.Announce, caller: Caller) -> Future[protocol.Message]:
-        """A program says which toolchain it compiles with, and where that is."""
-        done: Future[protocol.Message] = Future()
-        self._jobs.put(_Announcement(message, caller.uid, _started(caller.pid), done))
+    def announce(self, message: protocol.Announce, caller: Caller) -> Future[None] | None:
+        """A program says which toolchain it compiles with, and where that is; done when there was a look.
+
+        None where its files cannot be.
+        """
+        marks = marks_of(message.files)
+        if marks is None:
+            return None
+        done: Future[None] = Future()
+        self._jobs.put(_Announcement(message, marks, caller.uid, _started(caller.pid), done))
         return done
 
     def close(self, seconds: float) -> None:
@@ -120,15 +127,10 @@ class Toolchains:
 
     def _announced(self, job: _Announcement) -> None:
         try:
-            marks = marks_of(job.message.files)
-            if marks is None:
-                job.done.set_result(protocol.Refused("protocol error", "files that cannot be"))
-            else:
-                new = Installation(job.message.toolchain, job.uid, marks, ELSEWHERE, time.time())
-                self._welcome(new, job.message, job.started)
+            new = Installation(job.message.toolchain, job.uid, job.marks, ELSEWHERE, time.time())
+            self._welcome(new, job.message, job.started)
         finally:
-            if not job.done.done():
-                job.done.set_result(protocol.Done())
+            job.done.set_result(None)
 
     def _welcome(self, new: Installation, message: protocol.Announce, started: float) -> None:
         known = self._installations.get(_name(new))
