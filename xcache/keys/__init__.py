@@ -5,6 +5,7 @@ most (never jax, never a socket). Whatever can change the compiled code is in on
 in none.
 """
 
+import functools
 import hashlib
 import struct
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ class Component(NamedTuple):
     @property
     def digest(self) -> str:
         """The digest of this component alone, for finding out which one made a key differ."""
-        return digest(self.content)
+        return digest(self.content) if self.name == "program" else _digest_in_common(self.content)
 
 
 class Key(NamedTuple):
@@ -45,6 +46,12 @@ def digest(content: bytes | memoryview) -> str:
     for at in range(0, len(content), _AT_ONCE):
         found.update(view[at : at + _AT_ONCE])
     return found.hexdigest()
+
+
+@functools.lru_cache(maxsize=64)
+def _digest_in_common(content: bytes) -> str:
+    """The same, of what one program after the other has as well."""
+    return digest(content)
 
 
 def combine(components: Mapping[str, Component]) -> Key:

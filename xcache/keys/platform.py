@@ -12,17 +12,21 @@ from xcache.keys import digest, lines
 
 def describe(client: Any, devices: Sequence[Any]) -> bytes:
     """The facts about ``devices`` that decide what code is made for them, as sorted lines."""
-    facts: dict[str, object] = {
-        "platform": client.platform,
-        "version": client.platform_version,
-        "kinds": [device.device_kind for device in devices],
-        "processes": len({device.process_index for device in devices}),
-    }
+    more: tuple[tuple[str, str], ...]
     if client.platform == "cpu":
-        facts |= {"host": _host_cpu(), "threads": _cpu_threads()}
+        more = (("host", _host_cpu()), ("threads", _cpu_threads()))
     else:
-        facts["topology"] = _topology(tuple(devices))
-    return lines(facts)
+        more = (("topology", _topology(tuple(devices))),)
+    kinds = tuple(device.device_kind for device in devices)
+    processes = len({device.process_index for device in devices})
+    return _lines(client.platform, client.platform_version, kinds, processes, more)
+
+
+@functools.lru_cache(maxsize=64)
+def _lines(
+    platform: str, version: str, kinds: tuple[str, ...], processes: int, more: tuple[tuple[str, str], ...]
+) -> bytes:
+    return lines({"platform": platform, "version": version, "kinds": list(kinds), "processes": processes, **dict(more)})
 
 
 def _cpu_threads() -> str:
