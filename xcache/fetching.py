@@ -15,7 +15,7 @@ from xcache.clock import monotonic
 from xcache.entries import Absent
 from xcache.errors import StoreError, UnavailableError
 from xcache.history import History
-from xcache.prefetch import Item, Loaded
+from xcache.prefetch import Foreseen, Item, Loaded
 
 logger = logging.getLogger("xcache")
 
@@ -47,19 +47,19 @@ class Fetcher:
         self._load = load
         self._went_wrong = went_wrong
 
-    def predict(self, key: str | None) -> Sequence[Item]:
+    def predict(self, key: str | None) -> Foreseen:
         """What will be wanted. Who asks first is told what is wrong, and whoever asks after that is not."""
         try:
-            items = self._history.predict(key)
+            foreseen = self._history.predict(key)
         except Exception as error:  # noqa: BLE001 - whatever it is, the program does without
             self._went_wrong(error)
-            return []
+            return Foreseen()
         try:
             if self._load is not None:
-                self._load.prepare(items)
+                self._load.prepare(foreseen.items)
         except Exception as error:  # noqa: BLE001 - it is found out again when it is needed
             logger.debug("not prepared: %s", error)
-        return items
+        return foreseen
 
     def load(self, item: Item, soon: Sequence[Item], is_over: Callable[[], bool]) -> Loaded | None:
         """Load what will be wanted; ``soon`` is what this thread will probably load next."""

@@ -12,7 +12,7 @@ from xcache import keys, protocol
 from xcache.client import Client
 from xcache.entries import Entry
 from xcache.errors import XcacheError
-from xcache.prefetch import Item
+from xcache.prefetch import Foreseen, Item
 
 logger = logging.getLogger("xcache")
 
@@ -55,17 +55,17 @@ class History:
         """The program is over: what is told from now on is all of it."""
         self._complete = True
 
-    def predict(self, key: str | None) -> list[Item]:
+    def predict(self, key: str | None) -> Foreseen:
         """What such a program wanted last time: by its name, or by what it has just asked for."""
         found, entries = self._client.predict(protocol.Predict(*_name(), key))
         try:
             items = [_item(item, found, entries.get(str(item["key"]))) for item in found.items]
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             logger.debug("nothing is known ahead: %s", error)
-            return []
+            return Foreseen()
         with self._lock:
             self._known = [item.key for item in items]
-        return items
+        return Foreseen(items, found.beginning)
 
     def tell(self) -> None:
         """Have the daemon remember what was wanted, as far as that is news."""

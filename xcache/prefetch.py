@@ -47,6 +47,13 @@ class Item(NamedTuple):
         return self.entry is not None and self.seconds < _CHEAP
 
 
+class Foreseen(NamedTuple):
+    """What will be wanted, and how many other programs are just beginning, and want processors for that as well."""
+
+    items: Sequence[Item] = ()
+    beginning: int = 0
+
+
 class Loaded(NamedTuple):
     """An executable that was loaded ahead, what the entry said of it, and how large it is."""
 
@@ -59,7 +66,7 @@ class Loaded(NamedTuple):
 class Work(Protocol):
     """What is done on the threads. None of it may raise."""
 
-    def predict(self, key: str | None) -> Sequence[Item]:
+    def predict(self, key: str | None) -> Foreseen:
         """What will be wanted, by the key that came as a surprise, at first None."""
 
     def load(self, item: Item, soon: Sequence[Item], is_over: Callable[[], bool]) -> Loaded | None:
@@ -97,6 +104,7 @@ class Prefetcher:
         self._questions: list[str | None] = []
         self._held = 0
         self._trust = _ON_TRUST_SECONDS
+        self._most_threads = 0
         self._over = memory == 0 or _threads_to_spare() == 0
 
     def start(self) -> None:
@@ -165,7 +173,7 @@ class Prefetcher:
             self._predictions += 1
             self._questions = [key]
             self._changed.notify_all()
-            if len(self._threads) < min(_MOST_THREADS, _threads_to_spare()):
+            if not self._threads or len(self._threads) < self._most_threads:
                 self._begin_thread()
 
     def _begin_thread(self) -> None:
@@ -210,22 +218,22 @@ class Prefetcher:
             self._changed.notify_all()
         return True
 
-    def _expect(self, items: Sequence[Item]) -> None:
+    def _expect(self, foreseen: Foreseen) -> None:
         with self._changed:
+            self._most_threads = min(_MOST_THREADS, _threads_to_spare() - foreseen.beginning)
             room = self._memory
-            for item in items:
+            for item in foreseen.items:
                 if item.key in self._asked or item.key in self._places:
                     continue
                 room -= 0 if item.entry is None else len(item.entry.sealed)
                 self._places[item.key] = _Place(item if room >= 0 else item._replace(entry=None))
-            more = min(_MOST_THREADS, _threads_to_spare(), len(self._places)) - len(self._threads)
-            for _ in range(more):
+            for _ in range(min(self._most_threads, len(self._places)) - len(self._threads)):
                 self._begin_thread()
 
     def _next(self) -> tuple[_Place | None, list[Item]]:
         """What to load, and what else may be said to be loaded with it."""
         with self._changed:
-            if self._over or self._held >= self._memory:
+            if self._over or self._most_threads < 1 or self._held >= self._memory:
                 return None, []
             waiting = [place for place in self._places.values() if not place.begun]
             place = next((place for place in waiting if place.item.seconds <= self._trust), None)

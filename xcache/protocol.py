@@ -20,7 +20,7 @@ import msgpack
 
 from xcache.errors import ProtocolError
 
-VERSION = 5
+VERSION = 6
 # Up to here SQLite reads a blob about as fast as a file; above it a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
@@ -142,7 +142,8 @@ class Prediction(NamedTuple):
     ``around`` in an item is the place in the list ``around`` where digests of the flags, platform and toolchain stand
     that it was made with. What is wanted first is here as well, with ``digest``, ``compile_seconds`` and
     ``stored_size`` in its item: what is small among the payloads, by key, and of ``files`` (keys) descriptors come
-    beside it, in the same order.
+    beside it, in the same order. ``beginning`` says how many other programs are at their beginning, too, and want the
+    same processors.
     """
 
     items: list[dict[str, Scalar]]
@@ -150,6 +151,7 @@ class Prediction(NamedTuple):
     payloads: dict[str, bytes]
     files: list[str]
     around: list[str]
+    beginning: int
 
 
 class Remember(NamedTuple):

@@ -45,7 +45,7 @@ class Runs:
             place = around.setdefault(f"{flags} {platform} {toolchain}", len(around))
             items.append(dict(zip(_FIELDS, fields, strict=True)) | {"around": place})
         options_by_digest = {name: bytes.fromhex(text) for name, text in json.loads(options).items()}
-        return protocol.Prediction(items, options_by_digest, {}, [], list(around))
+        return protocol.Prediction(items, options_by_digest, {}, [], list(around), 0)
 
     def remember(self, uid: int, message: protocol.Remember) -> None:
         """A run in place of the last one of the same program with the same arguments; the oldest are forgotten."""
@@ -94,7 +94,7 @@ class Runs:
 
 def nothing() -> protocol.Prediction:
     """What is foreseen where nothing is known."""
-    return protocol.Prediction([], {}, {}, [], [])
+    return protocol.Prediction([], {}, {}, [], [], 0)
 
 
 def is_sound(message: protocol.Remember) -> bool:

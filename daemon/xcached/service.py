@@ -16,7 +16,7 @@ from xcache import protocol
 from xcached.administration import Administration
 from xcached.caller import Answer, Caller, Later, Load, Reply, close_all
 from xcached.database import is_damage
-from xcached.foresight import foresee
+from xcached.foresight import Foresight
 from xcached.leases import Leases
 from xcached.lookup import Lookup
 from xcached.quarantine import Quarantine
@@ -70,6 +70,7 @@ class Service:
         self._toolchains = Toolchains(records, self._writer, grace=lambda: settings.now.stale_grace)
         room.stale = lambda: self._toolchains.stale
         self._lookup = Lookup(store, trust, self._quarantine, self._toolchains, self._writer, self._trace)
+        self._foresight = Foresight(self._runs, self._lookup)
         self._leases = Leases(
             trusts=self.trust.reads,
             look_up=self._lookup.find,
@@ -117,6 +118,7 @@ class Service:
     def leave(self, caller: Caller) -> None:
         """A connection has ended, and with it what the client held and waited for."""
         self._leases.leave(caller)
+        self._foresight.leave(caller)
         # A process may say on several connections that it loads the same, and ends once.
         loads = [load for load in caller.loading.values() if caller.process.ends_in(load.digest, caller.began)]
         if loads:
@@ -173,7 +175,7 @@ class Service:
         return answer
 
     def _predict(self, caller: Caller, message: protocol.Predict, descriptors: Sequence[int]) -> Answer:
-        return foresee(self._runs, self._lookup, caller, message)
+        return self._foresight.predict(caller, message)
 
     def _remember(self, caller: Caller, message: protocol.Remember, descriptors: Sequence[int]) -> Answer:
         if not is_sound(message):

@@ -10,7 +10,7 @@ from conftest import until
 
 from xcache import prefetch
 from xcache.entries import Entry
-from xcache.prefetch import Item, Loaded, Prefetcher
+from xcache.prefetch import Foreseen, Item, Loaded, Prefetcher
 
 OPTIONS, DEVICES = b"options", (0,)
 
@@ -35,15 +35,17 @@ class Program:
         self.soon: list[str] = []
         self.dropped = 0
         self.entries = False
+        self.beginning = 0
         self.may_go_on = threading.Event()
         self.may_go_on.set()
         self.prefetcher = Prefetcher(self, memory, self._drop)
         PROGRAMS.append(self)
 
-    def predict(self, key: str | None) -> list[Item]:
+    def predict(self, key: str | None) -> Foreseen:
         self.questions.append(key)
         found = self.runs[0] if key is None else next((run for run in self.runs if key in run), "")
-        return [item(key, Entry(f"entry {key}", 1.0, key.encode(), b"") if self.entries else None) for key in found]
+        entries = [Entry(f"entry {key}", 1.0, key.encode(), b"") if self.entries else None for key in found]
+        return Foreseen(list(map(item, found, entries)), self.beginning)
 
     def load(self, wanted: Item, soon: Sequence[Item], is_over: Callable[[], bool]) -> Loaded | None:
         self.loads.append(wanted.key)
@@ -145,6 +147,18 @@ def test_what_came_with_the_prediction_and_is_not_loaded_is_taken_as_it_is():
     program.may_go_on.set()
     assert program.take("a") == "executable a"
     assert program.prefetcher.take("b", OPTIONS, DEVICES) is None
+
+
+def test_nothing_is_loaded_on_processors_that_others_want():
+    """Who begins in a crowd has what came with the prediction, and loads it itself."""
+    program = Program("ab")
+    program.entries, program.beginning = True, 1000
+    program.prefetcher.start()
+    assert until(lambda: program.prefetcher._places)
+    assert program.prefetcher.take("b", OPTIONS, DEVICES).digest == "entry b"
+    assert program.prefetcher.take("a", OPTIONS, DEVICES).digest == "entry a"
+    assert program.loads == []
+    assert program.prefetcher.finish(20)
 
 
 def test_what_is_cheap_and_here_is_said_to_be_loaded_along_with_its_like():
@@ -287,7 +301,7 @@ def test_the_end_waits_for_a_prediction_as_well():
     asked, may_answer = threading.Event(), threading.Event()
 
     class Slow(Program):
-        def predict(self, key: str | None) -> list[Item]:
+        def predict(self, key: str | None) -> Foreseen:
             asked.set()
             assert may_answer.wait(20)
             return super().predict(key)

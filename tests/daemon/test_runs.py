@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterable
 
 import pytest
-from conftest import digest
+from conftest import digest, until
 from conversation import key_of, talking
 
 from xcache import protocol
 
+# Says how many begin as well, and stays until nothing more is to be read.
+ANOTHER = """
+import sys
+from xcache import config, protocol
+from xcache.client import Client
+client = Client(config.load(), "test")
+print(client.predict(protocol.Predict("train.py", "a", None))[0].beginning, flush=True)
+sys.stdin.read()
+"""
 OPTIONS = {digest(b"some"): b"some", digest(b"others"): b"others"}
 
 
@@ -52,7 +63,7 @@ def test_a_run_is_told_as_it_was(talk):
         item | {"around": 0} | {"digest": digest(name), "compile_seconds": 1.0, "stored_size": 1}
         for item, name in zip(items, (b"b", b"a"), strict=True)
     ]
-    assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"}, [], [around])
+    assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"}, [], [around], 0)
 
 
 def test_of_what_is_told_what_is_wanted_first_comes_along_and_only_so_much_of_it(talk):
@@ -100,6 +111,22 @@ def test_a_list_that_fills_a_frame_by_itself_is_not_told(talk):
     items = [wanted("a", platform="p" * 4999, devices="d" * 32) for _ in range(201)]
     assert talk.ask(protocol.Remember("train.py", "a", items, OPTIONS)) == protocol.Done()
     assert talk.ask(protocol.Predict("train.py", "a", None)).items == []
+
+
+def test_who_begins_is_told_how_many_others_do(talk, place):
+    def beginning() -> int:
+        return talk.ask(protocol.Predict("train.py", "a", None)).beginning
+
+    assert (beginning(), beginning()) == (0, 0)
+    with talking(place) as of_the_same_process:
+        assert of_the_same_process.ask(protocol.Predict("train.py", "a", None)).beginning == 0
+        assert beginning() == 0
+    command = [sys.executable, "-c", ANOTHER]
+    with subprocess.Popen(command, env=place.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "1\n"
+        assert beginning() == 1
+        other.communicate(timeout=20)
+    assert until(lambda: beginning() == 0)
 
 
 def test_the_last_run_with_the_same_arguments_goes_before_others(talk):
