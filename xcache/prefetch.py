@@ -192,6 +192,9 @@ class Prefetcher:
             self._work.pause()
             with self._changed:
                 self._threads.discard(threading.current_thread())
+                if self._questions and not self._threads and not self._over:
+                    # It was asked when this one had made up its mind to end.
+                    self._begin_thread()
                 self._changed.notify_all()
 
     def _go_on(self) -> bool:
@@ -233,7 +236,8 @@ class Prefetcher:
     def _next(self) -> tuple[_Place | None, list[Item]]:
         """What to load, and what else may be said to be loaded with it."""
         with self._changed:
-            if self._over or self._most_threads < 1 or self._held >= self._memory:
+            loading = sum(place.begun and not place.done for place in self._places.values())
+            if self._over or loading >= self._most_threads or self._held >= self._memory:
                 return None, []
             waiting = [place for place in self._places.values() if not place.begun]
             place = next((place for place in waiting if place.item.seconds <= self._trust), None)
@@ -254,17 +258,17 @@ class Prefetcher:
         """Wait until there is something to do, and let go of what nobody came for; whether there is any left."""
         with self._changed:
             now = monotonic()
-            late = [p for p in self._places.values() if p.done and now - p.since >= _KEEP_SECONDS]
-            for place in self._places.values():
-                if not place.begun and now - place.since >= _KEEP_SECONDS:
-                    place.item = place.item._replace(entry=None)
+            late = [place for place in self._places.values() if now - place.since >= _KEEP_SECONDS]
             for place in late:
-                self._forget(place)
-            if late:
-                self._dropped(len(late))
+                if place.done or (not place.begun and self._most_threads < 1):
+                    self._forget(place)
+                elif not place.begun:
+                    place.item = place.item._replace(entry=None)
+            if any(place.done for place in late):
+                self._dropped(sum(place.done for place in late))
             # It may have become so since it was last looked at, and nobody would say so again.
-            if self._over or not self._places:
-                return False
+            if self._over or self._questions or not self._places:
+                return bool(self._questions) and not self._over
             self._changed.wait(_KEEP_SECONDS / 4)
             return True
 

@@ -25,7 +25,9 @@ class Given(NamedTuple):
 class Process:
     """What the connections of one process have in common: what was handed to it. Only of that it can say anything."""
 
-    def __init__(self) -> None:
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.connections = 0
         self._given: dict[str, Given] = {}
         self._ended_in: dict[str, float] = {}
 
@@ -70,11 +72,16 @@ class Caller:
         self.pid = pid
         self.uid = uid
         self.began = time.monotonic()
-        self.process = process or Process()
+        self.process = process or Process(pid)
+        self.process.connections += 1
         self.program = ""
         self.loading: dict[str, Load] = {}
         # How many leases are held.
         self.leases = 0
+
+    def leave(self) -> None:
+        """The connection has ended."""
+        self.process.connections -= 1
 
 
 class Reply(NamedTuple):

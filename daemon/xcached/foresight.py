@@ -6,15 +6,18 @@ Nothing here changes the store.
 from __future__ import annotations
 
 import logging
+import os
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 
 from xcache import protocol
 from xcache.errors import ProtocolError
-from xcached.caller import Caller, Reply, close_all
+from xcached.caller import Caller, Process, Reply, close_all
 from xcached.lookup import Lookup
 from xcached.runs import Runs, nothing
 from xcached.store import Hit
+from xcached.trace import Trace
 
 logger = logging.getLogger("xcached")
 
@@ -30,15 +33,12 @@ _LONGEST_TOLD = 220
 class Foresight:
     """Belongs to the thread that serves."""
 
-    def __init__(self, runs: Runs, lookup: Lookup) -> None:
+    def __init__(self, runs: Runs, lookup: Lookup, trace: Trace) -> None:
         self._runs = runs
         self._lookup = lookup
-        # Who has begun, and when.
-        self._began: dict[Caller, float] = {}
-
-    def leave(self, caller: Caller) -> None:
-        """A connection has ended."""
-        self._began.pop(caller, None)
+        self._trace = trace
+        # When a process asked for the first time.
+        self._began: weakref.WeakKeyDictionary[Process, float] = weakref.WeakKeyDictionary()
 
     def predict(self, caller: Caller, message: protocol.Predict) -> Reply:
         """What will be wanted by a program that begins like this, or after this key."""
@@ -47,7 +47,7 @@ class Foresight:
             listed = len(protocol.encode(0, found)) + _LOOKED_AT * _LONGEST_TOLD
         except ProtocolError:
             # Whoever remembered it made the most of every field.
-            return Reply(nothing())
+            return Reply(nothing()._replace(beginning=found.beginning))
         handed: list[int] = []
         try:
             items = _behind(message.key, found.items)[:_LOOKED_AT]
@@ -57,6 +57,7 @@ class Foresight:
                 if reply is None or hit.answer is None:
                     continue
                 told = hit.answer.message
+                self._trace.note_hit(key, told)
                 item |= {name: getattr(told, name) for name in ("digest", "compile_seconds", "stored_size")}
                 if hit.is_inline:
                     found.payloads[key] = told.payload
@@ -71,12 +72,15 @@ class Foresight:
         return Reply(found, tuple(handed))
 
     def _others_that_begin(self, caller: Caller) -> int:
-        """How many other processes asked for the first time lately, and are still there."""
+        """How many other processes asked for the first time lately, are still there and may use the same processors."""
         now = time.monotonic()
-        self._began = {one: began for one, began in self._began.items() if now - began < _BEGINNING_SECONDS}
-        others = {one.process for one in self._began if one.process is not caller.process}
-        self._began.setdefault(caller, now)
-        return len(others)
+        self._began.setdefault(caller.process, now)
+        mine = _processors(caller.process)
+        return sum(
+            process.connections > 0 and now - began < _BEGINNING_SECONDS and not mine.isdisjoint(_processors(process))
+            for process, began in self._began.items()
+            if process is not caller.process
+        )
 
     def _chosen(
         self, caller: Caller, items: Sequence[dict[str, protocol.Scalar]], room_inline: int
@@ -94,6 +98,14 @@ class Foresight:
                 yield item, hit
             elif room[True] < 0 and (room[False] < 0 or files < 0):
                 return
+
+
+def _processors(process: Process) -> set[int]:
+    """Those that a process may use, as far as that can be seen from here."""
+    try:
+        return os.sched_getaffinity(process.pid)
+    except (OSError, AttributeError):
+        return set(range(os.cpu_count() or 1))
 
 
 def _behind(key: str | None, items: list[dict[str, protocol.Scalar]]) -> list[dict[str, protocol.Scalar]]:

@@ -10,7 +10,6 @@ from xcached.caller import Caller, Reply
 from xcached.quarantine import Quarantine
 from xcached.store import Entry, Hit, Store
 from xcached.toolchains import Toolchains
-from xcached.trace import Trace
 from xcached.trust import ROOT, Trust
 from xcached.writer import WriterThread
 
@@ -25,14 +24,12 @@ class Lookup:
         quarantine: Quarantine,
         toolchains: Toolchains,
         writer: WriterThread,
-        trace: Trace,
     ) -> None:
         self._store = store
         self._trust = trust
         self._quarantine = quarantine
         self._toolchains = toolchains
         self._writer = writer
-        self._trace = trace
 
     def find(self, caller: Caller, wanted: protocol.Get) -> Reply | None:
         """What is stored, by whoever the caller trusts, or known not to be storable."""
@@ -73,9 +70,7 @@ class Lookup:
         if hit.answer is None or wrong:
             self._writer.call(partial(self._quarantine.set_aside, entry, wrong))
             return None
-        told = hit.answer.message
         self._writer.note_use(entry, time.time())
-        self._trace.note("get", key, told.stored_size, told.compile_seconds, hit=True)
         caller.process.give(key, hit.digest)
         return Reply(hit.answer, () if descriptor is None else (descriptor,))
 

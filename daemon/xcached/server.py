@@ -98,7 +98,7 @@ class Server:
                 accepted.send(protocol.encode(1, refused))
             accepted.close()
             return
-        process = self._processes.setdefault((peer.pid, peer.uid), Process())
+        process = self._processes.setdefault((peer.pid, peer.uid), Process(peer.pid))
         caller = Caller(peer.pid, peer.uid, process)
         self._connections.add(Connection(accepted, caller, self, self._service, self._loop))
         self._service.administration.connections = len(self._connections)

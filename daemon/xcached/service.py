@@ -37,7 +37,7 @@ _LARGEST = 2**53
 # The keys that are stored are learnt in so many steps that nobody has to wait for one.
 _LEARNT_AT_ONCE, _LEARN_EVERY, _LOOK_AGAIN = 500, 0.001, 1.0
 # Where a file system does not answer, nobody waits for it longer: no program, and not who stops the daemon.
-_LONGEST_LOOK = 2.0
+_FIRST_LOOK, _LAST_LOOK = 0.2, 2.0
 
 
 class Service:
@@ -69,8 +69,8 @@ class Service:
         self._runs = Runs(store)
         self._toolchains = Toolchains(records, self._writer, grace=lambda: settings.now.stale_grace)
         room.stale = lambda: self._toolchains.stale
-        self._lookup = Lookup(store, trust, self._quarantine, self._toolchains, self._writer, self._trace)
-        self._foresight = Foresight(self._runs, self._lookup)
+        self._lookup = Lookup(store, trust, self._quarantine, self._toolchains, self._writer)
+        self._foresight = Foresight(self._runs, self._lookup, self._trace)
         self._leases = Leases(
             trusts=self.trust.reads,
             look_up=self._lookup.find,
@@ -117,8 +117,8 @@ class Service:
 
     def leave(self, caller: Caller) -> None:
         """A connection has ended, and with it what the client held and waited for."""
+        caller.leave()
         self._leases.leave(caller)
-        self._foresight.leave(caller)
         # A process may say on several connections that it loads the same, and ends once.
         loads = [load for load in caller.loading.values() if caller.process.ends_in(load.digest, caller.began)]
         if loads:
@@ -138,7 +138,7 @@ class Service:
 
     def finish(self, seconds: float) -> bool:
         """Write what is still to be written, and close the store; on a thread of its own, after ``begin_to_leave``."""
-        self._toolchains.close(_LONGEST_LOOK)
+        self._toolchains.close(_LAST_LOOK)
         done = self._writer.stop(seconds)
         if done:
             self._store.close()
@@ -161,16 +161,17 @@ class Service:
     def _announce(self, caller: Caller, message: protocol.Announce, descriptors: Sequence[int]) -> Answer:
         if not _is_digest(message.toolchain):
             return Reply(protocol.Refused("protocol error", f"{message.toolchain[:80]!r} is not a digest"))
-        looked = self._toolchains.announce(message, caller)
-        if looked is None:
+        look = self._toolchains.announce(message, caller)
+        if look is None:
             return Reply(protocol.Refused("protocol error", "files that cannot be"))
-        if message.toolchain not in self._toolchains.stale:
-            # It is served as it is, whatever is found.
+        if not look.decides:
             return Reply(protocol.Done())
         answer = Later()
         waited = self._loop.create_future()
-        looked.add_done_callback(lambda _: self._loop.call_soon_threadsafe(_finish, waited))
-        self._loop.call_later(_LONGEST_LOOK, _finish, waited)
+        look.done.add_done_callback(lambda _: self._loop.call_soon_threadsafe(_finish, waited))
+        # Where it decides what is served, it is worth more of a wait.
+        patience = _LAST_LOOK if message.toolchain in self._toolchains.stale else _FIRST_LOOK
+        self._loop.call_later(patience, _finish, waited)
         waited.add_done_callback(lambda _: answer.give(Reply(protocol.Done())))
         return answer
 
@@ -187,7 +188,9 @@ class Service:
             # Nothing can be stored under it, and nobody has to remember who asked.
             return Reply(protocol.Missing(0))
         found = self._lookup.find(caller, message)
-        if found is None:
+        if found is not None and isinstance(found.message, protocol.Packed):
+            self._trace.note_hit(message.key, found.message.message)
+        elif found is None:
             self._trace.note("get", message.key, 0, 0.0, hit=False)
         return found or self._leases.ask(caller, message)
 

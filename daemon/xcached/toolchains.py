@@ -20,7 +20,7 @@ from typing import NamedTuple
 from xcache import protocol
 from xcached.ageing import steady
 from xcached.caller import Caller
-from xcached.installations import ELSEWHERE, GONE, HERE, Installation, Mark, marks_of
+from xcached.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
 from xcached.records import Records
 from xcached.watching import Watcher, folders_of
 from xcached.writer import WriterThread
@@ -38,11 +38,17 @@ _LONGEST_WRITE = 60.0
 
 class _Announcement(NamedTuple):
     message: protocol.Announce
-    marks: tuple[Mark, ...]
-    uid: int
+    new: Installation
     # When the program was started, if that is known.
     started: float
     done: Future[None]
+
+
+class Look(NamedTuple):
+    """Someone looks at what was announced, and whether that decides what is known of it, or what is served."""
+
+    done: Future[None]
+    decides: bool
 
 
 class Toolchains:
@@ -63,17 +69,15 @@ class Toolchains:
         self._thread = threading.Thread(target=self._run, name="xcached-toolchains", daemon=True)
         self._thread.start()
 
-    def announce(self, message: protocol.Announce, caller: Caller) -> Future[None] | None:
-        """A program says which toolchain it compiles with, and where that is; done when there was a look.
-
-        None where its files cannot be.
-        """
+    def announce(self, message: protocol.Announce, caller: Caller) -> Look | None:
+        """A program says which toolchain it compiles with, and where that is; None where its files cannot be."""
         marks = marks_of(message.files)
         if marks is None:
             return None
+        new = Installation(message.toolchain, caller.uid, marks, ELSEWHERE, time.time())
         done: Future[None] = Future()
-        self._jobs.put(_Announcement(message, marks, caller.uid, _started(caller.pid), done))
-        return done
+        self._jobs.put(_Announcement(message, new, _started(caller.pid), done))
+        return Look(done, decides=_name(new) not in self._installations or message.toolchain in self.stale)
 
     def close(self, seconds: float) -> None:
         """Stop looking."""
@@ -127,8 +131,7 @@ class Toolchains:
 
     def _announced(self, job: _Announcement) -> None:
         try:
-            new = Installation(job.message.toolchain, job.uid, job.marks, ELSEWHERE, time.time())
-            self._welcome(new, job.message, job.started)
+            self._welcome(job.new, job.message, job.started)
         finally:
             job.done.set_result(None)
 

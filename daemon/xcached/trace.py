@@ -9,6 +9,8 @@ import threading
 import time
 from pathlib import Path
 
+from xcache import protocol
+
 logger = logging.getLogger("xcached")
 
 # As much of a key as tells it from others.
@@ -32,6 +34,10 @@ class Trace:
         noted = {"time": round(time.time(), 3), "op": operation, "key": key[:_DIGITS], "size": size, "cost": cost}
         with self._lock:
             self._lines.append(json.dumps(noted | {"hit": hit}, separators=(",", ":")))
+
+    def note_hit(self, key: str, found: protocol.Found) -> None:
+        """A request that was answered with an entry, or one that was answered before it was made."""
+        self.note("get", key, found.stored_size, found.compile_seconds, hit=True)
 
     def write(self) -> None:
         """Bring what was noted to the file."""

@@ -54,6 +54,15 @@ def test_what_is_large_is_checked_as_well(monkeypatch, threads):
         opened(sealed, OTHER)
 
 
+def test_behind_a_program_it_is_checked_without_another_thread(monkeypatch):
+    monkeypatch.setattr(threading, "Thread", None)
+    raw = os.urandom(1 << 20)
+    sealed = payload.seal(KEY, raw)
+    assert payload.open_sealed(KEY, digest(sealed), sealed, behind=True) == raw
+    with pytest.raises(DamagedError):
+        payload.open_sealed(KEY, digest(sealed), sealed[:-1] + b"!", behind=True)
+
+
 def no_thread(thread: threading.Thread) -> None:
     raise RuntimeError("can't start new thread")
 

@@ -161,6 +161,34 @@ def test_nothing_is_loaded_on_processors_that_others_want():
     assert program.prefetcher.finish(20)
 
 
+def test_what_nobody_may_load_and_nobody_comes_for_is_forgotten(monkeypatch):
+    monkeypatch.setattr(prefetch, "_KEEP_SECONDS", 0.2)
+    program = Program("ab")
+    program.beginning = 1000
+    program.prefetcher.start()
+    assert until(lambda: program.questions and not program.prefetcher._threads)
+    assert (program.prefetcher._places, program.loads, program.dropped) == ({}, [], 0)
+
+
+def test_what_is_asked_while_an_answer_holds_nothing_is_asked_all_the_same():
+    """As by a program that has another name now, and is known by its first key."""
+    asked, may_answer = threading.Event(), threading.Event()
+
+    class Slow(Program):
+        def predict(self, key: str | None) -> Foreseen:
+            asked.set()
+            assert may_answer.wait(20)
+            return super().predict(key)
+
+    program = Slow("", "abc")
+    program.prefetcher.start()
+    assert asked.wait(20)
+    assert program.take("a") is None
+    may_answer.set()
+    assert until(lambda: program.loads == ["b", "c"])
+    assert program.questions == [None, "a"]
+
+
 def test_what_is_cheap_and_here_is_said_to_be_loaded_along_with_its_like():
     program = Program("ab1c")
     program.entries = True

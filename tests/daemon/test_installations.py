@@ -38,7 +38,7 @@ class Eye:
 
     def hear(self, found: protocol.Announce, pid: int | None = None) -> None:
         """A program announces what it found."""
-        self.toolchains.announce(found, Caller(pid or os.getpid(), os.getuid())).result(20)
+        self.toolchains.announce(found, Caller(pid or os.getpid(), os.getuid())).done.result(20)
 
     def is_stale(self, environment: Environment) -> bool:
         """Whether it becomes stale before anybody would look who was not told."""
@@ -166,6 +166,17 @@ def test_what_looks_different_from_what_is_announced_is_elsewhere_and_not_read(t
         assert watched.states() == [ELSEWHERE]
         watched.hear(message)
         assert watched.states() == [HERE]
+
+
+def test_what_is_known_and_served_need_not_be_looked_at_first(tmp_path, environment, monkeypatch):
+    with eye(tmp_path) as watched:
+        message, caller = environment.announcement(), Caller(os.getpid(), os.getuid())
+        assert watched.toolchains.announce(message, caller).decides
+        watched.hear(message)
+        assert not watched.toolchains.announce(message, caller).decides
+        environment.root.rename(tmp_path / "away")
+        assert watched.is_stale(environment)
+        assert watched.toolchains.announce(message, caller).decides
 
 
 def test_who_announces_all_the_time_keeps_nobody_from_looking(tmp_path, environment, monkeypatch):

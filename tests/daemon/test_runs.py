@@ -12,6 +12,8 @@ from conftest import digest, until
 from conversation import key_of, talking
 
 from xcache import protocol
+from xcached import foresight
+from xcached.caller import Caller
 
 # Says how many begin as well, and stays until nothing more is to be read.
 ANOTHER = """
@@ -126,7 +128,22 @@ def test_who_begins_is_told_how_many_others_do(talk, place):
         assert other.stdout.readline() == "1\n"
         assert beginning() == 1
         other.communicate(timeout=20)
-    assert until(lambda: beginning() == 0)
+    assert until(lambda: beginning() == 0, 5.0)
+
+
+def test_who_began_a_while_ago_is_at_no_beginning_any_more(monkeypatch):
+    """However often it asks, and on whichever connection."""
+    now = [1000.0]
+    monkeypatch.setattr(foresight.time, "monotonic", lambda: now[0])
+    foreseen = foresight.Foresight(None, None, None)
+    long_here, new = Caller(os.getpid(), 0), Caller(os.getpid(), 0)
+    assert foreseen._others_that_begin(long_here) == 0
+    now[0] += 9
+    assert foreseen._others_that_begin(Caller(os.getpid(), 0, long_here.process)) == 0
+    assert foreseen._others_that_begin(new) == 1
+    now[0] += 2
+    assert foreseen._others_that_begin(new) == 0
+    assert foreseen._others_that_begin(long_here) == 1
 
 
 def test_the_last_run_with_the_same_arguments_goes_before_others(talk):

@@ -6,7 +6,7 @@ import json
 import os
 
 import pytest
-from conftest import digest
+from conftest import digest, get_message
 from conversation import key_of, talking
 from simulate_traces import recorded
 
@@ -38,6 +38,21 @@ def test_every_request_is_recorded(place):
     assert {one["key"] for one in noted} == {key_of("a")[:16], key_of("b")[:16]}
     requests = recorded(path)
     assert [(request.size, request.seconds) for request in requests] == [(107, 1.0)] * 2
+
+
+def test_who_waits_for_another_makes_one_request(place):
+    path = place.root / "trace.jsonl"
+    place.start_daemon(XCACHE_TRACE=str(path))
+    with talking(place) as holder, talking(place) as waiter:
+        assert holder.ask(get_message(key_of("a"), 20)).lease
+        request = waiter.say(get_message(key_of("a"), 20))
+        assert isinstance(waiter.answer(request), protocol.Wait)
+        assert holder.put(key_of("a"), b"a" * 100, b"program") == protocol.Stored(True)
+        while isinstance(answer := waiter.answer(request), protocol.Wait):
+            pass
+        assert answer.payload == b"a" * 100
+        assert holder.ask(protocol.Sync()) == protocol.Done()
+    assert [json.loads(line)["op"] for line in path.read_text().splitlines()] == ["get", "get", "put"]
 
 
 def test_what_comes_with_a_prediction_is_recorded(place):

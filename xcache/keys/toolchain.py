@@ -117,22 +117,18 @@ class _Digests:
         """What ``path`` holds; it must not have been replaced since this process mapped it."""
         try:
             stat = path.stat()
+            _check_in_place(stat, mapped)
             digest = self._remembered(path, stat)
             if digest is None:
                 with path.open("rb") as file:
                     stat = os.fstat(file.fileno())
+                    _check_in_place(stat, mapped)
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
                 if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
                     self._known[str(path)] = [*_mark(stat), digest]
                     self._changed = True
         except OSError:
             raise UncacheableError("a native library that cannot be read") from None
-        # Small ones only lead to the large one. That no inode matches proves nothing on layered file systems, but then
-        # the file is older than the process.
-        if stat.st_size >= _LARGE and stat.st_ctime > _started() - 1:
-            inodes = mapped().values()
-            if inodes and stat.st_ino not in inodes:
-                raise UncacheableError("a native library was replaced while the program runs")
         return InstalledFile(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino, digest)
 
     def _remembered(self, path: Path, stat: os.stat_result) -> str | None:
@@ -158,6 +154,16 @@ class _Digests:
                 raise
         except OSError:
             return
+
+
+def _check_in_place(stat: os.stat_result, mapped: Callable[[], dict[Path, int]]) -> None:
+    """UncacheableError for what has been replaced since this process mapped it."""
+    # Small ones only lead to the large one. That no inode matches proves nothing on layered file systems, but then the
+    # file is older than the process.
+    if stat.st_size >= _LARGE and stat.st_ctime > _started() - 1:
+        inodes = mapped().values()
+        if inodes and stat.st_ino not in inodes:
+            raise UncacheableError("a native library was replaced while the program runs")
 
 
 def _mark(stat: os.stat_result) -> list[int]:
