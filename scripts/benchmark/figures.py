@@ -10,8 +10,6 @@ BUILT_IN, LIMITED, NONE, XCACHE = "built-in", "built-in, limited", "no cache", "
 PROGRAMS = ("many-small", "training", "training-24", "training-48", "scan-model", "serving", "library")
 MIB = 1024**2
 Found = dict[str, Any]
-# What a bar is shown beside: report.py says what it means.
-_IF_BESIDE = "if loading cost the program nothing"
 
 
 class Ratio(NamedTuple):
@@ -61,13 +59,16 @@ def against(found: Found, name: str, kind: str, ours: str, theirs: str, of: Any,
     return ratio(mine, other) if mine and other else None
 
 
-def least(found: Found, name: str) -> Ratio | None:
+def loaded_beside(found: Found, name: str) -> Ratio | None:
     """What built-in's warm start would take if all that it loads were loaded beside the program from the backend on."""
-    return against(found, name, "warm", BUILT_IN, BUILT_IN, lambda sample: _beside(sample, "wall"), "wall")
+    return _loaded_beside(found, name, "wall")
 
 
-def _beside(sample: Any, of: str) -> float:
-    return float(sample[of] - sample["load from a file"] + sample["cannot be hidden"])
+def _loaded_beside(found: Found, name: str, what: str) -> Ratio | None:
+    def beside(sample: Any) -> float:
+        return float(sample[what] - sample["load from a file"] + sample["cannot be hidden"])
+
+    return against(found, name, "warm", BUILT_IN, BUILT_IN, beside, what)
 
 
 def without_serialize(sample: Any) -> float:
@@ -127,22 +128,22 @@ def _worst(candidates: Iterable[tuple[str, Ratio | None]]) -> tuple[str, Ratio |
 
 def _programs(found: Found) -> list[Bar]:
     warm = {name: against(found, name, "warm", XCACHE, BUILT_IN, "wall") for name in PROGRAMS}
-    floor = {name: least(found, name) for name in PROGRAMS}
-    beside = {name: f" ({known.value:.2f} {_IF_BESIDE})" for name, known in floor.items() if known}
+    beside = {name: _said_beside(loaded_beside(found, name)) for name in PROGRAMS}
     rows = [
-        _at_most(f"warm start of the whole process against built-in: {name}", limit, warm[name], beside.get(name, ""))
+        _at_most(f"warm start of the whole process against built-in: {name}", limit, warm[name], beside[name])
         for limit, names in ((0.70, ("training", "serving")), (0.90, ("many-small", "scan-model", "library")))
         for name in names
     ]
     worst, slowest = _worst(warm.items())
     rows.append(_at_most("the same in the workload and size where it is worst", 1.02, slowest, f" ({worst})"))
     blocked = against(found, "training", "warm", XCACHE, BUILT_IN, "compile path")
-    path = "compile path"
-    hidden = against(found, "training", "warm", BUILT_IN, BUILT_IN, lambda sample: _beside(sample, path), path)
-    least_of_it = f" ({hidden.value:.2f} {_IF_BESIDE})" if hidden else ""
     what = "main thread blocked in the compile path, warm, against built-in: training"
-    rows.append(_at_most(what, 0.35, blocked, least_of_it))
+    rows.append(_at_most(what, 0.35, blocked, _said_beside(_loaded_beside(found, "training", "compile path"))))
     return rows
+
+
+def _said_beside(possible: Ratio | None) -> str:
+    return f" ({possible.value:.2f} if loading cost nothing)" if possible else ""
 
 
 def _costs(found: Found) -> list[Bar]:

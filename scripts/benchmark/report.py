@@ -117,7 +117,7 @@ def _programs(found: Found) -> list[str]:
             name,
             f"{statistics.median(figures.series(found, name, 'warm', BUILT_IN, 'wall')):.2f} s",
             *(_ratio(figures.against(found, name, "warm", peer, BUILT_IN, "wall")) for peer in (XCACHE, LIMITED)),
-            _ratio(figures.least(found, name)),
+            _ratio(figures.loaded_beside(found, name)),
             _ratio(figures.against(found, name, "warm", XCACHE, BUILT_IN, "compile path")),
             _ratio(figures.against(found, name, "warm", XCACHE, BUILT_IN, "cpu")),
             f"{found['parts'][name]['warm'][XCACHE][-1]['asked']}",
