@@ -75,7 +75,7 @@ def parts() -> dict[str, Part]:
         }
 
     return {
-        "nothing": lambda folder, full: runs.nothing(folder, 31 if full else 9),
+        "nothing": lambda folder, full: runs.nothing(folder, 51 if full else 25),
         **{name: program(name) for name in FULL},
         "crowd": crowd,
         "micro": micros,
