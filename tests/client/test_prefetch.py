@@ -64,6 +64,19 @@ class Program:
         return None if loaded is None else loaded.executable
 
 
+class SlowlyTold(Program):
+    """One whose predictions come when it may be told."""
+
+    def __init__(self, *runs: str) -> None:
+        self.asked, self.may_be_told = threading.Event(), threading.Event()
+        super().__init__(*runs)
+
+    def predict(self, key: str | None) -> Foreseen:
+        self.asked.set()
+        assert self.may_be_told.wait(20)
+        return super().predict(key)
+
+
 @pytest.fixture(autouse=True)
 def two_processors(monkeypatch):
     monkeypatch.setattr(prefetch, "_threads_to_spare", lambda: 1)
@@ -172,19 +185,11 @@ def test_what_nobody_may_load_and_nobody_comes_for_is_forgotten(monkeypatch):
 
 def test_what_is_asked_while_an_answer_holds_nothing_is_asked_all_the_same():
     """As by a program that has another name now, and is known by its first key."""
-    asked, may_answer = threading.Event(), threading.Event()
-
-    class Slow(Program):
-        def predict(self, key: str | None) -> Foreseen:
-            asked.set()
-            assert may_answer.wait(20)
-            return super().predict(key)
-
-    program = Slow("", "abc")
+    program = SlowlyTold("", "abc")
     program.prefetcher.start()
-    assert asked.wait(20)
+    assert program.asked.wait(20)
     assert program.take("a") is None
-    may_answer.set()
+    program.may_be_told.set()
     assert until(lambda: program.loads == ["b", "c"])
     assert program.questions == [None, "a"]
 
@@ -326,19 +331,11 @@ def test_the_end_waits_for_what_is_being_loaded_and_begins_nothing():
 
 def test_the_end_waits_for_a_prediction_as_well():
     """Threads that are still there when the interpreter goes may bring it down."""
-    asked, may_answer = threading.Event(), threading.Event()
-
-    class Slow(Program):
-        def predict(self, key: str | None) -> Foreseen:
-            asked.set()
-            assert may_answer.wait(20)
-            return super().predict(key)
-
-    program = Slow("a")
+    program = SlowlyTold("a")
     program.prefetcher.start()
-    assert asked.wait(20)
+    assert program.asked.wait(20)
     assert not program.prefetcher.finish(0.01)
-    release = threading.Timer(0.2, may_answer.set)
+    release = threading.Timer(0.2, program.may_be_told.set)
     release.start()
     # Less than a thread rests for: what was foreseen meanwhile is nothing to wait for.
     assert program.prefetcher.finish(prefetch._KEEP_SECONDS / 8)
