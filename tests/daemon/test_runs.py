@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -129,6 +130,24 @@ def test_who_begins_is_told_how_many_others_do(talk, place):
         assert beginning() == 1
         other.communicate(timeout=20)
     assert until(lambda: beginning() == 0, 5.0)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two processors to keep two programs apart")
+def test_who_may_not_use_the_same_processors_does_not_count(talk, place):
+    def one_on(processor: int) -> subprocess.Popen[str]:
+        source = f"import os; os.sched_setaffinity(0, {{{processor}}})\n" + ANOTHER
+        command = [sys.executable, "-c", source]
+        return subprocess.Popen(command, env=place.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    first, second, *_ = sorted(os.sched_getaffinity(0))
+    said = []
+    with contextlib.ExitStack() as stack:
+        for processor in (first, second, first):
+            other = stack.enter_context(one_on(processor))
+            # Left in this order: each is told to end, and then waited for.
+            stack.callback(other.stdin.close)
+            said.append(other.stdout.readline())
+    assert said == ["0\n", "0\n", "1\n"]
 
 
 def test_who_began_a_while_ago_is_at_no_beginning_any_more(monkeypatch):

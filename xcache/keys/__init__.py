@@ -50,7 +50,7 @@ def digest(content: bytes | memoryview) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _digest_in_common(content: bytes) -> str:
-    """The same, of what one program after the other has as well."""
+    """The digest of what many programs of a process have in common, computed once."""
     return digest(content)
 
 
