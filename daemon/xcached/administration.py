@@ -94,10 +94,12 @@ class Administration:
         uid = None if self._trust.administers(caller.uid) else caller.uid
 
         def clear() -> protocol.Message:
+            # First what makes room on a full disk.
+            gone = removed(self._store, self._store.entries_of(uid))
             with self._store.transaction():
                 self._store.forget_marks(uid)
             self._quarantine.clear(uid)
-            return removed(self._store, self._store.entries_of(uid))
+            return gone
 
         return self._writer.call(clear)
 
@@ -195,8 +197,6 @@ def removed(store: Store, entries: Sequence[Entry]) -> protocol.Removed:
     before = store.totals_now()
     # In steps, so that clearing a large store does not keep others waiting for one long transaction.
     for start in range(0, len(entries), _REMOVED_AT_ONCE):
-        with store.transaction():
-            loose = store.remove(entries[start : start + _REMOVED_AT_ONCE])
-        store.delete_files(loose)
+        store.let_go(entries[start : start + _REMOVED_AT_ONCE])
     after = store.totals_now()
     return protocol.Removed(before["entries"] - after["entries"], before["bytes"] - after["bytes"])

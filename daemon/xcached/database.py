@@ -11,6 +11,7 @@ from pathlib import Path
 
 from xcache import protocol
 from xcache.errors import NewerStoreError, StoreError
+from xcached.disk import Reserve
 
 logger = logging.getLogger("xcached")
 
@@ -34,12 +35,19 @@ def is_damage(error: BaseException) -> bool:
     return code is not None and code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 
+def is_full(error: BaseException) -> bool:
+    """Whether an error says that there was no room on the disk."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF == sqlite3.SQLITE_FULL
+
+
 class Database:
     """A connection that writes, and one that reads and is never kept waiting."""
 
     def __init__(self, directory: Path) -> None:
         """Open or make the database in a folder; a damaged one is set aside and a fresh one begun."""
         self.path = directory / protocol.DATABASE
+        self.reserve = Reserve(directory)
         self._note = directory / f"{protocol.DATABASE}.is-damaged"
         try:
             if self._note.exists():
@@ -47,10 +55,11 @@ class Database:
             try:
                 self._open()
             except sqlite3.DatabaseError as error:
-                if not is_damage(error):
+                if is_damage(error):
+                    logger.error("%s is damaged: %s", self.path, error)
+                    self._set_aside()
+                elif not self.reserve.give_up():
                     raise
-                logger.error("%s is damaged: %s", self.path, error)
-                self._set_aside()
                 self._open()
         except (OSError, sqlite3.Error) as error:
             raise StoreError(f"{self.path} cannot be opened: {error}") from None
@@ -69,8 +78,24 @@ class Database:
     def transaction(self) -> Iterator[None]:
         """Everything inside, or nothing of it, is on disk when this is left."""
         self._check_in_place()
-        with self._between("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):
-            yield
+        try:
+            with self._between("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):
+                yield
+        except sqlite3.Error as error:
+            if is_full(error):
+                self.empty_journal()
+            raise
+
+    def make_do(self) -> bool:
+        """Where the disk is full, and what is written next makes room: whether something was kept for that."""
+        kept = self.reserve.give_up()
+        self.empty_journal()
+        return kept
+
+    def empty_journal(self) -> None:
+        """Bring what is in it to the database, waiting for nobody; what is written next begins at its start."""
+        with contextlib.suppress(sqlite3.OperationalError):
+            self.writing.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     @contextlib.contextmanager
     def part(self) -> Iterator[None]:

@@ -1,14 +1,46 @@
-"""The file system a store is on: how much must stay free there, and how much of that is lacking."""
+"""The file system a store is on: how much must stay free there, how much of that is lacking; and a reserve."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from pathlib import Path
 
 _BELIEVED_SECONDS = 1.0
 # A share of a disk of many terabytes is more than anybody needs.
 _MOST_OF_A_SHARE = 20 * 1024**3
+# As much as the journal may hold, twice: what has to be brought to the database, and what is written after that.
+_RESERVE = 8 * 1024 * 1024
+# Taken only where there is so many times as much.
+_PLENTY = 4
+
+
+class Reserve:
+    """A file that is given up when the disk is full: that entries go has to be written down before they are gone."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "reserve"
+
+    def keep(self) -> int:
+        """Have it, if that takes nothing from anybody; how many bytes were written for it now."""
+        try:
+            if self._path.exists() or shutil.disk_usage(self._path.parent).free < _PLENTY * _RESERVE:
+                return 0
+            with open(self._path, "xb", opener=_private) as file:
+                for _ in range(_RESERVE >> 20):
+                    file.write(bytes(1 << 20))
+        except OSError:
+            self.give_up()
+        return _RESERVE
+
+    def give_up(self) -> bool:
+        """Whether there was one."""
+        try:
+            self._path.unlink()
+        except OSError:
+            return False
+        return True
 
 
 class Disk:
@@ -50,6 +82,10 @@ class Disk:
         self._to_leave = _to_leave(self._min_free, found.f_blocks * found.f_frsize)
         self._written = 0
         self._asked = time.monotonic()
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _to_leave(min_free: str, disk: int) -> int:

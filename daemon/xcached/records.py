@@ -89,14 +89,12 @@ class Records:
         entries = [Entry(*row) for row in rows]
         if not entries and self._has_entries(toolchain):
             return None
-        with self._store.transaction():
-            loose = self._store.remove(entries)
-            if entries:
-                self._store.add_statistics({"stale_removed": len(entries)})
-            else:
+        if entries:
+            self._store.let_go(entries, "stale_removed")
+        else:
+            with self._store.transaction():
                 self._db.execute("DELETE FROM installations WHERE toolchain = ?", (toolchain,))
                 self._db.execute("DELETE FROM toolchains WHERE digest = ?", (toolchain,))
-        self._store.delete_files(loose)
         return protocol.Removed(len(entries), 0)
 
     def _has_entries(self, toolchain: str) -> bool:

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import sqlite3
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from xcache import protocol
 from xcache.errors import RefusedError
+from xcached.database import is_full
 from xcached.disk import Disk
 from xcached.eviction import Candidate, Excess, choose
 from xcached.store import LEAST_ROOM, Entry, Store
 
 _EVICTED_AT_ONCE = 64
-_PAGES_AT_ONCE = 512
+_PAGES_AT_ONCE, _FEW_PAGES = 512, 16
 
 
 class Freed(NamedTuple):
@@ -93,14 +95,26 @@ class Room:
         before = self.free_pages()
         if not before:
             return 0
-        # It frees one page a step, and execute() takes only one where a statement has no columns.
-        self._db.executescript(f"PRAGMA incremental_vacuum({_PAGES_AT_ONCE})")
+        # Pages that are moved are written to the journal, which cannot grow on a full disk.
+        for count in (_PAGES_AT_ONCE, _FEW_PAGES):
+            try:
+                # It frees one page a step, and execute() takes only one where a statement has no columns.
+                self._db.executescript(f"PRAGMA incremental_vacuum({count})")
+                break
+            except sqlite3.Error as error:
+                if not is_full(error):
+                    raise
+                self._store.database.make_do()
         if left := self.free_pages():
             # One that was not made to give anything back is not asked without an end.
             return left if left < before else 0
-        # Until then they are free in the journal only. PASSIVE: nobody is waited for.
-        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+        # Until then they are free in the journal only.
+        self._store.database.empty_journal()
         return 0
+
+    def keep_reserve(self) -> None:
+        """Have some room that is given up when there is no other."""
+        self._disk.writes(self._store.database.reserve.keep())
 
     def admit(self, put: protocol.Put, uid: int) -> None:
         """Make room on the disk for what is about to be written; RefusedError where there is none to be had."""
@@ -173,10 +187,7 @@ class Room:
 
     def _evict(self, chosen: Sequence[Entry], reason: str) -> Freed:
         before = self._store.totals_now()
-        with self._store.transaction():
-            loose = self._store.remove(chosen)
-            self._store.add_statistics({"evictions": len(chosen)})
-        files = self._store.delete_files(loose)
+        files = self._store.let_go(chosen, "evictions")
         after = self._store.totals_now()
         if reason == "disk":
             self.give_back()

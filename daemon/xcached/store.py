@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from xcache import protocol
 from xcache.errors import ProtocolError, RefusedError, StoreError
 from xcached.ageing import AgeClock
 from xcached.blobs import BlobFiles
-from xcached.database import Database
+from xcached.database import Database, is_full
 from xcached.eviction import Usage, time_passed, used, worth
 from xcached.known import KnownKeys
 
@@ -296,6 +297,26 @@ class Store:
         if loose:
             self._forget_oldest("compile_times", _MOST_COMPILE_TIMES)
         return loose
+
+    def let_go(self, entries: Sequence[Entry], counted_as: str = "") -> int:
+        """Remove entries and delete their files; how many there were. On a full disk that takes some room first."""
+        at, together, files = 0, len(entries), 0
+        while at < len(entries):
+            going = entries[at : at + together]
+            try:
+                with self.transaction():
+                    loose = self.remove(going)
+                    if counted_as:
+                        self.add_statistics({counted_as: len(going)})
+            except sqlite3.Error as error:
+                if not is_full(error) or not (self.database.make_do() or together > 1):
+                    raise
+                # Less at a time may fit into what there is.
+                together = max(1, together // 2)
+            else:
+                files += self.delete_files(loose)
+                at += together
+        return files
 
     def delete_files(self, digests: Iterable[str]) -> int:
         """After a commit: delete files that nothing refers to; how many there were."""

@@ -245,6 +245,7 @@ class WriterThread:
             logger.info("evicted %s", gone)
         if self._jobs.empty():
             self._more_to_do |= self._room.give_back() > 0
+        self._room.keep_reserve()
 
     def _give_back_some(self) -> None:
         """Before it leaves: nobody may come again for days."""

@@ -38,7 +38,7 @@ def test_it_leaves_when_it_is_told_to_and_leaves_nothing_behind(place, how):
     assert has_ended(child)
     assert child.returncode == 0
     assert not place.socket.exists()
-    left = ["blobs", "daemon.lock", "daemon.log", "quarantine", "store.db"]
+    left = ["blobs", "daemon.lock", "daemon.log", "quarantine", "reserve", "store.db"]
     assert sorted(path.name for path in place.dir.iterdir()) == left
     # What it had held back is written.
     assert place.query("SELECT hits FROM entries") == [(1,)]

@@ -139,6 +139,38 @@ def test_a_disk_is_never_filled(place):
         place.stop()
 
 
+@pytest.mark.parametrize("count", [1, 30, 200, 700])
+@pytest.mark.parametrize("way", ["makes room", "is cleared", "is started"])
+def test_a_disk_that_is_full_to_the_last_byte(place, way, count):
+    """It takes room to make room, wherever in its journal the database is just then."""
+    choose = random.Random(f"to the last byte {count}")
+    place.env["XCACHE_MIN_FREE"] = "25%" if way == "makes room" else "0"
+    with small_disk(place, 64_000_000):
+        child = place.start_daemon()
+        with talking(place) as talk:
+            for number in range(count):
+                content = choose.randbytes(choose.choice((500, 9_000, 20_000)))
+                assert talk.put(key_of(str(number)), content) == protocol.Stored(True)
+        if way == "is started":
+            child.kill()
+            child.wait()
+        fill(place.dir / "ballast", 0)
+        assert shutil.disk_usage(place.dir).free < 4096
+        if way == "is started":
+            place.start_daemon()
+        with talking(place) as talk:
+            if way == "makes room":
+                assert until(lambda: makes_room(talk) or shutil.disk_usage(place.dir).free > 15_000_000)
+            else:
+                assert isinstance(answer := talk.ask(protocol.Clear()), protocol.Removed), answer
+                assert talk.status()["entries"] == 0
+            # What was given up for that is there again, and so does it the next time.
+            (place.dir / "ballast").unlink()
+            assert talk.ask(protocol.Sync()) == protocol.Done()
+            assert (place.dir / "reserve").exists()
+        place.stop()
+
+
 def makes_room(talk: Conversation) -> bool:
     """Whether nothing is left that could go."""
     assert talk.ask(protocol.Sync()) == protocol.Done()

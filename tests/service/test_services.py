@@ -158,7 +158,7 @@ def test_it_logs_to_the_journal_with_levels(machine, service):
     assert [priority for message, priority in levels.items() if " serves " in message] == ["6"]
     assert [priority for message, priority in levels.items() if message.startswith("the settings were not")] == ["3"]
     assert machine.run("ls", service.directory).stdout.split() == [
-        "blobs", "daemon.lock", "quarantine", "store.db", "store.db-shm", "store.db-wal",
+        "blobs", "daemon.lock", "quarantine", "reserve", "store.db", "store.db-shm", "store.db-wal",
     ]  # fmt: skip
 
 
