@@ -32,6 +32,7 @@ class Reserve:
                     file.write(bytes(1 << 20))
         except OSError:
             self.give_up()
+            return 0
         return _RESERVE
 
     def give_up(self) -> bool:
