@@ -28,8 +28,11 @@ class Reserve:
             if self._path.exists() or shutil.disk_usage(self._path.parent).free < _PLENTY * _RESERVE:
                 return 0
             with open(self._path, "xb", opener=_private) as file:
-                for _ in range(_RESERVE >> 20):
-                    file.write(bytes(1 << 20))
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, _RESERVE)
+                else:
+                    # macOS.
+                    file.write(bytes(_RESERVE))
         except OSError:
             self.give_up()
             return 0
