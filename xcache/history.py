@@ -29,7 +29,7 @@ class History:
         self._lock = threading.RLock()
         self._items: dict[str, dict[str, protocol.Scalar]] = {}
         self._options: dict[str, bytes] = {}
-        # What the daemon knows already.
+        # What the daemon knows already of a program of this name.
         self._known: list[str] = []
         self._complete = False
 
@@ -63,8 +63,9 @@ class History:
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             logger.debug("nothing is known ahead: %s", error)
             return Foreseen()
-        with self._lock:
-            self._known = [item.key for item in items]
+        if key is None:
+            with self._lock:
+                self._known = [item.key for item in items]
         return Foreseen(items, found.beginning)
 
     def tell(self) -> None:

@@ -50,8 +50,7 @@ class Foresight:
             return Reply(nothing()._replace(beginning=found.beginning))
         handed: list[int] = []
         try:
-            items = _behind(message.key, found.items)[:_LOOKED_AT]
-            for item, hit in self._chosen(caller, items, min(_INLINE, protocol.MAX_FRAME - listed)):
+            for item, hit in self._chosen(caller, found.items[:_LOOKED_AT], min(_INLINE, protocol.MAX_FRAME - listed)):
                 key = str(item["key"])
                 reply = self._lookup.hand_over(caller, key, hit)
                 if reply is None or hit.answer is None:
@@ -106,9 +105,3 @@ def _processors(process: Process) -> set[int]:
         return os.sched_getaffinity(process.pid)
     except (OSError, AttributeError):
         return set(range(os.cpu_count() or 1))
-
-
-def _behind(key: str | None, items: list[dict[str, protocol.Scalar]]) -> list[dict[str, protocol.Scalar]]:
-    """What is wanted after a key."""
-    place = next((place for place, item in enumerate(items) if item["key"] == key), -1)
-    return items[place + 1 :]

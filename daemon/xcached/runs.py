@@ -11,6 +11,8 @@ from xcache import protocol
 from xcached.store import Store
 
 _MOST_RUNS_OF_ONE_USER = 200
+# With the same arguments: a script that was changed, or that does now this and now that.
+_MOST_RUNS_OF_ONE_PROGRAM = 8
 _MOST_ITEMS = 2000
 _TELLING = 8
 _LARGEST_OPTIONS = 1 << 18
@@ -26,7 +28,10 @@ class Runs:
         self._reading = store.database.reading
 
     def predict(self, uid: int, message: protocol.Predict) -> protocol.Prediction:
-        """What the run that is most like this one wanted; only what is in the store."""
+        """What the run that is most like this one wanted; only what is in the store.
+
+        After a key, what came after it stands first.
+        """
         row = self._by_key(uid, message.key) if message.key else self._by_name(uid, message)
         if row is None:
             return nothing()
@@ -44,28 +49,34 @@ class Runs:
             # Who loads ahead has to be sure that it was made with the same.
             place = around.setdefault(f"{flags} {platform} {toolchain}", len(around))
             items.append(dict(zip(_FIELDS, fields, strict=True)) | {"around": place})
+        begin = next((place for place, item in enumerate(items, start=1) if item["key"] == message.key), 0)
+        items = [*items[begin:], *items[:begin]]
         options_by_digest = {name: bytes.fromhex(text) for name, text in json.loads(options).items()}
         return protocol.Prediction(items, options_by_digest, {}, [], list(around), 0)
 
     def remember(self, uid: int, message: protocol.Remember) -> None:
-        """A run in place of the last one of the same program with the same arguments; the oldest are forgotten."""
+        """A run in place of those of the same program that it is like; the oldest are forgotten."""
+        same = "uid = ? AND program = ? AND arguments = ?"
+        # At least half of what they wanted is wanted again: one that was soon over replaces none that went on.
+        alike = (
+            "(SELECT 2 * total(key IN (SELECT value FROM json_each(?))) >= count(*) FROM wanted WHERE run = runs.id)"
+        )
+        program = uid, message.program, message.arguments
         with self._store.transaction():
-            self._forget("uid = ? AND program = ? AND arguments = ?", uid, message.program, message.arguments)
+            self._forget(f"{same} AND {alike}", *program, json.dumps([item["key"] for item in message.items]))
             options = json.dumps({name: content.hex() for name, content in message.options.items()})
             (run,) = self._db.execute(
                 "INSERT INTO runs (uid, program, arguments, options, ended_at) VALUES (?, ?, ?, ?, ?) RETURNING id",
-                (uid, message.program, message.arguments, options, time.time()),
+                (*program, options, time.time()),
             ).fetchone()
             self._db.executemany(
                 "INSERT INTO wanted (run, position, key, options, devices, platform, seconds)"
                 " VALUES (?, ?, ?, ?, ?, ?, ?)",
                 [(run, position, *(item[name] for name in _FIELDS)) for position, item in enumerate(message.items)],
             )
-            self._forget(
-                "id IN (SELECT id FROM runs WHERE uid = ? ORDER BY id DESC LIMIT -1 OFFSET ?)",
-                uid,
-                _MOST_RUNS_OF_ONE_USER,
-            )
+            of_all = "id IN (SELECT id FROM runs WHERE {} ORDER BY id DESC LIMIT -1 OFFSET ?)"
+            self._forget(of_all.format(same), *program, _MOST_RUNS_OF_ONE_PROGRAM)
+            self._forget(of_all.format("uid = ?"), uid, _MOST_RUNS_OF_ONE_USER)
 
     def _by_name(self, uid: int, message: protocol.Predict) -> tuple[int, str] | None:
         # The same arguments if there was such a run, else the latest with others.

@@ -40,6 +40,8 @@ CROWDS = {
     "quick": [("training", 4), ("many-small", 16)],
     "full": [(name, size) for name in ("training", "many-small") for size in (4, 16)],
 }
+# What a script was at its last run, and what it is now.
+CHANGES = [("training", "serving"), ("serving", "training")]
 Part = Callable[[Path, bool], Any]
 
 
@@ -55,6 +57,10 @@ def parts() -> dict[str, Part]:
             return runs.program(name, folder, names, cold, warm)
 
         return run
+
+    def changed(folder: Path, full: bool) -> Any:
+        rounds = 11 if full else 5
+        return {f"{before}, now {name}": runs.changed(before, name, folder, rounds) for before, name in CHANGES}
 
     def crowd(folder: Path, full: bool) -> Any:
         return {
@@ -77,6 +83,7 @@ def parts() -> dict[str, Part]:
     return {
         "nothing": lambda folder, full: runs.nothing(folder, 51 if full else 25),
         **{name: program(name) for name in FULL},
+        "changed": changed,
         "crowd": crowd,
         "micro": micros,
     }

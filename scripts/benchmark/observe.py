@@ -1,7 +1,8 @@
 """Runs one program in this process and says, in a line of JSON, where its time went and what it computed.
 
-``python observe.py NAME [--phases]``. Whatever cache is in use, the same thing is measured: what is around jax's
-``compile_or_get_cached`` from outside, on the main thread.
+``PROGRAM=NAME python observe.py [--phases]``. Whatever cache is in use, the same thing is measured: what is around
+jax's ``compile_or_get_cached`` from outside, on the main thread. The name is in the environment, so that any of them
+can be what this script was the last time.
 """
 
 from __future__ import annotations
@@ -151,7 +152,7 @@ def digest_of(result: Any) -> str:
 
 def main() -> None:
     """Run the program that was named, and report when everything is done: last of all that is done at exit."""
-    name, phases = sys.argv[1], "--phases" in sys.argv
+    name, phases = os.environ["PROGRAM"], "--phases" in sys.argv
     report: dict[str, Any] = {"first line": FIRST_LINE}
     watch, traced = Watch(), Traced()
     atexit.register(tell, report, watch, traced, phases)

@@ -10,6 +10,7 @@ from typing import Any
 
 import figures
 import plots
+import runs
 from figures import BUILT_IN, LIMITED, NONE, XCACHE, Found, Ratio
 
 OWN = (
@@ -56,8 +57,9 @@ def write(samples: Path, folder: Path) -> None:
     """Write the report and its plots beside the samples."""
     found: Found = json.loads(samples.read_text())
     drawn = plots.draw(found, folder / "performance")
-    sections = [_head(found), _bars(found), *_programs(found), _crowd(found), _sizes(found), _pieces(found)]
-    text = "\n\n".join(section for section in [*sections, _clients(found), _entries(found), _how()] if section)
+    sections = [_head(found), _bars(found), *_programs(found), _changed(found), _crowd(found), _sizes(found)]
+    sections += [_pieces(found), _clients(found), _entries(found), _how()]
+    text = "\n\n".join(section for section in sections if section)
     for name in plots_named(text):
         # A plot stands where its section asks for it, if there was something to draw.
         picture = f"![{ALT[name]}](performance/{name}.svg)" if name in drawn else ""
@@ -152,6 +154,29 @@ def _programs(found: Found) -> list[str]:
         f"## Warm starts\n\n{warm_text}\n\n{_table(head, warm)}",
         f"## Cold starts\n\n{cold_text}\n\n{_table(cold_head, cold)}",
     ]
+
+
+def _changed(found: Found) -> str:
+    changes = found["parts"].get("changed")
+    if not changes:
+        return ""
+    rows = []
+    for name, kinds in changes.items():
+        walls, cpus = ({kind: [one[of] for one in kinds[kind]] for kind in kinds} for of in ("wall", "cpu"))
+        cells = [
+            _ratio(figures.ratio(walls[kind], walls[runs.NOTHING_AHEAD])) for kind in (runs.CHANGED, runs.UNCHANGED)
+        ]
+        cells += [
+            _ratio(figures.ratio(cpus[kind], cpus[runs.NOTHING_AHEAD])) for kind in (runs.CHANGED, runs.UNCHANGED)
+        ]
+        rows.append((name, *cells, _ratio(figures.ratio(walls[runs.CHANGED], walls[BUILT_IN]))))
+    head = ("", "time: changed", "unchanged", "processor time: changed", "unchanged", "changed, against built-in")
+    text = (
+        "A script that was another program at its last run, with all that it wants in the cache: what is loaded ahead"
+        " is in vain until it has asked for something that the other one did not want. The same run with"
+        " `XCACHE_PREFETCH=0` is 1."
+    )
+    return f"## A program that changed completely\n\n{text}\n\n{_table(head, rows)}"
 
 
 def _crowd(found: Found) -> str:

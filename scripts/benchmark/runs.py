@@ -18,6 +18,7 @@ from peers import BUILT_IN, LIMITED, NONE, XCACHE, Peer, rotated
 HERE = Path(__file__).parent
 LONGEST = 1800.0
 Sample = dict[str, Any]
+CHANGED, UNCHANGED, NOTHING_AHEAD = "changed", "unchanged", "nothing loaded ahead"
 
 
 class WrongError(Exception):
@@ -37,8 +38,8 @@ class Process:
         self._complained = tempfile.TemporaryFile()  # noqa: SIM115
         self._spawned = time.perf_counter()
         self._process = subprocess.Popen(
-            [sys.executable, HERE / "observe.py", name, *options],
-            env=environment,
+            [sys.executable, HERE / "observe.py", *options],
+            env=environment | {"PROGRAM": name},
             stdin=subprocess.DEVNULL,
             stdout=self._said,
             stderr=self._complained,
@@ -71,10 +72,10 @@ class Process:
             self._process.wait()
 
 
-def run(name: str, peer: Peer, *options: str) -> Sample:
+def run(name: str, peer: Peer, *options: str, **settings: str) -> Sample:
     """One run; the daemon's processor time is part of what it cost."""
     before = peer.daemon.cpu() if peer.daemon else 0.0
-    process = Process(name, peer.environment(), *options)
+    process = Process(name, peer.environment() | settings, *options)
     try:
         sample = process.finish()
     except BaseException:
@@ -142,6 +143,24 @@ def nothing(folder: Path, rounds: int) -> dict[str, list[Sample]]:
                 sample = run("nothing", field.peers[peer])
                 if turn:
                     found[peer].append(sample)
+    return found
+
+
+def changed(before: str, name: str, folder: Path, rounds: int) -> dict[str, list[Sample]]:
+    """Warm runs of a program whose script was another one at its last run, beside others of it: all have one name."""
+    found: dict[str, list[Sample]] = {kind: [] for kind in (CHANGED, UNCHANGED, NOTHING_AHEAD, BUILT_IN)}
+    with Field(folder, [BUILT_IN, XCACHE]) as field:
+        ours, theirs = field.peers[XCACHE], field.peers[BUILT_IN]
+        for peer in (theirs, ours):
+            run(name, peer)
+        for turn in range(rounds + 1):
+            run(before, ours)
+            samples = {CHANGED: run(name, ours), UNCHANGED: run(name, ours)}
+            samples[NOTHING_AHEAD] = run(name, ours, XCACHE_PREFETCH="0")
+            samples[BUILT_IN] = run(name, theirs)
+            if turn:
+                for kind, sample in samples.items():
+                    found[kind].append(sample)
     return found
 
 

@@ -179,9 +179,39 @@ def test_the_last_run_with_the_same_arguments_goes_before_others(talk):
 def test_a_run_is_found_by_what_was_asked_for(talk):
     remember(talk, "old.py", *"abc")
     remember(talk, "new.py", *"cde")
-    assert predicted(talk, "renamed.py", key=key_of("a")) == keys("abc")
-    assert predicted(talk, "renamed.py", key=key_of("c")) == keys("cde")
+    # What comes next stands first.
+    assert predicted(talk, "renamed.py", key=key_of("a")) == keys("bca")
+    assert predicted(talk, "renamed.py", key=key_of("b")) == keys("cab")
+    assert predicted(talk, "renamed.py", key=key_of("c")) == keys("dec")
     assert predicted(talk, "renamed.py", key=key_of("f")) == []
+
+
+def test_a_program_that_changed_is_known_again_when_it_changes_back(talk):
+    remember(talk, "train.py", *"abc")
+    remember(talk, "train.py", *"def")
+    assert predicted(talk, "train.py") == keys("def")
+    assert predicted(talk, "train.py", key=key_of("a")) == keys("bca")
+    remember(talk, "train.py", *"abc")
+    assert predicted(talk, "train.py") == keys("abc")
+    assert predicted(talk, "train.py", key=key_of("d")) == keys("efd")
+
+
+def test_a_run_that_was_soon_over_leaves_the_one_that_went_on(talk, place):
+    remember(talk, "train.py", *"abcdef")
+    remember(talk, "train.py", *"ab")
+    assert predicted(talk, "train.py") == keys("ab")
+    assert predicted(talk, "train.py", key=key_of("c")) == keys("defabc")
+    remember(talk, "train.py", *"xbcdef")
+    assert place.query("SELECT count(*) FROM runs") == [(1,)]
+
+
+def test_of_one_program_only_some_runs_are_kept(talk, place):
+    for number in range(12):
+        remember(talk, "train.py", f"{number}")
+    remember(talk, "other.py", "a")
+    assert place.query("SELECT count(*) FROM runs WHERE program = 'train.py'") == [(8,)]
+    assert place.query("SELECT count(*) FROM wanted") == [(9,)]
+    assert predicted(talk, "other.py") == keys("a")
 
 
 def test_what_is_not_in_the_store_is_not_told(talk):

@@ -86,6 +86,14 @@ def test_a_program_that_changed_completely_is_right_all_the_same(place):
     }
     # What it wants now is what is foreseen from here on.
     assert run(place, numbers=range(100, 106), first=WAIT.format(count=6))["prefetched"] == 6
+    # And if it changes back, as soon as it has asked for something.
+    assert run(place, numbers=[0], last=WAIT.format(count=6 + 5))["hits"] == 1
+
+
+def test_a_renamed_program_is_known_by_its_name_from_then_on(place):
+    run(place)
+    run(place, name="renamed.py")
+    assert run(place, name="renamed.py", first=WAIT.format(count=6))["prefetched"] == 6
 
 
 def test_what_was_loaded_ahead_serializes_to_what_can_be_run(place):
