@@ -159,6 +159,8 @@ class Prefetcher:
 
     def _was_surprised(self, key: str) -> None:
         self._surprises += 1
+        # What it had in common with what was foreseen, others may have as well.
+        self._trust = min(self._trust, _ON_TRUST_SECONDS)
         if self._surprises >= _MOST_SURPRISES:
             for place in [place for place in self._places.values() if not place.begun]:
                 del self._places[place.item.key]
@@ -225,11 +227,19 @@ class Prefetcher:
         with self._changed:
             self._most_threads = min(_MOST_THREADS, _threads_to_spare() - foreseen.beginning)
             room = self._memory
+            wanted: dict[str, _Place] = {}
             for item in foreseen.items:
-                if item.key in self._asked or item.key in self._places:
+                if item.key in self._asked:
                     continue
-                room -= 0 if item.entry is None else len(item.entry.sealed)
-                self._places[item.key] = _Place(item if room >= 0 else item._replace(entry=None))
+                place = self._places.get(item.key)
+                if place is None:
+                    room -= 0 if item.entry is None else len(item.entry.sealed)
+                    place = _Place(item if room >= 0 else item._replace(entry=None))
+                wanted[item.key] = place
+            if wanted:
+                # It is asked again after a surprise: what was foreseen before that was something else.
+                begun = {key: place for key, place in self._places.items() if place.begun}
+                self._places = begun | wanted
             for _ in range(min(self._most_threads, len(self._places)) - len(self._threads)):
                 self._begin_thread()
 

@@ -278,6 +278,31 @@ def test_a_program_that_wants_something_else_is_not_loaded_for_any_longer():
     assert until(lambda: program.loads == ["a", "x", "y", "z"])
 
 
+def test_what_a_surprise_makes_foreseen_takes_the_place_of_the_rest():
+    program = Program("abcdef", "vewxyz")
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    assert program.take("v") is None
+    program.may_go_on.set()
+    assert until(lambda: program.loads == ["a", "e", "w", "x", "y", "z"])
+    # What is loaded is there, wanted or not.
+    assert program.take("a") == "executable a"
+
+
+def test_what_takes_long_waits_again_after_a_surprise():
+    program = Program("abCd")
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    assert program.take("b") is None
+    assert program.take("v") is None
+    program.may_go_on.set()
+    assert until(lambda: program.loads == ["a", "d"])
+    assert program.take("a") == "executable a"
+    assert until(lambda: program.loads == ["a", "d", "C"])
+
+
 def test_what_is_taken_wakes_nobody_who_has_nothing_to_do(monkeypatch):
     """A thread that is woken wants the interpreter, which the program needs for itself."""
     program = Program("abcd")
