@@ -161,7 +161,7 @@ class Administration:
         return self._writer.call(zero) if self._trust.administers(caller.uid) else Reply(_NOT_YOURS)
 
     def _status(self, caller: Caller, message: protocol.AskStatus, descriptors: Sequence[int]) -> Answer:
-        totals = self._store.totals()
+        totals = self._store.reading.totals()
         settings = self._settings.now
         free, to_stay_free = self._room.disk
         facts: dict[str, protocol.Scalar] = {

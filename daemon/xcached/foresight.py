@@ -15,8 +15,8 @@ from xcache import protocol
 from xcache.errors import ProtocolError
 from xcached.caller import Caller, Process, Reply, close_all
 from xcached.lookup import Lookup
+from xcached.reading import Hit
 from xcached.runs import Runs, nothing
-from xcached.store import Hit
 from xcached.trace import Trace
 
 logger = logging.getLogger("xcached")

@@ -8,7 +8,8 @@ from functools import partial
 from xcache import protocol
 from xcached.caller import Caller, Reply
 from xcached.quarantine import Quarantine
-from xcached.store import Entry, Hit, Store
+from xcached.reading import Hit
+from xcached.store import Entry, Store
 from xcached.toolchains import Toolchains
 from xcached.trust import ROOT, Trust
 from xcached.writer import WriterThread
@@ -43,13 +44,13 @@ class Lookup:
             reply = self.hand_over(caller, wanted.key, hit)
             if reply is not None:
                 return reply
-        reason = self._store.why_not(wanted.key, lambda writer: self._trust.reads(caller.uid, writer))
+        reason = self._store.reading.why_not(wanted.key, lambda writer: self._trust.reads(caller.uid, writer))
         return None if reason is None else Reply(protocol.NotCacheable(reason))
 
     def expected_seconds(self, caller: Caller, wanted: protocol.Get) -> float | None:
         """How long it took to compile this, by the word of those whom the caller trusts."""
         trusts = (lambda writer: self._trust.reads(caller.uid, writer)) if self._trust.shared else None
-        return self._store.expected_seconds(wanted.key, wanted.program_digest, trusts)
+        return self._store.reading.expected_seconds(wanted.key, wanted.program_digest, trusts)
 
     def best(self, caller: Caller, key: str) -> Hit | None:
         """What a caller would get, if it can be loaded without a second thought."""
@@ -76,7 +77,7 @@ class Lookup:
 
     def _in_order(self, caller: Caller, key: str) -> list[Hit]:
         """What a caller may have: one's own first, then root's."""
-        hits = [hit for hit in self._store.find(key) if self._may_have(caller, hit)]
+        hits = [hit for hit in self._store.reading.find(key) if self._may_have(caller, hit)]
         return sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT))
 
     def _may_have(self, caller: Caller, hit: Hit) -> bool:

@@ -1,6 +1,6 @@
 """The store: SQLite rows, and files beside it for what is large.
 
-What readers ask belongs to the thread that serves, everything else to the one that writes.
+All of it belongs to the thread that writes; what is read on the one that serves is in ``reading``.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ import contextlib
 import hashlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from xcache import protocol
-from xcache.errors import ProtocolError, RefusedError, StoreError
+from xcache.errors import RefusedError, StoreError
 from xcached.ageing import AgeClock
 from xcached.blobs import BlobFiles
 from xcached.database import Database, is_full
 from xcached.eviction import Usage, time_passed, used, worth
 from xcached.known import KnownKeys
+from xcached.reading import Reading
 
 # Rows and descriptions take room beside the bytes that are counted. Each is bounded, and so is how many there are: as
 # many entries as there would be if none were smaller than this.
@@ -27,19 +28,6 @@ _LONGEST_NAME, _LONGEST_DESCRIPTION = 500, 4096
 LEAST_ROOM = 4096
 _MOST_MARKS = _MOST_COMPILE_TIMES = 100_000
 MOST_COUNTERS = 1000
-# Of the answers that are kept for who asks again.
-_MOST_FOUND_BYTES = 4 * 1024 * 1024
-
-
-class Hit(NamedTuple):
-    """What is stored under a key, and the answer that tells of it."""
-
-    digest: str
-    is_inline: bool
-    writer_uid: int
-    toolchain: str
-    # None where the row does not hold what it should: anybody who may write the file can alter it.
-    answer: protocol.Packed | None
 
 
 class Use(NamedTuple):
@@ -84,7 +72,7 @@ class Store:
         self.database = Database(directory)
         self.part = self.database.part
         self._db = self.database.writing
-        self._reading = self.database.reading
+        self.reading = Reading(self.database.reading)
         try:
             self.files = BlobFiles(directory / "blobs")
         except OSError as error:
@@ -92,12 +80,9 @@ class Store:
             raise StoreError(f"{directory / 'blobs'} cannot be used: {error.strerror}") from None
         self.age_clock = AgeClock(self._db, max_age)
         self.used_order, self._time = self._last_use()
-        # What was found since anything was last written.
-        self._found: dict[str, list[Hit]] = {}
-        self._found_at = self._found_bytes = 0
         # Whether what is pinned is not what it was.
         self.pins_changed = True
-        self.known = KnownKeys(self._keys_behind)
+        self.known = KnownKeys(self.reading.keys_behind)
         # The keys that the transaction under way adds.
         self._brought: list[str] = []
 
@@ -117,64 +102,6 @@ class Store:
         with self.database.transaction():
             yield
         self.known.note(self._brought)
-
-    # What readers ask, on the thread that serves.
-
-    def find(self, key: str) -> list[Hit]:
-        """What is stored under ``key``: one for each writer."""
-        # Whoever it was that wrote, this thread's neighbour or somebody else.
-        (version,) = self._reading.execute("PRAGMA data_version").fetchone()
-        if self._found_at != version:
-            self._found_at, self._found_bytes = version, 0
-            self._found.clear()
-        hits = self._found.get(key)
-        if hits is None:
-            rows = self._reading.execute(
-                "SELECT entries.blob, blobs.stored_size, entries.compile_seconds, blobs.content, entries.writer_uid,"
-                " entries.toolchain_component FROM entries JOIN blobs ON blobs.digest = entries.blob"
-                " WHERE entries.key = ?",
-                (key,),
-            )
-            hits = [_hit(*row) for row in rows]
-            size = sum(len(hit.answer.fields) for hit in hits if hit.answer)
-            if hits and self._found_bytes + size <= _MOST_FOUND_BYTES:
-                self._found[key] = hits
-                self._found_bytes += size
-        return hits
-
-    def why_not(self, key: str, trusts: Callable[[int], bool]) -> str | None:
-        """Why there can be no entry under ``key``, if somebody who is trusted has found out."""
-        rows = self._reading.execute("SELECT reason, writer_uid FROM not_cacheable WHERE key = ?", (key,))
-        return next((str(reason) for reason, writer in rows if trusts(writer)), None)
-
-    def expected_seconds(
-        self, key: str, program_digest: str, trusts: Callable[[int], bool] | None = None
-    ) -> float | None:
-        """How long it took to compile this, or else the same program in another way, when that was last done.
-
-        With ``trusts``, by the word of some writers only. Whose word it was about an entry that is gone is not known.
-        """
-        row = self._reading.execute("SELECT seconds FROM compile_times WHERE key = ?", (key,)).fetchone()
-        if row is not None and trusts is None:
-            return float(row[0])
-        sql = "SELECT writer_uid, max(compile_seconds) FROM entries WHERE program = ? GROUP BY writer_uid"
-        rows = self._reading.execute(sql, (program_digest,)).fetchall()
-        return max((float(seconds) for writer, seconds in rows if trusts is None or trusts(writer)), default=None)
-
-    def _keys_behind(self, key: str, count: int) -> list[str]:
-        rows = self._reading.execute(
-            # Digests end before "g"; what somebody altered would not sort as it reads, and be read again and again.
-            "SELECT key FROM entries WHERE key > :key AND key < 'g'"
-            " UNION SELECT key FROM not_cacheable WHERE key > :key AND key < 'g' ORDER BY key LIMIT :count",
-            {"key": key, "count": count},
-        )
-        return [str(key) for (key,) in rows]
-
-    def totals(self) -> dict[str, int]:
-        """How many entries there are, and how many bytes they take."""
-        return dict(self._reading.execute("SELECT name, amount FROM totals").fetchall())
-
-    # What changes the store, on the thread that writes.
 
     def has(self, entry: Entry) -> bool:
         """Whether there is such an entry, with something in it."""
@@ -448,10 +375,3 @@ class Store:
         places = ", ".join("?" * len(row))
         sql = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})"  # noqa: S608 - names of our own
         self._db.execute(sql, tuple(row.values()))
-
-
-def _hit(digest: str, size: int, seconds: float, content: bytes | None, writer: int, toolchain: str) -> Hit:
-    answer = None
-    with contextlib.suppress(ProtocolError):
-        answer = protocol.pack(protocol.Found(digest, size, seconds, content))
-    return Hit(digest, content is not None, writer, toolchain, answer)

@@ -33,18 +33,18 @@ def _small(folder: Path) -> Times:
         sources = Source(message.digest, len(sealed), sealed, None), Source(message.program_digest, 7, b"program", None)
         with store.transaction():
             store.put(message, *sources, Writer(0, 0, "bench"))
-        (hit,) = store.find(digest)
+        (hit,) = store.reading.find(digest)
         answer = protocol.encode(1, hit.answer)
 
         def look_up_anew() -> object:
-            store._found.clear()
-            return store.find(digest)
+            store.reading._found.clear()
+            return store.reading.find(digest)
 
         works = {
             "client: write the question": lambda: protocol.encode(1, get_of(digest)),
             "daemon: read it": lambda: protocol.decode(question[4:]),
             "daemon: look it up, the first time": look_up_anew,
-            "daemon: look it up again": lambda: store.find(digest),
+            "daemon: look it up again": lambda: store.reading.find(digest),
             "daemon: write the answer": lambda: protocol.encode(1, hit.answer),
             "client: read it": lambda: protocol.decode(answer[4:]),
             "client: verify and decompress": lambda: payload.open_sealed(digest, hit.digest, sealed),

@@ -94,7 +94,7 @@ class Shelf:
 
     def get(self, key: str) -> bytes | None:
         """What is stored under a key."""
-        hits = self.store.find(key)
+        hits = self.store.reading.find(key)
         if not hits:
             return None
         (hit,) = hits
@@ -121,7 +121,7 @@ class Shelf:
     def check(self) -> None:
         """Totals are the sums of what is there, and nothing is there that nothing refers to."""
         check_tables(self.query, self.directory)
-        assert self.store.totals()["entries"] == len(self.keys())
+        assert self.store.reading.totals()["entries"] == len(self.keys())
 
 
 def check_tables(query: Callable[[str], list[tuple[Any, ...]]], directory: Path) -> None:

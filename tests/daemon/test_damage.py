@@ -165,7 +165,7 @@ def test_a_store_of_the_first_version_becomes_one_of_this(tmp_path):
         assert made.query("SELECT digest, writer_uid FROM programs") == [("program", 1)]
         assert made.query("SELECT uses FROM components") == [(2,)]
         assert made.query("SELECT * FROM users") == [(1, 2, 20)]
-        assert made.store.why_not("k3", lambda writer: True) == "a sort"
+        assert made.store.reading.why_not("k3", lambda writer: True) == "a sort"
         assert dict(made.query("SELECT name, amount FROM totals")) == {"entries": 2, "bytes": 13}
         # And it goes on as one: triggers, order and all.
         assert made.put(key_of("new"), b"new", b"program").kept

@@ -100,24 +100,24 @@ def test_an_overwritten_entry_begins_anew(shelved):
 
 def test_what_was_found_is_kept_until_anybody_writes(shelved):
     shelved.put(key_of("a"), b"executable", b"program")
-    found = shelved.store.find(key_of("a"))
-    assert shelved.store.find(key_of("a")) is found
+    found = shelved.store.reading.find(key_of("a"))
+    assert shelved.store.reading.find(key_of("a")) is found
     shelved.put(key_of("a"), b"another", b"program", overwrite=True)
     assert shelved.get(key_of("a")) == b"another"
     shelved.change("UPDATE blobs SET content = ?", b"altered")
     assert shelved.get(key_of("a")) == b"altered"
     shelved.remove(key_of("a"))
-    assert shelved.store.find(key_of("a")) == []
+    assert shelved.store.reading.find(key_of("a")) == []
 
 
 def test_no_more_of_what_was_found_is_kept_than_there_is_room_for(shelved, monkeypatch):
-    monkeypatch.setattr(store_module, "_MOST_FOUND_BYTES", 1000)
+    monkeypatch.setattr("xcached.reading._MOST_FOUND_BYTES", 1000)
     shelved.put(key_of("a"), bytes(600), b"program")
     shelved.put(key_of("b"), bytes(600), b"program")
-    first, second = shelved.store.find(key_of("a")), shelved.store.find(key_of("b"))
-    assert shelved.store.find(key_of("a")) is first
-    assert shelved.store.find(key_of("b")) is not second
-    assert shelved.store.find(key_of("b")) == second
+    first, second = shelved.store.reading.find(key_of("a")), shelved.store.reading.find(key_of("b"))
+    assert shelved.store.reading.find(key_of("a")) is first
+    assert shelved.store.reading.find(key_of("b")) is not second
+    assert shelved.store.reading.find(key_of("b")) == second
 
 
 def test_a_put_over_a_damaged_file_repairs_it(shelved):
@@ -248,6 +248,6 @@ def test_marks_are_kept_replaced_and_bounded(shelved, monkeypatch):
 
     for name in "abcda":
         mark(name, f"reason {name}")
-    reasons = [shelved.store.why_not(key_of(name), lambda writer: writer == WRITER.uid) for name in "abcde"]
+    reasons = [shelved.store.reading.why_not(key_of(name), lambda writer: writer == WRITER.uid) for name in "abcde"]
     assert reasons == ["reason a", None, "reason c", "reason d", None]
-    assert shelved.store.why_not(key_of("a"), lambda writer: writer != WRITER.uid) is None
+    assert shelved.store.reading.why_not(key_of("a"), lambda writer: writer != WRITER.uid) is None

@@ -28,7 +28,7 @@ def test_a_new_store_has_its_version_and_its_modes(tmp_path):
         assert made.query("PRAGMA journal_mode") == [("wal",)]
         assert made.query("PRAGMA auto_vacuum") == [(2,)]
         assert made.query("PRAGMA integrity_check") == [("ok",)]
-        assert made.store.totals() == {"entries": 0, "bytes": 0}
+        assert made.store.reading.totals() == {"entries": 0, "bytes": 0}
         ((since,),) = made.query("SELECT amount FROM statistics WHERE name = 'since'")
         assert before - 1 <= since <= time.time() + 1
     assert not (tmp_path / "store.db-wal").exists()

@@ -95,7 +95,7 @@ def test_shared_contents_are_freed_with_their_last_entry(tmp_path):
         assert names_in(made, "abcdefgh") == "abcdefgh"
         fill(made, "xyz", 30 * KB)
         made.check()
-        assert made.store.totals()["bytes"] <= 100 * KB
+        assert made.store.reading.totals()["bytes"] <= 100 * KB
         assert names_in(made, "xyz") == "xyz"
 
 
@@ -131,7 +131,7 @@ def test_a_smaller_limit_holds_from_the_start(tmp_path):
         fill(made, "abcde", 9 * KB)
     with shelf(tmp_path, max_size=30 * KB) as made:
         made.sync()
-        assert made.store.totals()["bytes"] <= 30 * KB
+        assert made.store.reading.totals()["bytes"] <= 30 * KB
         assert names_in(made, "abcde") == "cde"
         made.check()
 
@@ -146,7 +146,7 @@ def test_the_limit_holds_whatever_comes(tmp_path, seed):
             program = content(chance.choice("pq"), chance.choice([10, 20 * KB, 50 * KB]))
             answer = made.put(key_of(name), payload, program, overwrite=chance.random() < 0.5)
             assert isinstance(answer, protocol.Stored)
-            assert made.store.totals()["bytes"] <= 200 * KB
+            assert made.store.reading.totals()["bytes"] <= 200 * KB
             if answer.kept:
                 assert made.get(key_of(name)) in (payload, None)
             made.check()
