@@ -59,7 +59,7 @@ def parts() -> dict[str, Part]:
         return run
 
     def changed(folder: Path, full: bool) -> Any:
-        rounds = 11 if full else 5
+        rounds = 11 if full else 3
         return {f"{before}, now {name}": runs.changed(before, name, folder, rounds) for before, name in CHANGES}
 
     def crowd(folder: Path, full: bool) -> Any:
@@ -168,7 +168,7 @@ def main() -> None:
     """Measure, or write the report of what was measured."""
     known = list(parts())
     parser = argparse.ArgumentParser(prog="scripts/bench", description=__doc__.partition(": ")[2])
-    parser.add_argument("--quick", action="store_true", help="a quarter of an hour (the default)")
+    parser.add_argument("--quick", action="store_true", help="half an hour (the default)")
     parser.add_argument("--full", action="store_true", help="more than an hour")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=known, help=f"some of: {', '.join(known)}")
     parser.add_argument("--profile", metavar="PROGRAM", choices=FULL, help="show where a warm start's time goes")
