@@ -72,7 +72,7 @@ class History:
         """Have the daemon remember what was wanted, as far as that is news."""
         with self._lock:
             wanted = list(self._items)
-            if wanted == self._known or not (self._complete or len(wanted) >= _GROWTH * len(self._known)):
+            if not wanted or wanted == self._known or not (self._complete or len(wanted) >= _GROWTH * len(self._known)):
                 return
             message = protocol.Remember(*_name(), list(self._items.values()), dict(self._options))
         try:

@@ -81,6 +81,8 @@ class _Place:
 
     def __init__(self, item: Item) -> None:
         self.item = item
+        # In which predictions it stands: a bit for each.
+        self.foreseen_by = 0
         self.begun = False
         self.done = False
         self.loaded: Loaded | None = None
@@ -101,6 +103,8 @@ class Prefetcher:
         self._threads: set[threading.Thread] = set()
         self._surprises = 0
         self._predictions = 0
+        # Those that may still be right, and the next one: a bit for each.
+        self._standing, self._next_bit = 0, 1
         self._questions: list[str | None] = []
         self._held = 0
         self._trust = _ON_TRUST_SECONDS
@@ -125,7 +129,7 @@ class Prefetcher:
                 return None
             self._asked.add(key)
             self._surprises = 0
-            self._is_as_foreseen()
+            self._is_as_foreseen(place)
             if not place.begun or (place.item.options, place.item.devices) != (options, devices):
                 self._forget(place)
                 return place.item.entry
@@ -152,7 +156,15 @@ class Prefetcher:
             self._places.clear()
         return not any(thread.is_alive() for thread in threads)
 
-    def _is_as_foreseen(self) -> None:
+    def _is_as_foreseen(self, place: _Place) -> None:
+        if self._standing & ~place.foreseen_by:
+            # It tells one prediction from another.
+            self._standing &= place.foreseen_by
+            self._places = {
+                key: other
+                for key, other in self._places.items()
+                if other.begun or other is place or other.foreseen_by & place.foreseen_by
+            }
         if self._trust != float("inf"):
             self._trust = float("inf")
             self._changed.notify_all()
@@ -226,20 +238,25 @@ class Prefetcher:
     def _expect(self, foreseen: Foreseen) -> None:
         with self._changed:
             self._most_threads = min(_MOST_THREADS, _threads_to_spare() - foreseen.beginning)
-            room = self._memory
+            room, bit = self._memory, self._next_bit
             wanted: dict[str, _Place] = {}
             for item in foreseen.items:
                 if item.key in self._asked:
                     continue
-                place = self._places.get(item.key)
+                place = self._places.pop(item.key, None)
                 if place is None:
                     room -= 0 if item.entry is None else len(item.entry.sealed)
                     place = _Place(item if room >= 0 else item._replace(entry=None))
+                place.foreseen_by |= bit
                 wanted[item.key] = place
             if wanted:
-                # It is asked again after a surprise: what was foreseen before that was something else.
-                begun = {key: place for key, place in self._places.items() if place.begun}
-                self._places = begun | wanted
+                # It is asked again after a surprise: what it says is likelier than what was said before.
+                self._places = wanted | self._places
+                self._standing |= bit
+                self._next_bit <<= 1
+            # Whatever was asked for while it was on its way is no surprise if it is in there.
+            told = {item.key for item in foreseen.items}
+            self._questions = [question for question in self._questions if question not in told]
             for _ in range(min(self._most_threads, len(self._places)) - len(self._threads)):
                 self._begin_thread()
 

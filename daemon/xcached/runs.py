@@ -28,19 +28,16 @@ class Runs:
         self._reading = store.database.reading
 
     def predict(self, uid: int, message: protocol.Predict) -> protocol.Prediction:
-        """What the run that is most like this one wanted; only what is in the store.
-
-        After a key, what came after it stands first.
-        """
-        row = self._by_key(uid, message.key) if message.key else self._by_name(uid, message)
+        """What the run that is most like this one wanted, or wanted after a key; only what is in the store."""
+        row = self._by_key(uid, message) if message.key else self._by_name(uid, message)
         if row is None:
             return nothing()
-        run, options = row
+        run, options, begin = row
         rows = self._reading.execute(
             "SELECT wanted.key, wanted.options, wanted.devices, wanted.platform, wanted.seconds, flags_component,"
             " platform_component, toolchain_component FROM wanted JOIN entries ON entries.key = wanted.key"
-            " WHERE run = ? GROUP BY position ORDER BY position",
-            (run,),
+            " WHERE run = ? AND position >= ? GROUP BY position ORDER BY position",
+            (run, begin),
         )
         items: list[dict[str, protocol.Scalar]] = []
         # Few among many: each stands there once.
@@ -49,8 +46,6 @@ class Runs:
             # Who loads ahead has to be sure that it was made with the same.
             place = around.setdefault(f"{flags} {platform} {toolchain}", len(around))
             items.append(dict(zip(_FIELDS, fields, strict=True)) | {"around": place})
-        begin = next((place for place, item in enumerate(items, start=1) if item["key"] == message.key), 0)
-        items = [*items[begin:], *items[:begin]]
         options_by_digest = {name: bytes.fromhex(text) for name, text in json.loads(options).items()}
         return protocol.Prediction(items, options_by_digest, {}, [], list(around), 0)
 
@@ -78,22 +73,23 @@ class Runs:
             self._forget(of_all.format(same), *program, _MOST_RUNS_OF_ONE_PROGRAM)
             self._forget(of_all.format("uid = ?"), uid, _MOST_RUNS_OF_ONE_USER)
 
-    def _by_name(self, uid: int, message: protocol.Predict) -> tuple[int, str] | None:
+    def _by_name(self, uid: int, message: protocol.Predict) -> tuple[int, str, int] | None:
         # The same arguments if there was such a run, else the latest with others.
-        row: tuple[int, str] | None = self._reading.execute(
-            "SELECT id, options FROM runs WHERE uid = ? AND program = ? ORDER BY arguments = ? DESC, id DESC LIMIT 1",
+        row: tuple[int, str, int] | None = self._reading.execute(
+            "SELECT id, options, 0 FROM runs WHERE uid = ? AND program = ?"
+            " ORDER BY arguments = ? DESC, id DESC LIMIT 1",
             (uid, message.program, message.arguments),
         ).fetchone()
         return row
 
-    def _by_key(self, uid: int, key: str | None) -> tuple[int, str] | None:
-        # The latest, but one that was soon over says little of what comes next.
-        row: tuple[int, str] | None = self._reading.execute(
-            "SELECT runs.id, runs.options FROM wanted JOIN runs ON runs.id = wanted.run"
+    def _by_key(self, uid: int, message: protocol.Predict) -> tuple[int, str, int] | None:
+        # One that has something to tell of what comes next, if possible of the same program, and the latest of those.
+        row: tuple[int, str, int] | None = self._reading.execute(
+            "SELECT runs.id, runs.options, wanted.position + 1 FROM wanted JOIN runs ON runs.id = wanted.run"
             " WHERE wanted.key = ? AND runs.uid = ?"
-            " ORDER BY min(?, (SELECT max(position) FROM wanted AS one WHERE one.run = runs.id)) DESC, runs.id DESC"
-            " LIMIT 1",
-            (key, uid, _TELLING),
+            " ORDER BY min(?, (SELECT max(position) FROM wanted AS w WHERE w.run = runs.id) - wanted.position) DESC,"
+            " runs.program = ? DESC, runs.id DESC LIMIT 1",
+            (message.key, uid, _TELLING, message.program),
         ).fetchone()
         return row
 

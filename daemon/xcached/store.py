@@ -1,6 +1,7 @@
 """The store: SQLite rows, and files beside it for what is large.
 
-All of it belongs to the thread that writes; what is read on the one that serves is in ``reading``.
+What changes it belongs to the thread that writes; ``reading``, ``known`` and ``files.open`` are for the one that
+serves.
 """
 
 from __future__ import annotations

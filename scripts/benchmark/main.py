@@ -59,7 +59,7 @@ def parts() -> dict[str, Part]:
         return run
 
     def changed(folder: Path, full: bool) -> Any:
-        rounds = 11 if full else 3
+        rounds = 11 if full else 5
         return {f"{before}, now {name}": runs.changed(before, name, folder, rounds) for before, name in CHANGES}
 
     def crowd(folder: Path, full: bool) -> Any:

@@ -148,19 +148,22 @@ def nothing(folder: Path, rounds: int) -> dict[str, list[Sample]]:
 
 def changed(before: str, name: str, folder: Path, rounds: int) -> dict[str, list[Sample]]:
     """Warm runs of a program whose script was another one at its last run, beside others of it: all have one name."""
-    found: dict[str, list[Sample]] = {kind: [] for kind in (CHANGED, UNCHANGED, NOTHING_AHEAD, BUILT_IN)}
+    kinds = (CHANGED, UNCHANGED, NOTHING_AHEAD, BUILT_IN)
+    found: dict[str, list[Sample]] = {kind: [] for kind in kinds}
     with Field(folder, [BUILT_IN, XCACHE]) as field:
-        ours, theirs = field.peers[XCACHE], field.peers[BUILT_IN]
-        for peer in (theirs, ours):
+        for peer in field.peers.values():
             run(name, peer)
+        run(before, field.peers[XCACHE])
         for turn in range(rounds + 1):
-            run(before, ours)
-            samples = {CHANGED: run(name, ours), UNCHANGED: run(name, ours)}
-            samples[NOTHING_AHEAD] = run(name, ours, XCACHE_PREFETCH="0")
-            samples[BUILT_IN] = run(name, theirs)
-            if turn:
-                for kind, sample in samples.items():
+            for kind in rotated(kinds, turn):
+                if kind == CHANGED:
+                    run(before, field.peers[XCACHE])
+                settings = {"XCACHE_PREFETCH": "0"} if kind == NOTHING_AHEAD else {}
+                sample = run(name, field.peers[BUILT_IN if kind == BUILT_IN else XCACHE], **settings)
+                if turn:
                     found[kind].append(sample)
+    ours = [*found[CHANGED], *found[UNCHANGED], *found[NOTHING_AHEAD]]
+    check(name, {"warm": {XCACHE: ours, BUILT_IN: found[BUILT_IN]}})
     return found
 
 

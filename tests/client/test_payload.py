@@ -40,7 +40,7 @@ def test_round_trip_of_something_large():
 
 
 def test_what_repeats_far_apart_is_stored_once():
-    """As in the executables of TPUs: with level 1 and its narrow window such a frame is as large as its content."""
+    """As in the executables of TPUs; without a wide window such a frame is as large as its content."""
     part = random.Random(1).randbytes(3 << 20)
     sealed = payload.seal(KEY, part * 3)
     assert len(sealed) < len(part) * 1.1

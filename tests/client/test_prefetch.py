@@ -43,7 +43,7 @@ class Program:
 
     def predict(self, key: str | None) -> Foreseen:
         self.questions.append(key)
-        found = self.runs[0] if key is None else next((run for run in self.runs if key in run), "")
+        found = self.runs[0] if key is None else next((run.split(key)[1] for run in self.runs if key in run), "")
         entries = [Entry(f"entry {key}", 1.0, key.encode(), b"") if self.entries else None for key in found]
         return Foreseen(list(map(item, found, entries)), self.beginning)
 
@@ -278,16 +278,48 @@ def test_a_program_that_wants_something_else_is_not_loaded_for_any_longer():
     assert until(lambda: program.loads == ["a", "x", "y", "z"])
 
 
-def test_what_a_surprise_makes_foreseen_takes_the_place_of_the_rest():
+def test_what_a_surprise_makes_foreseen_goes_before_the_rest():
     program = Program("abcdef", "vewxyz")
     program.may_go_on.clear()
     program.prefetcher.start()
     assert until(lambda: program.loads == ["a"])
     assert program.take("v") is None
     program.may_go_on.set()
-    assert until(lambda: program.loads == ["a", "e", "w", "x", "y", "z"])
-    # What is loaded is there, wanted or not.
-    assert program.take("a") == "executable a"
+    assert until(lambda: program.loads == ["a", *"ewxyz", *"bcdf"])
+
+
+@pytest.mark.parametrize(("taken", "left", "loaded"), [("y", "abWX", "WX"), ("b", "ayCD", "CD")])
+def test_what_is_asked_for_next_tells_which_prediction_is_right(taken, left, loaded):
+    program = Program("abCD", "vyWX")
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a", "b"])
+    assert program.take("v") is None
+    assert until(lambda: program.loads == ["a", "b", "y"])
+    assert program.take(taken) == f"executable {taken}"
+    assert set(program.prefetcher._places) == set(left)
+    assert until(lambda: program.loads == ["a", "b", "y", *loaded])
+
+
+def test_what_both_have_does_not_tell_which_prediction_is_right():
+    program = Program("abCD", "vbWX")
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a", "b"])
+    assert program.take("v") is None
+    assert until(lambda: "W" in program.prefetcher._places)
+    assert program.take("b") == "executable b"
+    assert until(lambda: program.loads == ["a", "b", "W", "X", "C", "D"])
+
+
+def test_what_was_asked_for_while_the_answer_was_on_its_way_is_no_surprise():
+    program = SlowlyTold("abC", "axyz")
+    program.prefetcher.start()
+    assert program.asked.wait(20)
+    assert program.take("a") is None
+    program.may_be_told.set()
+    assert until(lambda: program.loads == ["b"])
+    assert program.take("b") == "executable b"
+    assert until(lambda: program.loads == ["b", "C"])
+    assert program.questions == [None]
 
 
 def test_what_takes_long_waits_again_after_a_surprise():

@@ -179,28 +179,41 @@ def test_the_last_run_with_the_same_arguments_goes_before_others(talk):
 def test_a_run_is_found_by_what_was_asked_for(talk):
     remember(talk, "old.py", *"abc")
     remember(talk, "new.py", *"cde")
-    # What comes next stands first.
-    assert predicted(talk, "renamed.py", key=key_of("a")) == keys("bca")
-    assert predicted(talk, "renamed.py", key=key_of("b")) == keys("cab")
-    assert predicted(talk, "renamed.py", key=key_of("c")) == keys("dec")
+    # What comes next: of the one where something does.
+    assert predicted(talk, "renamed.py", key=key_of("a")) == keys("bc")
+    assert predicted(talk, "renamed.py", key=key_of("b")) == keys("c")
+    assert predicted(talk, "renamed.py", key=key_of("c")) == keys("de")
+    assert predicted(talk, "renamed.py", key=key_of("e")) == []
     assert predicted(talk, "renamed.py", key=key_of("f")) == []
+
+
+def test_a_program_s_own_runs_go_before_others(talk):
+    remember(talk, "train.py", *"abc")
+    remember(talk, "other.py", *"aef")
+    assert predicted(talk, "train.py", key=key_of("a"), arguments="new") == keys("bc")
+    assert predicted(talk, "renamed.py", key=key_of("a")) == keys("ef")
+
+
+def test_what_came_after_something_that_is_not_in_the_store_is_told(talk):
+    remember(talk, "train.py", *"axbc")
+    assert predicted(talk, "renamed.py", key=key_of("x")) == keys("bc")
 
 
 def test_a_program_that_changed_is_known_again_when_it_changes_back(talk):
     remember(talk, "train.py", *"abc")
     remember(talk, "train.py", *"def")
     assert predicted(talk, "train.py") == keys("def")
-    assert predicted(talk, "train.py", key=key_of("a")) == keys("bca")
+    assert predicted(talk, "train.py", key=key_of("a")) == keys("bc")
     remember(talk, "train.py", *"abc")
     assert predicted(talk, "train.py") == keys("abc")
-    assert predicted(talk, "train.py", key=key_of("d")) == keys("efd")
+    assert predicted(talk, "train.py", key=key_of("d")) == keys("ef")
 
 
 def test_a_run_that_was_soon_over_leaves_the_one_that_went_on(talk, place):
     remember(talk, "train.py", *"abcdef")
     remember(talk, "train.py", *"ab")
     assert predicted(talk, "train.py") == keys("ab")
-    assert predicted(talk, "train.py", key=key_of("c")) == keys("defabc")
+    assert predicted(talk, "train.py", key=key_of("c")) == keys("def")
     remember(talk, "train.py", *"xbcdef")
     assert place.query("SELECT count(*) FROM runs") == [(1,)]
 

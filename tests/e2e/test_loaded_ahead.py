@@ -87,7 +87,9 @@ def test_a_program_that_changed_completely_is_right_all_the_same(place):
     # What it wants now is what is foreseen from here on.
     assert run(place, numbers=range(100, 106), first=WAIT.format(count=6))["prefetched"] == 6
     # And if it changes back, as soon as it has asked for something.
-    assert run(place, numbers=[0], last=WAIT.format(count=6 + 5))["hits"] == 1
+    again = "results += [float(jax.jit(lambda v, k=k: (v * k + 1).sum())(x)) for k in range(1, 6)]"
+    said = run(place, numbers=[0], first=WAIT.format(count=6), last=WAIT.format(count=6 + 5) + again)
+    assert said == {"hits": 6, "misses": 0, "prefetched": 5}
 
 
 def test_a_renamed_program_is_known_by_its_name_from_then_on(place):

@@ -306,7 +306,7 @@ import random
 random.seed({seed})
 def interrupt(number, frame):
     while frame is not None:
-        if frame.f_globals["__name__"].startswith("xcache."):
+        if frame.f_globals.get("__name__", "").startswith("xcache."):
             raise KeyboardInterrupt
         frame = frame.f_back
     signal.setitimer(signal.ITIMER_REAL, 0.0001)
@@ -319,6 +319,7 @@ for k in range(1, 60):
         signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
         pass
+signal.signal(signal.SIGALRM, signal.SIG_IGN)
 print(len(results) < 60, [results[k] if k in results else work(k) for k in range(60)])
 """
 
