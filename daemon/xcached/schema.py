@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from sqlite_utils import Migrations
@@ -13,9 +14,11 @@ from xcached import eviction
 VERSION = 6
 
 migrations = Migrations("xcache")
+# Typed here: sqlite-utils itself is not looked at by the type checker.
+_migration: Callable[[Callable[[Any], None]], Callable[[Any], None]] = migrations()
 
 
-@migrations()  # type: ignore[untyped-decorator]  # sqlite-utils is skipped: its annotations need plugins to check
+@_migration
 def m001_first(db: Any) -> None:
     """Entries, what they consist of, and what was counted."""
     db["blobs"].create(
@@ -87,7 +90,7 @@ def m001_first(db: Any) -> None:
     db.execute("PRAGMA user_version = 1")
 
 
-@migrations()  # type: ignore[untyped-decorator]
+@_migration
 def m002_writers(db: Any) -> None:
     """Each writer has entries of their own; what was set aside, what ended programs, what compiling took."""
     for table, columns in _OF_WRITERS.items():
@@ -162,7 +165,7 @@ def m002_writers(db: Any) -> None:
     db.execute("PRAGMA user_version = 2")
 
 
-@migrations()  # type: ignore[untyped-decorator]
+@_migration
 def m003_worth(db: Any) -> None:
     """Who is worth least goes first, and what is pinned stays."""
     for column in (
@@ -207,7 +210,7 @@ def m003_worth(db: Any) -> None:
     db.execute("PRAGMA user_version = 3")
 
 
-@migrations()  # type: ignore[untyped-decorator]
+@_migration
 def m004_toolchains(db: Any) -> None:
     """Where toolchains are installed, since when they are not, and what that cost."""
     db["toolchains"].create(
@@ -235,7 +238,7 @@ def m004_toolchains(db: Any) -> None:
     db.execute("PRAGMA user_version = 4")
 
 
-@migrations()  # type: ignore[untyped-decorator]
+@_migration
 def m005_runs(db: Any) -> None:
     """What programs wanted, run by run."""
     db["runs"].create(
@@ -261,7 +264,7 @@ def m005_runs(db: Any) -> None:
     db.execute("PRAGMA user_version = 5")
 
 
-@migrations()  # type: ignore[untyped-decorator]
+@_migration
 def m006_by_toolchain(db: Any) -> None:
     """What a toolchain made that may go, of all or of one user, and how much it is: from the index alone."""
     db.execute("DROP INDEX IF EXISTS idx_entries_toolchain_component")
