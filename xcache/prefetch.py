@@ -157,7 +157,7 @@ class Prefetcher:
         return not any(thread.is_alive() for thread in threads)
 
     def _is_as_foreseen(self, place: _Place) -> None:
-        if self._standing & ~place.foreseen_by:
+        if self._standing & place.foreseen_by and self._standing & ~place.foreseen_by:
             # It tells one prediction from another.
             self._standing &= place.foreseen_by
             self._places = {

@@ -310,6 +310,20 @@ def test_what_both_have_does_not_tell_which_prediction_is_right():
     assert until(lambda: program.loads == ["a", "b", "W", "X", "C", "D"])
 
 
+def test_what_is_left_of_a_prediction_that_was_wrong_decides_nothing():
+    program = Program("abCD", "vyWX")
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a", "b"])
+    assert program.take("v") is None
+    assert until(lambda: program.loads == ["a", "b", "y"])
+    program.may_go_on.clear()
+    assert program.take("y") == "executable y"
+    assert until(lambda: program.loads == ["a", "b", "y", "W"])
+    assert program.take("b") == "executable b"
+    program.may_go_on.set()
+    assert until(lambda: program.loads == ["a", "b", "y", "W", "X"])
+
+
 def test_what_was_asked_for_while_the_answer_was_on_its_way_is_no_surprise():
     program = SlowlyTold("abC", "axyz")
     program.prefetcher.start()
