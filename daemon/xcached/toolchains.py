@@ -89,7 +89,8 @@ class Toolchains:
         """Something happened: to be noted once, however often it does until somebody looks."""
         if not self._told:
             self._told = True
-            self._jobs.put("look")
+            # Only to wake whoever waits: it must not stand behind all that is announced.
+            self._jobs.put("told")
 
     def _read(self) -> None:
         """What was known when the last daemon left."""
@@ -105,6 +106,9 @@ class Toolchains:
     def _run(self) -> None:
         look_at = rested_at = time.monotonic()
         while True:
+            if self._told:
+                self._told = False
+                look_at = min(look_at, max(time.monotonic() + _SETTLES, rested_at))
             # Also where there is always somebody who announces something.
             job: _Announcement | str | None = "due"
             with contextlib.suppress(queue.Empty):
@@ -115,10 +119,7 @@ class Toolchains:
             try:
                 if isinstance(job, _Announcement):
                     self._announced(job)
-                elif job == "look":
-                    self._told = False
-                    look_at = min(look_at, max(time.monotonic() + _SETTLES, rested_at))
-                else:
+                elif job == "due":
                     began = time.monotonic()
                     look_at = began + _LOOK_EVERY
                     rest = self._look_at_all()

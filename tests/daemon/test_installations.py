@@ -184,8 +184,10 @@ def test_who_announces_all_the_time_keeps_nobody_from_looking(tmp_path, environm
     with eye(tmp_path) as watched:
         watched.hear(environment.announcement())
         caller, found = Caller(os.getpid(), os.getuid()), environment.announcement()
-        monkeypatch.setattr(watched.toolchains, "_announced", lambda job: time.sleep(0.005))
-        for _ in range(2000):
+        # Until it has settled that it is watched.
+        time.sleep(1.0)
+        monkeypatch.setattr(watched.toolchains, "_announced", lambda job: time.sleep(0.01))
+        for _ in range(1000):
             watched.toolchains.announce(found, caller)
         shutil.rmtree(environment.root)
         assert watched.is_stale(environment)
