@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from xcache import config, protocol
+from xcache import config, framing, protocol
 from xcache.private import peer_of
 
 REPOSITORY = Path(__file__).parent.parent
@@ -192,8 +192,8 @@ class Place:
         hello = protocol.Hello(protocol.VERSION, "test", os.getpid(), "test")
         with contextlib.closing(self.connect()) as connection:
             connection.settimeout(5.0)
-            connection.sendall(protocol.encode(1, hello) + protocol.encode(2, message))
-            reader, answered = protocol.FrameReader(), False
+            connection.sendall(framing.encode(1, hello) + framing.encode(2, message))
+            reader, answered = framing.FrameReader(), False
             while not answered and (data := connection.recv(65536)):
                 answered = any(request == 2 for request, _ in reader.feed(data))
 

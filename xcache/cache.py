@@ -14,9 +14,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from xcache import executables, keys, payload, protocol
+from xcache import executables, payload, protocol
 from xcache.client import Client
 from xcache.clock import monotonic
 from xcache.config import Config
@@ -35,7 +35,7 @@ from xcache.history import History
 from xcache.launcher import Launcher
 from xcache.prefetch import Loaded, Prefetcher
 from xcache.request import Outcome, Request
-from xcache.storing import StoreQueue
+from xcache.storing import Compiled, StoreQueue, Storer
 
 if TYPE_CHECKING:
     from xcache.statistics import Statistics
@@ -46,16 +46,6 @@ logger = logging.getLogger("xcache")
 _ATTEMPTS = 2
 # What loading takes is not known before it was done; this much of compiling, in most cases less.
 _LOADING_TO_COMPILING = 0.2
-
-
-class _Compiled(NamedTuple):
-    """What is to be stored, and the lease under which it was compiled (0 for none)."""
-
-    request: Request
-    executable: Any
-    seconds: float
-    lease: int
-    raw: bytes | None
 
 
 class _Here(threading.local):
@@ -97,6 +87,7 @@ class Cache:
         """Start with connections, threads and locks of this process's own."""
         self._launcher = Launcher(self.config)
         self._client = Client(self.config, self._version, self._launcher if self._starts_daemon() else None)
+        self._storer = Storer(self._client, self._counting, self._announce, overwrite=self.mode == "refresh")
         self._queue = StoreQueue(self._store, self._tell, patience=self.config.timeout)
         self._history = History(self._client)
         fetcher = Fetcher(self._client, self._history, self._load_ahead, self._went_wrong)
@@ -163,7 +154,7 @@ class Cache:
             self._history.note(asked.key.digest, asked.ahead, asked.platform, seconds * _LOADING_TO_COMPILING)
             self._finish_before_exit()
             raw = self._serialize_first(asked, executable) if asked.serialize_first() else None
-            if self._queue.add(_Compiled(asked, executable, seconds, found.lease, raw), weight=seconds):
+            if self._queue.add(Compiled(asked, executable, seconds, found.lease, raw), weight=seconds):
                 # Given back by the queue's thread, with the entry or without.
                 leases.clear()
             else:
@@ -329,62 +320,13 @@ class Cache:
             let_pass(error)
             return None
 
-    def _store(self, compiled: _Compiled) -> None:
+    def _store(self, compiled: Compiled) -> None:
         """On the queue's thread: serialize, compress and send."""
-        request = compiled.request
         try:
-            raw = compiled.raw or self._serialize(request, compiled.executable)
-            if raw is not None:
-                self._put(request, raw, compiled.seconds)
+            self._storer.store(compiled)
         except Exception as error:  # noqa: BLE001 - serialize() may raise anything, on a thread nobody watches
             self._went_wrong(error)
-            self._release(request.key.digest, compiled.lease)
-
-    def _put(self, request: Request, raw: bytes, seconds: float) -> None:
-        key = request.key
-        self._announce(request)
-        sealed, program = payload.seal(key.digest, raw), payload.compress(request.program)
-        message = protocol.Put(
-            key=key.digest,
-            overwrite=self.mode == "refresh",
-            module_name=request.module_name[:500],
-            platform=request.platform,
-            device_kind=request.device_kind,
-            jaxlib_version=request.jaxlib_version,
-            codec=payload.CODEC,
-            raw_size=len(raw),
-            compile_seconds=seconds,
-            digest=keys.digest(sealed),
-            stored_size=len(sealed),
-            program_digest=key.components["program"],
-            program_raw_size=len(request.program),
-            program_stored_digest=keys.digest(program),
-            program_stored_size=len(program),
-            components=dict(key.components),
-            details=dict(request.details()),
-            payload=None,
-            program=None,
-        )
-        self._client.put(message, sealed, program)
-        self._counting.add(stores=1, bytes_written=len(sealed))
-        logger.debug("stored: %s %s (%d bytes)", request.module_name, key.digest[:12], len(sealed))
-
-    def _serialize(self, request: Request, executable: Any) -> bytes | None:
-        """The executable's bytes; None, remembered with the reason, for a kind that XLA cannot serialize."""
-        try:
-            return request.serialize(executable)
-        except UncacheableError as error:
-            reason = str(error)
-        except Exception as error:
-            if "UNIMPLEMENTED" not in str(error):
-                raise
-            reason = "not serializable"
-            logger.debug("%s: %s", request.module_name, error)
-        logger.debug("not cached: %s: %s", request.module_name, reason)
-        # It was taken for a miss, which is something another run could find.
-        self._counting.reclassify_miss(reason)
-        self._client.mark_not_cacheable(request.key.digest, request.module_name[:500], reason)
-        return None
+            self._release(compiled.request.key.digest, compiled.lease)
 
     def _tell(self) -> None:
         """On the queue's thread: add what was counted to the daemon's statistics, and what was wanted to its memory."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Container, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcache.clock import monotonic
 from xcache.errors import (
     ConnectionLostError,
@@ -36,7 +36,7 @@ class Connection:
 
     def __init__(self, path: Path, timeout: float, version: str, trusted: Container[int] | None = None) -> None:
         """Connect, make sure the daemon is this user's own, root's, or of another uid that is trusted; say hello."""
-        self._reader = protocol.FrameReader()
+        self._reader = framing.FrameReader()
         self._messages: list[tuple[int, protocol.Message]] = []
         self._descriptors: list[int] = []
         self._request = 0
@@ -91,7 +91,7 @@ class Connection:
         try:
             # Who hangs up on us may have said why.
             try:
-                self._send(protocol.encode(self._request, message), descriptors, deadline)
+                self._send(framing.encode(self._request, message), descriptors, deadline)
             except (BrokenPipeError, ConnectionResetError) as error:
                 let_pass(error)
             while True:
@@ -127,7 +127,7 @@ class Connection:
         """Send a message that has no answer."""
         self._request += 1
         try:
-            self._send(protocol.encode(self._request, message), (), monotonic() + timeout)
+            self._send(framing.encode(self._request, message), (), monotonic() + timeout)
         except OSError as error:
             let_pass(error)
             raise ConnectionLostError(str(error.strerror or error)) from None

@@ -1,18 +1,101 @@
-"""The thread that stores: a queue whose work goes on while the program does."""
+"""What is compiled is stored behind the program's back: a queue and its thread, and what that does with each."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
+from xcache import keys, payload, protocol
+from xcache.client import Client
 from xcache.clock import monotonic
+from xcache.counting import Counting
+from xcache.errors import UncacheableError
+from xcache.request import Request
+
+logger = logging.getLogger("xcache")
 
 Job = TypeVar("Job")
 
 _LONGEST = 4096
 _LINGER = 1.0
+
+
+class Compiled(NamedTuple):
+    """What is to be stored, and the lease under which it was compiled (0 for none)."""
+
+    request: Request
+    executable: Any
+    seconds: float
+    lease: int
+    raw: bytes | None
+
+
+class Storer:
+    """Serializes, compresses and sends."""
+
+    def __init__(
+        self, client: Client, counting: Counting, announce: Callable[[Request], None], *, overwrite: bool
+    ) -> None:
+        self._client = client
+        self._counting = counting
+        self._announce = announce
+        self._overwrite = overwrite
+
+    def store(self, compiled: Compiled) -> None:
+        """Have it stored, unless it turns out to be of a kind that cannot be."""
+        request = compiled.request
+        raw = compiled.raw or self._serialize(request, compiled.executable)
+        if raw is not None:
+            self._put(request, raw, compiled.seconds)
+
+    def _put(self, request: Request, raw: bytes, seconds: float) -> None:
+        key = request.key
+        self._announce(request)
+        sealed, program = payload.seal(key.digest, raw), payload.compress(request.program)
+        message = protocol.Put(
+            key=key.digest,
+            overwrite=self._overwrite,
+            module_name=request.module_name[:500],
+            platform=request.platform,
+            device_kind=request.device_kind,
+            jaxlib_version=request.jaxlib_version,
+            codec=payload.CODEC,
+            raw_size=len(raw),
+            compile_seconds=seconds,
+            digest=keys.digest(sealed),
+            stored_size=len(sealed),
+            program_digest=key.components["program"],
+            program_raw_size=len(request.program),
+            program_stored_digest=keys.digest(program),
+            program_stored_size=len(program),
+            components=dict(key.components),
+            details=dict(request.details()),
+            payload=None,
+            program=None,
+        )
+        self._client.put(message, sealed, program)
+        self._counting.add(stores=1, bytes_written=len(sealed))
+        logger.debug("stored: %s %s (%d bytes)", request.module_name, key.digest[:12], len(sealed))
+
+    def _serialize(self, request: Request, executable: Any) -> bytes | None:
+        """The executable's bytes; None, remembered with the reason, for a kind that XLA cannot serialize."""
+        try:
+            return request.serialize(executable)
+        except UncacheableError as error:
+            reason = str(error)
+        except Exception as error:
+            if "UNIMPLEMENTED" not in str(error):
+                raise
+            reason = "not serializable"
+            logger.debug("%s: %s", request.module_name, error)
+        logger.debug("not cached: %s: %s", request.module_name, reason)
+        # It was taken for a miss, which is something another run could find.
+        self._counting.reclassify_miss(reason)
+        self._client.mark_not_cacheable(request.key.digest, request.module_name[:500], reason)
+        return None
 
 
 class StoreQueue(Generic[Job]):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from xcache import protocol
+from xcache import framing, protocol
 
 # More than a prediction hands over, and than a program loads at once.
 _MOST_GIVEN = 600
@@ -87,7 +87,7 @@ class Caller:
 class Reply(NamedTuple):
     """An answer, and descriptors that go with it."""
 
-    message: protocol.Message | protocol.Packed
+    message: protocol.Message | framing.Packed
     descriptors: tuple[int, ...] = ()
 
 

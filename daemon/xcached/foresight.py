@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcache.errors import ProtocolError
 from xcached.caller import Caller, Process, Reply, close_all
 from xcached.lookup import Lookup
@@ -44,7 +44,7 @@ class Foresight:
         """What will be wanted by a program that begins like this, or after this key."""
         found = self._runs.predict(caller.uid, message)._replace(beginning=self._others_that_begin(caller))
         try:
-            listed = len(protocol.encode(0, found)) + _LOOKED_AT * _LONGEST_TOLD
+            listed = len(framing.encode(0, found)) + _LOOKED_AT * _LONGEST_TOLD
         except ProtocolError:
             # Whoever remembered it made the most of every field.
             return Reply(nothing()._replace(beginning=found.beginning))

@@ -11,7 +11,7 @@ import socket
 import time
 from pathlib import Path
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcache._version import __version__
 from xcache.errors import ProtocolError, StoreError, UntrustedError
 from xcache.private import check_peer
@@ -110,8 +110,8 @@ def _ask_to_leave(directory: Path, own: Path) -> bool:
             connected.settimeout(_ASKING_SECONDS)
             connected.connect(path)
             check_peer(connected)
-            connected.sendall(protocol.encode(1, hello) + protocol.encode(2, leave))
-            reader = protocol.FrameReader()
+            connected.sendall(framing.encode(1, hello) + framing.encode(2, leave))
+            reader = framing.FrameReader()
             while data := connected.recv(65536):
                 if any(request == 2 for request, _ in reader.feed(data)):
                     logger.info("process %s, which served %s, was asked to leave", process.decode(), directory)

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import NamedTuple
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcache.errors import ProtocolError
 
 # Of the answers that are kept for who asks again.
@@ -22,7 +22,7 @@ class Hit(NamedTuple):
     writer_uid: int
     toolchain: str
     # None where the row does not hold what it should: anybody who may write the file can alter it.
-    answer: protocol.Packed | None
+    answer: framing.Packed | None
 
 
 class Reading:
@@ -93,5 +93,5 @@ class Reading:
 def _hit(digest: str, size: int, seconds: float, content: bytes | None, writer: int, toolchain: str) -> Hit:
     answer = None
     with contextlib.suppress(ProtocolError):
-        answer = protocol.pack(protocol.Found(digest, size, seconds, content))
+        answer = framing.pack(protocol.Found(digest, size, seconds, content))
     return Hit(digest, content is not None, writer, toolchain, answer)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcache.errors import ProtocolError, StoreError, XcacheError
 from xcache.private import peer_of
 from xcached.caller import Caller, Later, Process, Reply, close_all
@@ -95,7 +95,7 @@ class Server:
             logger.warning("a connection was refused: %s", refused.reason)
             with contextlib.suppress(OSError):
                 # A client's first request has the number 1.
-                accepted.send(protocol.encode(1, refused))
+                accepted.send(framing.encode(1, refused))
             accepted.close()
             return
         process = self._processes.setdefault((peer.pid, peer.uid), Process(peer.pid))
@@ -164,7 +164,7 @@ class Connection:
         self._ancillary = socket.CMSG_SPACE((self._settings.now.max_descriptors + 1) * _DESCRIPTOR)
         self._service = service
         self._loop = loop
-        self._reader = protocol.FrameReader(self._settings.now.max_frame)
+        self._reader = framing.FrameReader(self._settings.now.max_frame)
         self._owes_since: float | None = time.monotonic()
         self._descriptors: list[int] = []
         self._waiting: deque[Asked] = deque()
@@ -315,7 +315,7 @@ class Connection:
             close_all(reply.descriptors)
             return
         try:
-            frame = memoryview(protocol.encode(request, reply.message))
+            frame = memoryview(framing.encode(request, reply.message))
         except BaseException:
             close_all(reply.descriptors)
             raise

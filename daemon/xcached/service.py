@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcached.administration import Administration
 from xcached.caller import Answer, Caller, Later, Load, Reply, close_all
 from xcached.database import is_damage
@@ -188,7 +188,7 @@ class Service:
             # Nothing can be stored under it, and nobody has to remember who asked.
             return Reply(protocol.Missing(0))
         found = self._lookup.find(caller, message)
-        if found is not None and isinstance(found.message, protocol.Packed):
+        if found is not None and isinstance(found.message, framing.Packed):
             self._trace.note_hit(message.key, found.message.message)
         elif found is None:
             self._trace.note("get", message.key, 0, 0.0, hit=False)

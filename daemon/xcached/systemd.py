@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcache.errors import StoreError
 
 _FIRST = 3
@@ -69,7 +69,7 @@ def turn_away(listener: socket.socket, reason: str) -> None:
     and go on so when what is wrong has long been put right.
     """
     Manager().status(reason)
-    refused = protocol.encode(1, protocol.Refused("store error", reason))
+    refused = framing.encode(1, protocol.Refused("store error", reason))
     deadline = time.monotonic() + _PAUSE
     with contextlib.suppress(TimeoutError):
         while (left := deadline - time.monotonic()) > 0:

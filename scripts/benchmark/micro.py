@@ -20,7 +20,7 @@ from peers import Daemon, rotated, socket_of
 from servers import Echo, Redis, get_frame, set_frame
 from stores import key
 
-from xcache import config, keys, payload, protocol
+from xcache import config, framing, keys, payload, protocol
 from xcache._version import __version__
 from xcache.client import Client
 from xcache.entries import Entry
@@ -169,7 +169,7 @@ def _one_size(
     writers = synced.client() if synced else None
     echo = Echo(folder, len(sealed) + 90) if len(sealed) <= protocol.INLINE_LIMIT else None
     bare = echo.client() if echo else None
-    request = protocol.encode(1, get_of(digest))
+    request = framing.encode(1, get_of(digest))
     name = digest.encode()
     if readers:
         readers.set(name, sealed)
@@ -211,7 +211,7 @@ def by_clients(folder: Path, clients: list[int], seconds: float, rounds: int) ->
     raw, digest = content(4 * KIB), key(-1)
     sealed = payload.seal(digest, raw)
     name = digest.encode()
-    hello = protocol.encode(1, protocol.Hello(protocol.VERSION, __version__, os.getpid(), "bench"))
+    hello = framing.encode(1, protocol.Hello(protocol.VERSION, __version__, os.getpid(), "bench"))
     found: dict[str, Any] = {"hit": defaultdict(dict), "miss": defaultdict(dict), "put": defaultdict(dict)}
     with (
         contextlib.closing(_Stopping(Daemon(store, XCACHE_MAX_SIZE="0"))),
@@ -230,8 +230,8 @@ def by_clients(folder: Path, clients: list[int], seconds: float, rounds: int) ->
                 fresh = [key(-(10**9) - made - n) for n in range(4000)]
                 made += len(fresh)
                 frames = {
-                    "hit": [protocol.encode(2, get_of(digest))],
-                    "miss": [protocol.encode(2, get_of(other)) for other in fresh[:500]],
+                    "hit": [framing.encode(2, get_of(digest))],
+                    "miss": [framing.encode(2, get_of(other)) for other in fresh[:500]],
                     "put": [_put_frame(other, sealed) for other in fresh],
                 }
                 theirs = {
@@ -252,7 +252,7 @@ def by_clients(folder: Path, clients: list[int], seconds: float, rounds: int) ->
 def _put_frame(fresh: str, sealed: bytes) -> bytes:
     again = sealed[:8] + bytes.fromhex(fresh) + sealed[40:]
     message = put_of(fresh, again, 4 * KIB, b"program")
-    return protocol.encode(2, message._replace(payload=again, program=b"program"))
+    return framing.encode(2, message._replace(payload=again, program=b"program"))
 
 
 def _drive(path: Path, peer: str, kind: str, hello: bytes, frames: list[bytes], clients: int, seconds: float) -> Any:

@@ -10,7 +10,7 @@ import zstandard
 from micro import KIB, MIB, Times, content, get_of, put_of, timed
 from stores import key
 
-from xcache import keys, payload, protocol
+from xcache import framing, keys, payload
 from xcached.store import Source, Store, Writer
 
 _TURNS, _TURNS_OF_LARGE = 2000, 300
@@ -25,7 +25,7 @@ def _small(folder: Path) -> Times:
     """Seconds for each piece, many times. Each has the processor's caches for itself: in a daemon it takes longer."""
     raw, digest = content(4 * KIB), key(-4)
     sealed = payload.seal(digest, raw)
-    question = protocol.encode(1, get_of(digest))
+    question = framing.encode(1, get_of(digest))
     (folder / "pieces").mkdir(mode=0o700)
     store = Store(folder / "pieces", 0)
     with contextlib.closing(store):
@@ -34,19 +34,19 @@ def _small(folder: Path) -> Times:
         with store.transaction():
             store.put(message, *sources, Writer(0, 0, "bench"))
         (hit,) = store.reading.find(digest)
-        answer = protocol.encode(1, hit.answer)
+        answer = framing.encode(1, hit.answer)
 
         def look_up_anew() -> object:
             store.reading._found.clear()
             return store.reading.find(digest)
 
         works = {
-            "client: write the question": lambda: protocol.encode(1, get_of(digest)),
-            "daemon: read it": lambda: protocol.decode(question[4:]),
+            "client: write the question": lambda: framing.encode(1, get_of(digest)),
+            "daemon: read it": lambda: framing.decode(question[4:]),
             "daemon: look it up, the first time": look_up_anew,
             "daemon: look it up again": lambda: store.reading.find(digest),
-            "daemon: write the answer": lambda: protocol.encode(1, hit.answer),
-            "client: read it": lambda: protocol.decode(answer[4:]),
+            "daemon: write the answer": lambda: framing.encode(1, hit.answer),
+            "client: read it": lambda: framing.decode(answer[4:]),
             "client: verify and decompress": lambda: payload.open_sealed(digest, hit.digest, sealed),
         }
         return _measured(works, _TURNS)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from conftest import Place
 
-from xcache import protocol
+from xcache import framing, protocol
 
 
 class Talk:
@@ -21,7 +21,7 @@ class Talk:
     def __init__(self, connected: socket.socket, heard: list[protocol.Message]) -> None:
         self.socket = connected
         self._heard = heard
-        self._reader = protocol.FrameReader()
+        self._reader = framing.FrameReader()
         self._messages: list[tuple[int, protocol.Message]] = []
         self.request = 0
 
@@ -38,7 +38,7 @@ class Talk:
 
     def say(self, message: protocol.Message, descriptors: tuple[int, ...] = ()) -> None:
         """Answer the last request."""
-        self.raw(protocol.encode(self.request, message), descriptors)
+        self.raw(framing.encode(self.request, message), descriptors)
 
     def raw(self, data: bytes, descriptors: tuple[int, ...] = ()) -> None:
         """Say whatever bytes."""

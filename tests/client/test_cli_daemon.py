@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from command_line import LONG, Shell, names
 
-from xcache import protocol
+from xcache import framing, protocol
 
 
 @pytest.fixture
@@ -148,14 +148,14 @@ def daemon_of_another_time(shell):
             connection, _ = listener.accept()
             with connection:
                 connection.settimeout(LONG)
-                reader = protocol.FrameReader()
+                reader = framing.FrameReader()
                 while data := connection.recv(65536):
                     for request, message in reader.feed(data):
                         answer = protocol.Welcome(99, "9.9.9", os.getpid(), str(shell.directory))
                         if isinstance(message, protocol.Stop):
                             answer = protocol.Done()
                             stopped.set()
-                        connection.sendall(protocol.encode(request, answer))
+                        connection.sendall(framing.encode(request, answer))
                     if stopped.is_set():
                         break
         listener.close()

@@ -19,7 +19,7 @@ from peers import Talk, answering, fake_daemon
 from xcache import breaker as breaker_module
 from xcache import client as client_module
 from xcache import connection as connection_module
-from xcache import protocol
+from xcache import framing, protocol
 from xcache.client import Client
 from xcache.entries import Absent
 from xcache.errors import (
@@ -111,7 +111,7 @@ def hangs_up_after_the_request(talk: Talk) -> None:
 def says_half_a_frame_and_hangs_up(talk: Talk) -> None:
     talk.welcome()
     talk.read()
-    talk.raw(protocol.encode(talk.request, protocol.Found("d", 5, 1.0, b"bytes"))[:-3])
+    talk.raw(framing.encode(talk.request, protocol.Found("d", 5, 1.0, b"bytes"))[:-3])
 
 
 def drips(talk: Talk) -> None:
@@ -126,7 +126,7 @@ def answers_other_requests_for_ever(talk: Talk) -> None:
     talk.welcome()
     talk.read()
     while True:
-        talk.raw(protocol.encode(talk.request + 1, protocol.Missing(0)))
+        talk.raw(framing.encode(talk.request + 1, protocol.Missing(0)))
         time.sleep(0.001)
 
 
@@ -341,7 +341,7 @@ def test_an_answer_to_another_request_is_passed_over(place, client):
     def behave(talk: Talk) -> None:
         talk.welcome()
         talk.read()
-        talk.raw(protocol.encode(talk.request - 1, protocol.Found("old", 1, 1.0, b"x")))
+        talk.raw(framing.encode(talk.request - 1, protocol.Found("old", 1, 1.0, b"x")))
         talk.say(protocol.Missing(0))
         talk.until_the_end()
 
@@ -406,7 +406,7 @@ def test_a_descriptor_is_that_of_its_own_answer(place, client):
             with tempfile.TemporaryFile() as file:
                 file.write(content)
                 file.seek(0)
-                talk.raw(protocol.encode(request, protocol.Found("d", 5, 1.0, None)), (file.fileno(),))
+                talk.raw(framing.encode(request, protocol.Found("d", 5, 1.0, None)), (file.fileno(),))
         talk.until_the_end()
 
     with fake_daemon(place.socket, behave):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcache.errors import ProtocolError
 
 LEAVES = {
@@ -63,19 +63,19 @@ SAMPLES: dict[str, typing.Any] = {
 def test_what_is_written_is_read(message):
     @given(requests, strategy_for(message))
     def check(request, sent):
-        ((got_request, got),) = protocol.FrameReader().feed(protocol.encode(request, sent))
+        ((got_request, got),) = framing.FrameReader().feed(framing.encode(request, sent))
         assert (got_request, got) == (request, sent)
         assert type(got) is message
-        assert protocol.encode(request, protocol.pack(sent)) == protocol.encode(request, sent)
+        assert framing.encode(request, framing.pack(sent)) == framing.encode(request, sent)
 
     check()
 
 
 @given(st.lists(st.tuples(requests, any_message), max_size=8), st.randoms(use_true_random=False))
 def test_however_the_stream_is_cut_the_messages_are_the_same(sent, chance):
-    stream = b"".join(protocol.encode(request, message) for request, message in sent)
+    stream = b"".join(framing.encode(request, message) for request, message in sent)
     for longest in (1, 7, len(stream) + 1):
-        reader, got, at = protocol.FrameReader(), [], 0
+        reader, got, at = framing.FrameReader(), [], 0
         while at < len(stream):
             end = at + chance.randint(1, longest)
             got += reader.feed(stream[at:end])
@@ -85,17 +85,17 @@ def test_however_the_stream_is_cut_the_messages_are_the_same(sent, chance):
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_frame_that_is_cut_short_is_no_message(name):
-    body = protocol.encode(3, SAMPLES[name])[4:]
+    body = framing.encode(3, SAMPLES[name])[4:]
     for length in range(len(body)):
         with pytest.raises(ProtocolError):
-            protocol.decode(body[:length])
+            framing.decode(body[:length])
     with pytest.raises(ProtocolError):
-        protocol.decode(body + b"\x00")
+        framing.decode(body + b"\x00")
 
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_any_changed_byte_gives_a_message_or_a_ProtocolError(name):  # noqa: N802 - the name of the class
-    body = bytearray(protocol.encode(3, SAMPLES[name])[4:])
+    body = bytearray(framing.encode(3, SAMPLES[name])[4:])
     outcomes = set()
     for at in range(len(body)):
         for value in (0, 0x7F, 0x80, 0xC0, 0xC1, 0xC4, 0xC6, 0xC7, 0xD4, 0xDD, 0xDF, 0xFF, body[at] ^ 1):
@@ -119,11 +119,11 @@ def test_garbage_gives_a_message_or_a_ProtocolError(body):  # noqa: N802 - the n
 def understood(body: bytes) -> bool:
     """Nothing but a ProtocolError may come of it; and a message that is understood is one that can be said."""
     try:
-        request, message = protocol.decode(body)
+        request, message = framing.decode(body)
     except ProtocolError:
         return False
     assert type(message) in MESSAGES
-    assert len(list(protocol.FrameReader().feed(protocol.encode(request, message)))) == 1
+    assert len(list(framing.FrameReader().feed(framing.encode(request, message)))) == 1
     return True
 
 
@@ -168,27 +168,27 @@ def understood(body: bytes) -> bool:
 )
 def test_what_is_not_a_message(parts):
     with pytest.raises(ProtocolError):
-        protocol.decode(msgpack.packb(parts))
+        framing.decode(msgpack.packb(parts))
 
 
 def test_hello_and_welcome_may_grow():
     """Another version has to be understood as far as its number, or nobody could step aside."""
     for message in (protocol.Hello(9, "9.0", 1, "p"), protocol.Welcome(9, "9.0", 1, "/d")):
         body = msgpack.packb([1, type(message).__name__, *message, {"new": [1]}, "field"])
-        assert protocol.decode(body) == (1, message)
+        assert framing.decode(body) == (1, message)
 
 
 def test_an_integer_will_do_where_a_number_is_wanted():
-    assert protocol.decode(msgpack.packb([1, "Found", "d", 5, 2, None]))[1].compile_seconds == 2
+    assert framing.decode(msgpack.packb([1, "Found", "d", 5, 2, None]))[1].compile_seconds == 2
 
 
 def test_a_frame_above_the_limit_is_refused_before_it_has_arrived():
     with pytest.raises(ProtocolError, match="above the limit"):
-        list(protocol.FrameReader().feed(struct.pack(">I", protocol.MAX_FRAME + 1)))
+        list(framing.FrameReader().feed(struct.pack(">I", protocol.MAX_FRAME + 1)))
     with pytest.raises(ProtocolError, match="above the limit"):
-        protocol.encode(1, protocol.Found("d", 1, 1.0, b"x" * protocol.MAX_FRAME))
+        framing.encode(1, protocol.Found("d", 1, 1.0, b"x" * protocol.MAX_FRAME))
     just = protocol.Found("d", 1, 1.0, b"x" * (protocol.MAX_FRAME - 100))
-    assert list(protocol.FrameReader().feed(protocol.encode(1, just))) == [(1, just)]
+    assert list(framing.FrameReader().feed(framing.encode(1, just))) == [(1, just)]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_frame_that_lies_costs_no_more_memory_than_its_limit_allows(body):
     tracemalloc.start()
     try:
         with pytest.raises(ProtocolError):
-            protocol.decode(body)
+            framing.decode(body)
         assert tracemalloc.get_traced_memory()[1] < 64 * protocol.MAX_FRAME
     finally:
         tracemalloc.stop()
@@ -228,14 +228,14 @@ UNSAYABLE = {
 def test_what_would_not_be_understood_is_not_said(message):
     """Said all the same, it would end the connection of whoever says it; or an exception nobody expects would."""
     with pytest.raises(ProtocolError):
-        protocol.encode(1, message)
+        framing.encode(1, message)
 
 
 def test_a_stream_of_noise_never_does_worse_than_end():
     chance = random.Random(1)
     ended = 0
     for _ in range(300):
-        reader = protocol.FrameReader()
+        reader = framing.FrameReader()
         try:
             for _ in range(20):
                 list(reader.feed(struct.pack(">I", chance.randrange(40)) + chance.randbytes(chance.randrange(60))))

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from conftest import Place, digest, get_message, put_message
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcache.errors import RefusedError
 
 
@@ -21,7 +21,7 @@ class Conversation:
         self.socket = place.connect()
         self.descriptors: list[int] = []
         self.pid = 0
-        self._reader = protocol.FrameReader()
+        self._reader = framing.FrameReader()
         self._heard: list[tuple[int, protocol.Message]] = []
         self._request = 0
 
@@ -46,7 +46,7 @@ class Conversation:
     def say(self, message: protocol.Message, descriptors: Sequence[int] = ()) -> int:
         """Say something; the number under which the answer will come."""
         self._request += 1
-        self.raw(protocol.encode(self._request, message), descriptors)
+        self.raw(framing.encode(self._request, message), descriptors)
         return self._request
 
     def raw(self, data: bytes, descriptors: Sequence[int] = ()) -> None:

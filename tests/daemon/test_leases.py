@@ -14,7 +14,7 @@ import pytest
 from conftest import digest, get_message, put_message, until
 from conversation import Conversation, key_of, talking
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcached.caller import Caller
 from xcached.leases import Leases, _is_stopped
 
@@ -359,7 +359,7 @@ def begin_to_wait_among_others(talk: Conversation, key: str) -> int:
 
 def test_nobody_holds_leases_without_end(speakers):
     greedy, other = speakers(), speakers()
-    frames = [protocol.encode(n, get_message(key_of(str(n)), PATIENT)) for n in range(10, 10_012)]
+    frames = [framing.encode(n, get_message(key_of(str(n)), PATIENT)) for n in range(10, 10_012)]
     leases = 0
     for start in range(0, len(frames), 100):
         greedy.raw(b"".join(frames[start : start + 100]))

@@ -15,7 +15,7 @@ import pytest
 from conftest import get_message, new_place, put_message, until
 from conversation import Conversation, key_of, open_file, talking
 
-from xcache import protocol
+from xcache import framing, protocol
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
@@ -66,7 +66,7 @@ def test_what_is_in_flight_is_finished_and_answered(place):
 def answers_until_it_left(place) -> set[protocol.Message]:
     """What somebody is told who goes on asking while the daemon finishes its work and leaves."""
     payload = os.urandom(4_000_000)
-    question = protocol.encode(1, get_message(key_of("none")))
+    question = framing.encode(1, get_message(key_of("none")))
 
     def ask_for_ever(asking: Conversation) -> None:
         with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ import pytest
 from conftest import digest, get_message, put_message, until
 from conversation import Conversation, key_of, open_file, talking
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcache.client import Client
 from xcache.entries import Absent
 from xcache.errors import TurnedAwayError
@@ -108,11 +108,11 @@ def test_more_descriptors_than_that_are_the_end_of_the_connection(place, most, s
         unaffected(place, talk)
 
 
-HELLO = protocol.encode(1, protocol.Hello(protocol.VERSION, "test", 1, "test"))
+HELLO = framing.encode(1, protocol.Hello(protocol.VERSION, "test", 1, "test"))
 SILENT = {
     "says nothing": b"",
     "begins and stops": HELLO[:3],
-    "stops in the middle of a request": HELLO + protocol.encode(2, protocol.Sync())[:-1],
+    "stops in the middle of a request": HELLO + framing.encode(2, protocol.Sync())[:-1],
 }
 
 
@@ -135,7 +135,7 @@ def test_who_takes_no_answer_is_dropped(place):
         deaf = Conversation(place)
         deaf.greet()
         deaf.socket.setblocking(False)
-        asked = protocol.encode(9, get_message(key_of("full")))
+        asked = framing.encode(9, get_message(key_of("full")))
 
         def dropped() -> bool:
             try:
@@ -175,7 +175,7 @@ def test_who_has_asked_for_too_much_is_waited_for(place):
     with talking(place) as holder, talking(place) as waiter:
         assert holder.ask(get_message(key_of("a"), 60.0)).lease
         first = waiter.say(get_message(key_of("a"), 60.0))
-        frame = protocol.encode(99, protocol.Sync())
+        frame = framing.encode(99, protocol.Sync())
         waiter.raw(frame[:-1])
         time.sleep(1.2)
         assert holder.put(key_of("a"), b"x") == protocol.Stored(True)
@@ -198,7 +198,7 @@ def test_words_do_not_pile_up_for_who_takes_few(place):
 
         slow = [stack.enter_context(talking(place)) for _ in range(20)]
         for talk in slow:
-            talk.raw(b"".join(protocol.encode(2 + n, get_message(key_of("a"), 1e6)) for n in range(64)))
+            talk.raw(b"".join(framing.encode(2 + n, get_message(key_of("a"), 1e6)) for n in range(64)))
         seen = []
         for _ in range(8):
             time.sleep(2)

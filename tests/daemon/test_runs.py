@@ -12,7 +12,7 @@ import pytest
 from conftest import digest, until
 from conversation import key_of, talking
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcached import foresight
 from xcached.caller import Caller
 
@@ -104,7 +104,7 @@ def test_a_long_run_is_told_with_as_much_as_there_is_room_for(talk):
     found = talk.ask(protocol.Predict("train.py", "a", None))
     assert [item["key"] for item in found.items] == keys(names)
     assert found.payloads[key_of("n0")] == b"n0" * 500
-    assert len(protocol.encode(1, found)) > protocol.MAX_FRAME * 3 / 4
+    assert len(framing.encode(1, found)) > protocol.MAX_FRAME * 3 / 4
 
 
 def test_a_list_that_fills_a_frame_by_itself_is_not_told(talk):

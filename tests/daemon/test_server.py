@@ -16,7 +16,7 @@ import pytest
 from conftest import get_message, put_message, until
 from conversation import Conversation, key_of, open_file, talking
 
-from xcache import protocol
+from xcache import framing, protocol
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 FULL = b"f" * protocol.INLINE_LIMIT
@@ -45,18 +45,18 @@ def open_in(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-HELLO = protocol.encode(1, protocol.Hello(protocol.VERSION, "test", 1, "test"))
+HELLO = framing.encode(1, protocol.Hello(protocol.VERSION, "test", 1, "test"))
 UNMANNERLY = {
     "noise": b"\x00\x00\x00\x05\xc1\xc1\xc1\xc1\xc1",
     "another protocol": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "an empty frame": struct.pack(">I", 0),
     "a frame above the limit": struct.pack(">I", protocol.MAX_FRAME + 1),
     "the largest length": b"\xff" * 100,
-    "no hello": protocol.encode(1, protocol.AskStatus()),
-    "a welcome for a hello": protocol.encode(1, protocol.Welcome(1, "v", 1, "d")),
+    "no hello": framing.encode(1, protocol.AskStatus()),
+    "a welcome for a hello": framing.encode(1, protocol.Welcome(1, "v", 1, "d")),
     "an unknown message": HELLO + struct.pack(">I", 8) + b"\x92\x01\xa5Nobod",
     "a field too few": HELLO + struct.pack(">I", 6) + b"\x92\x01\xa3Get",
-    "a request and noise": HELLO + protocol.encode(2, get_message("k")) + b"\x00\x00\x00\x01\xc1",
+    "a request and noise": HELLO + framing.encode(2, get_message("k")) + b"\x00\x00\x00\x01\xc1",
 }
 
 
@@ -70,7 +70,7 @@ def test_who_breaks_the_protocol_is_hung_up_on(place, bystander, said):
 
 
 def test_half_a_frame_holds_up_nobody(place, bystander):
-    for said in (b"", b"\x00", HELLO[:-1], HELLO + protocol.encode(2, get_message("k"))[:-1]):
+    for said in (b"", b"\x00", HELLO[:-1], HELLO + framing.encode(2, get_message("k"))[:-1]):
         slow, gone = Conversation(place), Conversation(place)
         for each in (slow, gone):
             each.raw(said)
@@ -115,7 +115,7 @@ def test_many_requests_at_once_are_all_answered(place, bystander):
 def test_who_never_reads_is_not_read_from_either(place, bystander):
     """What the daemon keeps for somebody who does not take it is bounded: not by how much may be asked for at once."""
     before = bystander.status()["peak_memory"]
-    request = protocol.encode(7, get_message(key_of("small")))
+    request = framing.encode(7, get_message(key_of("small")))
     with talking(place) as deaf:
         deaf.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
@@ -128,7 +128,7 @@ def test_who_never_reads_is_not_read_from_either(place, bystander):
 def test_who_never_takes_what_it_asked_for_leaves_descriptors_to_others(place, bystander):
     """Each large answer is an open file of the daemon's until it has been sent."""
     before = open_in(bystander.pid)
-    request = protocol.encode(7, get_message(key_of("large")))
+    request = framing.encode(7, get_message(key_of("large")))
     with talking(place) as deaf:
         deaf.socket.settimeout(0.5)
         with pytest.raises(TimeoutError):
@@ -285,7 +285,7 @@ def test_a_stranger_is_not_let_in(place, bystander):
         timeout=30,
         check=True,
     )
-    ((_, heard),) = protocol.FrameReader().feed(bytes.fromhex(said.stdout))
+    ((_, heard),) = framing.FrameReader().feed(bytes.fromhex(said.stdout))
     assert heard == protocol.Refused("not permitted", "this daemon is not for other users (uid 54321)")
     assert heard.reason in (place.dir / "daemon.log").read_text()
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from conftest import Place, digest, get_message
 from conversation import Conversation, key_of
 
-from xcache import protocol
+from xcache import framing, protocol
 
 _SMALL, _LARGE, _UNCACHEABLE, _TOOLCHAINS = 600, 60, 50, 20
 _PROGRAM = b"program"
@@ -124,7 +124,7 @@ class Loader:
             self._take(talk, self._fresh())
         if self._choose.random() < 0.5:
             # Half a message.
-            talk.raw(protocol.encode(100, get_message(self._fresh()))[:20])
+            talk.raw(framing.encode(100, get_message(self._fresh()))[:20])
         talk.close()
 
     def _wait_and_inherit(self) -> None:

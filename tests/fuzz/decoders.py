@@ -13,7 +13,7 @@ from typing import Any
 
 from seeds import KEY, RAWS, field
 
-from xcache import payload, protocol
+from xcache import framing, payload, protocol
 from xcache.errors import DamagedError, ProtocolError, UncacheableError
 from xcache.keys import digest, flags, options
 
@@ -28,16 +28,16 @@ Fits = Callable[[Any], bool]
 def message(body: bytes) -> bool:
     """The body of a frame: a message within its types and bounds that can be said again, or ProtocolError."""
     try:
-        request, decoded = protocol.decode(body)
+        request, decoded = framing.decode(body)
     except ProtocolError:
         return False
     assert type(request) is int
     for fits, value in zip(_fits(type(decoded)), decoded, strict=True):
         assert fits(value), decoded
-    said = protocol.encode(request, decoded)
-    again = protocol.decode(said[4:])
+    said = framing.encode(request, decoded)
+    again = framing.decode(said[4:])
     # Not the messages alone: a NaN is not equal to itself.
-    assert again == (request, decoded) or protocol.encode(*again) == said
+    assert again == (request, decoded) or framing.encode(*again) == said
     return True
 
 
@@ -45,7 +45,7 @@ def stream(data: bytes) -> bool:
     """A stream: however it is cut, its frames are those that their lengths say, up to the first that is none."""
     expected, broken = frames(data)
     for step in (max(1, len(data)), 1 + zlib.crc32(data) % 61):
-        reader, got, failed = protocol.FrameReader(), [], False
+        reader, got, failed = framing.FrameReader(), [], False
         try:
             for at in range(0, len(data), step):
                 got.extend(reader.feed(data[at : at + step]))
@@ -109,7 +109,7 @@ def frames(data: bytes) -> tuple[list[tuple[int, protocol.Message]], bool]:
         if at + 4 + length > len(data):
             break
         try:
-            found.append(protocol.decode(data[at + 4 : at + 4 + length]))
+            found.append(framing.decode(data[at + 4 : at + 4 + length]))
         except ProtocolError:
             return found, True
         at += 4 + length

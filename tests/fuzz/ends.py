@@ -19,7 +19,7 @@ from conversation import Conversation, talking
 from decoders import frames
 from peers import Talk, fake_daemon
 
-from xcache import protocol
+from xcache import framing, protocol
 from xcache.client import Client
 from xcache.entries import Absent, Entry
 from xcache.errors import XcacheError
@@ -48,8 +48,8 @@ _CALLS: list[Callable[[Client], Any]] = [
 
 def answers() -> list[bytes]:
     """Each message as the answer to each call, a file of every kind as the answer to the first, and as a greeting."""
-    said = [protocol.encode(FIRST_REQUEST, message) for message in seeds.messages()]
-    files = [bytes((1, kind)) + protocol.encode(FIRST_REQUEST, _found_as_file()) for kind in range(10, 23)]
+    said = [framing.encode(FIRST_REQUEST, message) for message in seeds.messages()]
+    files = [bytes((1, kind)) + framing.encode(FIRST_REQUEST, _found_as_file()) for kind in range(10, 23)]
     called = [bytes((1 + 8 * call, 0)) + each for call in range(len(_CALLS)) for each in said]
     return [*files, *called, *(bytes((0, 0)) + _numbered(each, 1) for each in said)]
 
@@ -62,7 +62,7 @@ def heard_by_clients() -> list[protocol.Message]:
 
 def conversations() -> list[bytes]:
     """What can be said to a daemon, with and without descriptors."""
-    frames = [protocol.encode(number, message) for number, message in enumerate(seeds.requests())]
+    frames = [framing.encode(number, message) for number, message in enumerate(seeds.requests())]
     several = [bytes((at, at * 7 % 256)) + b"".join(frames[at : at + 4]) for at in range(len(frames))]
     # One by one, with the descriptor that a large Put needs.
     return [*several, *(bytes((1, _LARGE)) + frame for frame in frames)]
@@ -177,12 +177,12 @@ def _found() -> protocol.Found:
 
 
 def _numbered(frame: bytes, request: int) -> bytes:
-    return protocol.encode(request, protocol.decode(frame[4:])[1])
+    return framing.encode(request, framing.decode(frame[4:])[1])
 
 
 def _largest() -> bytes:
     found = _found()._replace(payload=b"x" * (protocol.MAX_FRAME - 1000))
-    return seeds.hello() + protocol.encode(2, found) + protocol.encode(3, found)[:-1]
+    return seeds.hello() + framing.encode(2, found) + framing.encode(3, found)[:-1]
 
 
 def _say(place: Place, said: bytes, descriptors: tuple[int, ...], how: int) -> bool:
@@ -200,7 +200,7 @@ def _say(place: Place, said: bytes, descriptors: tuple[int, ...], how: int) -> b
         # Who broke the protocol is hung up on, and need not hang up first.
         if not frames(said)[1]:
             connection.shutdown(socket.SHUT_WR)
-        reader = protocol.FrameReader()
+        reader = framing.FrameReader()
         while data := connection.recv(65536):
             heard += reader.feed(data)
     return len(heard) > 1

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from conftest import digest, put_message
 
-from xcache import payload, protocol
+from xcache import framing, payload, protocol
 from xcache.keys.options import LEFT_OUT
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -41,12 +41,12 @@ def requests() -> list[protocol.Message]:
 
 def bodies() -> list[bytes]:
     """The bodies of frames with these."""
-    return [protocol.encode(3, message)[4:] for message in messages()]
+    return [framing.encode(3, message)[4:] for message in messages()]
 
 
 def streams() -> list[bytes]:
     """Conversations, a few frames each."""
-    frames = [protocol.encode(number, message) for number, message in enumerate(messages())]
+    frames = [framing.encode(number, message) for number, message in enumerate(messages())]
     return [b"".join(frames[start : start + 3]) for start in range(0, len(frames), 3)]
 
 
@@ -129,4 +129,4 @@ def _sample(hint: typing.Any, full: bool) -> typing.Any:
 
 def hello() -> bytes:
     """The greeting of a well-behaved client."""
-    return protocol.encode(1, protocol.Hello(protocol.VERSION, "fuzz", 1, "fuzz"))
+    return framing.encode(1, protocol.Hello(protocol.VERSION, "fuzz", 1, "fuzz"))

@@ -12,7 +12,7 @@ import pytest
 import seeds
 import zstandard
 
-from xcache import payload, protocol
+from xcache import framing, payload, protocol
 from xcache.errors import DamagedError, ProtocolError
 from xcache.keys import digest, flags
 
@@ -33,20 +33,20 @@ def largest_found() -> protocol.Message:
 
 
 def test_many_small_frames_in_one_piece(in_time):
-    frame = protocol.encode(1, protocol.Done())
+    frame = framing.encode(1, protocol.Done())
     count = 4 * protocol.MAX_FRAME // len(frame)
-    assert sum(1 for _ in protocol.FrameReader().feed(frame * count)) == count
+    assert sum(1 for _ in framing.FrameReader().feed(frame * count)) == count
 
 
 def test_a_large_frame_in_single_bytes(in_time):
-    frame = protocol.encode(1, largest_found())
-    reader = protocol.FrameReader()
+    frame = framing.encode(1, largest_found())
+    reader = framing.FrameReader()
     got = [each for at in range(len(frame)) for each in reader.feed(frame[at : at + 1])]
     assert got == [(1, largest_found())]
 
 
 def test_a_reader_holds_one_frame_whatever_has_passed_through_it():
-    frame, reader = protocol.encode(1, largest_found()), protocol.FrameReader()
+    frame, reader = framing.encode(1, largest_found()), framing.FrameReader()
     tracemalloc.start()
     try:
         for _ in range(20):
@@ -73,7 +73,7 @@ UNREADABLE = {
 def test_what_cannot_be_read_does_not_fill_the_log(body):
     """The reason goes into the daemon's log, and into a program's standard error."""
     with pytest.raises(ProtocolError) as caught:
-        protocol.decode(body)
+        framing.decode(body)
     assert len(str(caught.value)) < 1000
 
 
