@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from click.testing import CliRunner
-from conftest import get_message
+from places import get_message
 
 from xcache import keys, payload, protocol
 from xcache.cli import main

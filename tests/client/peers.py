@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from conftest import Place
+from places import Place
 
 from xcache import framing, protocol
 

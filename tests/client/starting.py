@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator
 
-from conftest import Place
+from places import Place
 
 from xcache.client import Client
 from xcache.launcher import Launcher

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from conftest import digest, until
 from conversation import talking
+from places import digest, until
 from test_cache import caches, compiled, request  # noqa: F401
 
 from xcache import payload, protocol

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Place, digest, until
 from peers import Talk, fake_daemon
+from places import Place, digest, until
 
 from xcache import protocol
 from xcache.cache import Cache

@@ -6,7 +6,7 @@ import os
 
 import pytest
 from command_line import Shell, names
-from conftest import until
+from places import until
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import digest, get_message, put_message, until
+from places import digest, get_message, put_message, until
 
 from xcache import protocol
 from xcache.client import Client

@@ -13,8 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import get_message, put_message
 from peers import Talk, answering, fake_daemon
+from places import get_message, put_message
 
 from xcache import breaker as breaker_module
 from xcache import client as client_module

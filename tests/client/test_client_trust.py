@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import get_message
 from peers import Talk, answering, fake_daemon
+from places import get_message
 
 from xcache import protocol
 from xcache.client import Client

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import get_message, until
+from places import get_message, until
 from starting import starters, with_a_store
 
 from xcache.entries import Absent

@@ -12,8 +12,8 @@ import threading
 import time
 
 import pytest
-from conftest import get_message
 from peers import Talk, fake_daemon
+from places import get_message
 from starting import starters, with_a_store
 
 from xcache import protocol

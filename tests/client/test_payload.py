@@ -51,7 +51,7 @@ def test_what_repeats_far_apart_is_stored_once():
 def test_what_is_large_is_checked_as_well(monkeypatch, threads):
     if threads != "threads":
         monkeypatch.setattr(threading.Thread, "start", no_thread)
-    sealed = payload.seal(KEY, random.Random(1).randbytes(1 << 20))
+    sealed = payload.seal(KEY, random.Random(1).randbytes(2 << 20))
     assert opened(sealed) == payload.open_sealed(KEY, digest(sealed), sealed)
     for at in (0, 20, 45, 500_000, len(sealed) - 1):
         altered = bytearray(sealed)
@@ -64,7 +64,7 @@ def test_what_is_large_is_checked_as_well(monkeypatch, threads):
 
 def test_behind_a_program_it_is_checked_without_another_thread(monkeypatch):
     monkeypatch.setattr(threading, "Thread", None)
-    raw = os.urandom(1 << 20)
+    raw = os.urandom(2 << 20)
     sealed = payload.seal(KEY, raw)
     assert payload.open_sealed(KEY, digest(sealed), sealed, behind=True) == raw
     with pytest.raises(DamagedError):

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
-from conftest import digest, put_message
 from peers import Talk, fake_daemon
+from places import digest, put_message
 
 from xcache import protocol
 from xcache.client import Client

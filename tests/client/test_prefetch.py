@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 import pytest
-from conftest import until
+from places import until
 
 from xcache import prefetch
 from xcache.entries import Entry

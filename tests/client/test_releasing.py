@@ -8,9 +8,9 @@ import threading
 import time
 
 import pytest
-from conftest import digest, get_message, until
 from conversation import talking
 from peers import fake_daemon
+from places import digest, get_message, until
 from test_cache import Asking, Gate, caches, compiled, request  # noqa: F401
 
 from xcache import protocol

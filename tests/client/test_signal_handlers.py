@@ -9,9 +9,9 @@ import signal
 import time
 
 import pytest
-from conftest import digest, until
 from conversation import talking
 from peers import fake_daemon
+from places import digest, until
 from test_cache import Loadable, caches, compiled, request  # noqa: F401
 from test_leases import take
 

@@ -8,7 +8,7 @@ import threading
 import weakref
 
 import pytest
-from conftest import until
+from places import until
 
 from xcache import storing
 from xcache.storing import StoreQueue

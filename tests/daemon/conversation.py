@@ -8,7 +8,7 @@ import socket
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from conftest import Place, digest, get_message, put_message
+from places import Place, digest, get_message, put_message
 
 from xcache import framing, protocol
 from xcache.errors import RefusedError

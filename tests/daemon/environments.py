@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from conftest import digest
 from conversation import key_of, talking
+from places import digest
 
 from xcache import protocol
 

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from conftest import put_message
+from places import put_message
 
 from xcache import protocol
 from xcached.administration import removed

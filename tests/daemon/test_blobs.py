@@ -7,8 +7,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from conftest import digest
 from conversation import open_file
+from places import digest
 
 from xcache.errors import RefusedError
 from xcached import blobs

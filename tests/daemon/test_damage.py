@@ -8,8 +8,8 @@ import os
 import sqlite3
 
 import pytest
-from conftest import Place, get_message, put_message, until
 from conversation import Conversation, key_of, talking
+from places import Place, get_message, put_message, until
 from sqlite_utils import Database
 from stores import shelf
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import digest, until
 from environments import Environment
+from places import digest, until
 from stores import Shelf, shelf
 from watchdog.utils import UnsupportedLibcError
 

@@ -7,8 +7,8 @@ import random
 from bisect import bisect_right
 
 import pytest
-from conftest import digest
 from conversation import key_of, talking
+from places import digest
 
 from xcache import protocol
 from xcached.known import KnownKeys

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import digest, get_message, put_message, until
 from conversation import Conversation, key_of, talking
+from places import digest, get_message, put_message, until
 
 from xcache import framing, protocol
 from xcached.caller import Caller
@@ -161,9 +161,9 @@ def test_a_stopped_process_is_not_waited_for(place, speakers):
     waiter, later = speakers(), speakers()
     program = (
         "import os, sys, time\nsys.path.insert(0, sys.argv[1])\n"
-        "from conftest import Place\nfrom pathlib import Path\n"
+        "from places import Place\nfrom pathlib import Path\n"
         "sys.path.insert(0, sys.argv[1] + '/daemon')\nfrom conversation import Conversation\n"
-        "from conftest import get_message\n"
+        "from places import get_message\n"
         "talk = Conversation(Place(Path(sys.argv[2])))\ntalk.greet()\n"
         f"print(talk.ask(get_message({KEY!r}, 60.0)).lease, flush=True)\n"
         "sys.stdin.readline()\n"

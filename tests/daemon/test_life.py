@@ -12,8 +12,8 @@ import sys
 import threading
 
 import pytest
-from conftest import get_message, new_place, put_message, until
 from conversation import Conversation, key_of, open_file, talking
+from places import get_message, new_place, put_message, until
 
 from xcache import framing, protocol
 

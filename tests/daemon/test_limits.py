@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import digest, get_message, put_message, until
 from conversation import Conversation, key_of, open_file, talking
+from places import digest, get_message, put_message, until
 
 from xcache import framing, protocol
 from xcache.client import Client

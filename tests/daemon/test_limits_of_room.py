@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable
 
 import pytest
-from conftest import digest
 from conversation import key_of
+from places import digest
 from stores import WRITER, Shelf, shelf
 
 from xcache import protocol

@@ -6,8 +6,8 @@ import os
 import resource
 
 import pytest
-from conftest import digest, put_message
 from conversation import Conversation, key_of, open_file, talking
+from places import digest, put_message
 
 from xcache import protocol
 

@@ -8,8 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import digest, until
 from conversation import Conversation, key_of, talking
+from places import digest, until
 
 from xcache import protocol
 
@@ -343,7 +343,7 @@ def test_a_late_complaint_does_not_set_aside_what_was_stored_afresh(place, talk)
 import sys
 from pathlib import Path
 sys.path[:0] = {[str(TESTS), str(TESTS / "daemon")]!r}
-from conftest import Place
+from places import Place
 from conversation import Conversation
 from xcache import protocol
 talk = Conversation(Place(Path({str(place.root)!r})))

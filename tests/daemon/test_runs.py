@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterable
 
 import pytest
-from conftest import digest, until
 from conversation import key_of, talking
+from places import digest, until
 
 from xcache import framing, protocol
 from xcached import foresight

@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import get_message, put_message, until
 from conversation import Conversation, key_of, open_file, talking
+from places import get_message, put_message, until
 
 from xcache import framing, protocol
 

@@ -8,8 +8,8 @@ import types
 import typing
 
 import pytest
-from conftest import put_message
 from conversation import Conversation, key_of, talking
+from places import put_message
 
 from xcache import protocol
 from xcache.errors import ProtocolError

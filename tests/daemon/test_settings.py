@@ -8,8 +8,8 @@ import signal
 import time
 
 import pytest
-from conftest import Place, put_message, until
 from conversation import key_of, talking
+from places import Place, put_message, until
 
 from xcache import protocol
 from xcache.errors import ConfigError

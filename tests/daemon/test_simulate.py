@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from conftest import REPOSITORY
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from places import REPOSITORY
 from simulate_bound import most_saved
 from simulate_policies import POLICIES, replay
 from simulate_traces import MADE_UP, Makers, Request, make

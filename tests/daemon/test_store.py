@@ -6,8 +6,8 @@ import sqlite3
 import time
 
 import pytest
-from conftest import digest
 from conversation import key_of
+from places import digest
 from stores import WRITER, Shelf, shelf
 
 from xcache import protocol

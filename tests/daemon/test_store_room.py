@@ -9,8 +9,8 @@ import time
 
 import measure_room
 import pytest
-from conftest import digest, put_message
 from conversation import key_of
+from places import digest, put_message
 from stores import WRITER, Shelf, shelf
 
 from xcache import protocol

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import Place, until
 from conversation import key_of, talking
+from places import Place, until
 
 from xcache import protocol
 from xcache.connection import Connection

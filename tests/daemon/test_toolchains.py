@@ -8,9 +8,9 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import get_message, until
 from conversation import Conversation, talking
 from environments import Environment
+from places import get_message, until
 
 from xcache import protocol
 

@@ -6,8 +6,8 @@ import json
 import os
 
 import pytest
-from conftest import digest, get_message
 from conversation import key_of, talking
+from places import digest, get_message
 from simulate_traces import recorded
 
 from xcache import protocol

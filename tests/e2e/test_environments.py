@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import Shell
-from conftest import until
+from places import until
 
 pytestmark = pytest.mark.slow
 
@@ -44,6 +44,8 @@ class Environment:
         """As a user does it, but without what is there already."""
         wanted = [f"jax=={version}", f"jaxlib=={version}"]
         pip = [sys.executable, "-m", "pip", "--python", self.root / "bin" / "python", "install", "--quiet", "--no-deps"]
+        # Most of it is never imported.
+        pip.append("--no-compile")
         done = subprocess.run([*pip, *wanted], capture_output=True, text=True, timeout=300, check=False)
         if "No matching distribution" in done.stderr or "Could not find a version" in done.stderr:
             pytest.skip(f"there is no jax {version} to be had here: {done.stderr.splitlines()[-1]}")

@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import Place, until
+from places import Place, until
 
 # Some seconds of compiling, and a few small programs around it.
 PROGRAM = """

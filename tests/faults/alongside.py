@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from conftest import Place
+from places import Place
 
 HEAD = """
 import sys

@@ -14,7 +14,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from conftest import digest
+from places import digest
 
 from xcache import config, protocol
 from xcache.cache import Cache

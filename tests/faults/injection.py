@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import until
+from places import until
 
 # What changes files, and what opens and makes them; reading harms nobody.
 CALLS = ("pwrite64", "write", "fsync", "fdatasync", "rename", "unlink", "openat", "mkdir", "ftruncate")

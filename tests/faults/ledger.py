@@ -6,7 +6,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from conftest import digest
+from places import digest
 
 from xcache import protocol
 

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from conftest import Place
 from conversation import Conversation, key_of
 from ledger import Known, Ledger
+from places import Place
 
 from xcache import protocol
 from xcache.errors import RefusedError

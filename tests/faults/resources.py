@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from conftest import REPOSITORY, Place
 from conversation import Conversation
+from places import REPOSITORY, Place
 
 from xcache import protocol
 

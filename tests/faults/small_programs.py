@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Place, new_place
+from places import Place, new_place
 
 COUNT = 40
 # Waiting for each compile would cost half a minute and more; what is allowed leaves room for a machine that is busy.

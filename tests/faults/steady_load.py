@@ -17,8 +17,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from conftest import Place, digest, get_message
 from conversation import Conversation, key_of
+from places import Place, digest, get_message
 
 from xcache import framing, protocol
 

@@ -8,8 +8,8 @@ import struct
 import time
 from collections.abc import Iterator
 
-from conftest import get_message, until
 from conversation import Conversation, key_of, talking
+from places import get_message, until
 
 from xcache import protocol
 

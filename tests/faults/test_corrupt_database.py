@@ -13,9 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from campaigns import Campaign
 from command_line import Shell
-from conftest import Campaign, digest, get_message, until
 from conversation import key_of, talking
+from places import digest, get_message, until
 
 from xcache import protocol
 from xcache.errors import RefusedError
@@ -80,18 +81,6 @@ HARMLESS: dict[str, Callable[[Path], None]] = {
 }
 
 
-def goes_on(place) -> None:
-    """Whatever a daemon makes of it: it answers or leaves, and nothing it gives out is anything but what was put."""
-    child = place.daemon()
-    until(lambda: place.answers() or child.poll() is not None)
-    if child.poll() is None:
-        ask_for_everything(place, Campaign(None, 0))
-        assert child.poll() is None
-    else:
-        assert child.returncode == 1
-    place.stop()
-
-
 def ask_for_everything(place, campaign) -> tuple[int, int]:
     """Every entry is right, missing, refused or plainly damaged; how many were there, and how many were refused."""
     there = refused = 0
@@ -119,9 +108,16 @@ def ask_for_everything(place, campaign) -> tuple[int, int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", [*DAMAGES, *HARMLESS])
 def test_a_daemon_that_meets_it_answers_or_leaves(place, damage):
+    """And nothing it gives out is anything but what was put."""
     fill(place)
     (DAMAGES | HARMLESS)[damage](place.dir / "store.db")
-    goes_on(place)
+    child = place.daemon()
+    until(lambda: place.answers() or child.poll() is not None)
+    if child.poll() is None:
+        ask_for_everything(place, Campaign(None, 0))
+        assert child.poll() is None
+    else:
+        assert child.returncode == 1
 
 
 @pytest.mark.slow
@@ -219,6 +215,7 @@ def test_damage_in_any_place_gives_no_wrong_content_and_no_crash(place, campaign
             campaign.problem("crashes", f"byte {where}: {child.returncode}: {place.said()[-800:]}")
         child.kill()
         child.wait()
+    assert campaign.counts["entries checked"] >= ENTRIES
     campaign.judge()
 
 

@@ -8,8 +8,8 @@ from collections import Counter
 
 import crowd
 import pytest
-from conftest import digest, until
 from conversation import key_of, talking
+from places import digest, until
 from resources import complaints, descriptors_of, helping
 
 from xcache import protocol

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import until
 from conversation import Conversation, key_of, talking
 from ledger import Ledger
 from load import Client
+from places import until
 from verdict import check
 
 from xcache import protocol
@@ -58,6 +58,7 @@ def test_a_disk_of_any_size_that_fills_up(place, campaign):
         size = 200_000 + (1_800_000 * number // rounds) + choose.randrange(4) * 4096
         with small_disk(place, size):
             fill_up_and_make_room(place, campaign, choose, f"a disk of {size} bytes")
+    assert campaign.counts["faults tried"] >= rounds
     campaign.judge()
 
 

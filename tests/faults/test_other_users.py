@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY, Place, digest, until
 from conversation import key_of
+from places import REPOSITORY, Place, digest, until
 
 from xcache import payload
 
@@ -25,7 +25,7 @@ GROUPS = {"team": (61000, ["alice", "carol"])}
 TALK = """
 import json, os, sys
 from pathlib import Path
-from conftest import Place, digest
+from places import Place, digest
 from conversation import Conversation, get_message, key_of
 from xcache import protocol
 KEY = key_of("a")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import signal
 
-from conftest import digest
 from conversation import talking
+from places import digest
 
 from xcache import payload, protocol
 

@@ -15,8 +15,8 @@ from collections import Counter
 
 import pytest
 import steady_load
-from conftest import until
 from conversation import key_of, talking
+from places import until
 from resources import Sample, descriptors_of, helping, sample
 
 from xcache import protocol

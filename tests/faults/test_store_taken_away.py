@@ -9,10 +9,10 @@ import threading
 import time
 
 import pytest
-from conftest import until
 from conversation import Conversation, key_of, talking
 from ledger import Ledger
 from load import Client
+from places import until
 from verdict import check
 
 from xcache import protocol

@@ -9,7 +9,6 @@ import signal
 import subprocess
 
 import pytest
-from conftest import until
 from conversation import Conversation, talking
 from injection import (
     CALLS,
@@ -25,6 +24,7 @@ from injection import (
 )
 from ledger import Ledger
 from load import Client
+from places import until
 from verdict import check
 
 pytestmark = pytest.mark.slow

@@ -6,8 +6,8 @@ import os
 import time
 
 import pytest
-from conftest import digest, get_message, put_message, until
 from conversation import Conversation, key_of
+from places import digest, get_message, put_message, until
 from test_leases import begin_to_wait, outcome, take
 from test_other_users import ALICE, BOB, BUILDER, CAROL, machine  # noqa: F401
 

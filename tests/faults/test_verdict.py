@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from conftest import Campaign
+from campaigns import Campaign
 from conversation import key_of, talking
 from ledger import Ledger
 from verdict import check

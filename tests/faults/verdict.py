@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import traceback
 
-from conftest import Campaign, Place, put_message
+from campaigns import Campaign
 from conversation import talking
 from ledger import Ledger
 from load import LARGEST_PROGRAM
+from places import Place, put_message
 from stores import check_tables
 
 from xcache import protocol

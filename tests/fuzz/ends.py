@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import seeds
-from conftest import PATIENCE, Place, get_message, new_place, put_message, until
 from conversation import Conversation, talking
 from decoders import frames
 from peers import Talk, fake_daemon
+from places import PATIENCE, Place, get_message, new_place, put_message, until
 
 from xcache import framing, protocol
 from xcache.client import Client

@@ -7,7 +7,7 @@ import types
 import typing
 from pathlib import Path
 
-from conftest import digest, put_message
+from places import digest, put_message
 
 from xcache import framing, payload, protocol
 from xcache.keys.options import LEFT_OUT

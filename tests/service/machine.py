@@ -12,7 +12,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from conftest import until
+from places import until
 
 BOOT = Path(__file__).parent / "boot"
 NAMESPACES = ["unshare", "--fork", "--pid", "--mount", "--ipc", "--uts", "--net", "--cgroup", "--kill-child"]

@@ -15,8 +15,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from conftest import REPOSITORY, until
 from machine import Machine
+from places import REPOSITORY, until
 
 USER, OTHER = 2001, 2002
 NEWER = "99.0.0"
@@ -24,7 +24,7 @@ NEWER = "99.0.0"
 TALK = """
 import contextlib, sys
 from command_line import made_up
-from conftest import get_message
+from places import get_message
 from xcache import config
 from xcache._version import __version__
 from xcache.client import Client
@@ -51,7 +51,7 @@ print(result, counted.hits, counted.misses)
 # One that has much in flight.
 PUTS_AND_STOPS = """
 import contextlib, os, subprocess, sys
-from conftest import Place, put_message
+from places import Place, put_message
 from conversation import Conversation, key_of, open_file
 from pathlib import Path
 from xcache import config, protocol

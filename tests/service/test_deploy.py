@@ -7,7 +7,7 @@ import signal
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY
+from places import REPOSITORY
 
 from xcache import config
 
@@ -24,9 +24,11 @@ def documents() -> dict[str, Any]:
     return {document["kind"]: document for document in found}
 
 
-@pytest.mark.parametrize("kind", ["Namespace", "ConfigMap", "DaemonSet", "Pod"])
-def test_the_manifest_is_right_by_the_schema(kind):
-    kubernetes_validate.validate(documents()[kind], KUBERNETES, strict=True)
+def test_the_manifest_is_right_by_the_schema():
+    found = documents()
+    assert found.keys() == {"Namespace", "ConfigMap", "DaemonSet", "Pod"}
+    for document in found.values():
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
 
 
 def test_the_schema_would_find_what_is_wrong():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from conftest import until
 from machine import booted, why_not
+from places import until
 from services import (
     DAMAGES,
     NEWER,
