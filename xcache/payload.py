@@ -25,8 +25,9 @@ _PARAMETERS = zstandard.ZstdCompressionParameters(
     compression_level=2, window_log=24, write_checksum=True, write_content_size=True
 )
 MAX_RAW_SIZE = 8 * 1024**3
-# From here on the digest is computed on a thread beside the decompression: below, beginning one takes longer.
-_WORTH_A_THREAD = 256 * 1024
+# From here on the digest is computed on a thread beside the decompression: below, to wake a processor for it takes
+# longer than it saves.
+_WORTH_A_THREAD = 1024 * 1024
 _HEADER = struct.Struct(">8s32sQ")
 _MAGIC = b"xcache\x00\x01"
 
