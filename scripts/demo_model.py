@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402
 
 import xcache  # noqa: E402
 
-VOCABULARY, WIDTH, HEADS, LAYERS = 256, 128, 4, 36
+VOCABULARY, WIDTH, HEADS, LAYERS = 256, 128, 4, 24
 BATCH, LENGTH, STEPS, KEEP = 2, 64, 5, 0.9
 RATE, DECAY_1, DECAY_2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 

@@ -93,6 +93,8 @@ CODECS: dict[str, Codec] = {
 
 def executables(device: jax.Device) -> dict[str, jax.stages.Compiled]:
     """From a sum to a whole training step, compiled for this device."""
+    # More than the demo has: what takes long to load is large.
+    model.LAYERS = 36
     placed = jax.sharding.SingleDeviceSharding(device)
 
     def shaped(tree: object) -> object:

@@ -2,28 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 
-import pytest
-from places import Place, until
-
-# Some seconds of compiling, and a few small programs around it.
-PROGRAM = """
-import dataclasses, json, jax, jax.numpy as jnp, numpy as np, xcache
-def f(x):
-    for i in range(300):
-        x = jnp.tanh(x @ x) * (i + 1) + jnp.cos(x)
-    return x
-x = jnp.linspace(0, 1, 48 * 48).reshape(48, 48)
-small = [float(jax.jit(lambda v, k=k: (v * k).sum())(x)) for k in range(4)]
-out = np.asarray(jax.jit(f)(x)).tolist()
-print(json.dumps([[small, out], dataclasses.asdict(xcache.stats())]))
-"""
+from together import PROGRAM, begin, end
 
 THREADS = """
 import dataclasses, json, threading, jax, jax.numpy as jnp, xcache
@@ -64,27 +45,6 @@ jax.distributed.shutdown()
 """
 
 
-def begin(place: Place, source: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", source],
-        env=place.env | {"XCACHE": "1"} | environment,
-        cwd=place.root,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def end(child: subprocess.Popen[str]) -> tuple[list, str]:
-    try:
-        stdout, stderr = child.communicate(timeout=120)
-    finally:
-        child.kill()
-    assert child.returncode == 0, stderr[-3000:]
-    # Gloo has a word to say on stdout.
-    return json.loads(stdout.splitlines()[-1]), stderr
-
-
 def test_four_programs_started_together_compile_everything_once(place):
     children = [begin(place, PROGRAM, XCACHE_TIMEOUT="60s") for _ in range(4)]
     ended = [end(child) for child in children]
@@ -94,33 +54,6 @@ def test_four_programs_started_together_compile_everything_once(place):
     assert sum(each["misses"] for each in stats) == stored
     assert sum(each["hits"] for each in stats) == 3 * stored
     assert {stderr for _, stderr in ended} == {""}
-
-
-def compiling(place: Place) -> list[tuple[int, int]]:
-    """Who compiles the large one, and how many wait for it."""
-    with contextlib.suppress(OSError):
-        result = place.run("import sys; from xcache.cli import main; sys.argv = ['xcache', 'status', '--json']; main()")
-        compiles = json.loads(result.stdout)["compiles"]
-        return [(c["pid"], c["waiting"]) for c in compiles if c["module_name"] == "jit_f" and c["seconds"] > 0.6]
-    return []
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_when_the_one_that_compiles_is_killed_or_stopped_the_others_go_on(place, number):
-    children = [begin(place, PROGRAM, XCACHE_TIMEOUT="60s", XCACHE_LOG="debug") for _ in range(3)]
-    assert until(lambda: [waiting for _, waiting in compiling(place)] == [2], 60)
-    ((pid, _),) = compiling(place)
-    os.kill(pid, number)
-    (held,) = [child for child in children if child.pid == pid]
-    others = [end(child) for child in children if child is not held]
-    held.kill()
-    held.communicate()
-    assert others[0][0][0] == others[1][0][0]
-    said = "".join(stderr for _, stderr in others)
-    # The second of them was handed the result of the first; both, if the one that was killed had just stored it.
-    assert said.count("miss: jit_f ") <= 1
-    assert f"waiting for process {pid} (-c), which has been compiling jit_f for" in said
-    assert "waited " in said
 
 
 def test_threads_of_one_program_compile_the_same_once(place):

@@ -1,0 +1,41 @@
+"""Programs that wait for another one's compile, which never ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+
+import pytest
+from places import Place, until
+from together import PROGRAM, begin, end
+
+pytestmark = pytest.mark.slow
+
+
+def compiling(place: Place) -> list[tuple[int, int]]:
+    """Who compiles the large one, and how many wait for it."""
+    with contextlib.suppress(OSError):
+        result = place.run("import sys; from xcache.cli import main; sys.argv = ['xcache', 'status', '--json']; main()")
+        compiles = json.loads(result.stdout)["compiles"]
+        return [(c["pid"], c["waiting"]) for c in compiles if c["module_name"] == "jit_f" and c["seconds"] > 0.6]
+    return []
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_when_the_one_that_compiles_is_killed_or_stopped_the_others_go_on(place, number):
+    children = [begin(place, PROGRAM, XCACHE_TIMEOUT="60s", XCACHE_LOG="debug") for _ in range(3)]
+    assert until(lambda: [waiting for _, waiting in compiling(place)] == [2], 60)
+    ((pid, _),) = compiling(place)
+    os.kill(pid, number)
+    (held,) = [child for child in children if child.pid == pid]
+    others = [end(child) for child in children if child is not held]
+    held.kill()
+    held.communicate()
+    assert others[0][0][0] == others[1][0][0]
+    said = "".join(stderr for _, stderr in others)
+    # The second of them was handed the result of the first; both, if the one that was killed had just stored it.
+    assert said.count("miss: jit_f ") <= 1
+    assert f"waiting for process {pid} (-c), which has been compiling jit_f for" in said
+    assert "waited " in said
