@@ -321,7 +321,7 @@ class Cache:
             return None
 
     def _store(self, compiled: Compiled) -> None:
-        """On the queue's thread: serialize, compress and send."""
+        """On the queue's thread: have it stored, or let others compile it."""
         try:
             self._storer.store(compiled)
         except Exception as error:  # noqa: BLE001 - serialize() may raise anything, on a thread nobody watches

@@ -33,7 +33,7 @@ class Keeper(Protocol):
     settings: Settings
 
     def forget(self, connection: Connection) -> None:
-        """It has ended."""
+        """It has ended, and is kept no longer."""
 
 
 class Asked(NamedTuple):

@@ -86,7 +86,7 @@ class Toolchains:
         self._thread.join(seconds)
 
     def _look_soon(self) -> None:
-        """Something happened: to be noted once, however often it does until somebody looks."""
+        """Something happened: noted once, however often it does until that is heard."""
         if not self._told:
             self._told = True
             # Only to wake whoever waits: it must not stand behind all that is announced.

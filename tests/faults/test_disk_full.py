@@ -58,8 +58,9 @@ def test_a_disk_of_any_size_that_fills_up(place, campaign):
         size = 200_000 + (1_800_000 * number // rounds) + choose.randrange(4) * 4096
         with small_disk(place, size):
             fill_up_and_make_room(place, campaign, choose, f"a disk of {size} bytes")
-    assert campaign.counts["faults tried"] >= rounds
     campaign.judge()
+    # Each was full, in its way.
+    assert campaign.counts["faults tried"] >= rounds
 
 
 def fill_up_and_make_room(place, campaign, choose, when: str) -> None:
