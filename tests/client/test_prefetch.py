@@ -3,89 +3,14 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 
 import pytest
+from foreseeing import DEVICES, OPTIONS, Program, SlowlyTold, two_processors
 from places import until
 
 from xcache import prefetch
-from xcache.entries import Entry
-from xcache.prefetch import Foreseen, Item, Loaded, Prefetcher
 
-OPTIONS, DEVICES = b"options", (0,)
-
-
-def item(key: str, entry: Entry | None = None) -> Item:
-    # What has a capital letter takes its time, and what has a digit some.
-    seconds = 10.0 if key.isupper() else 0.1 if key.isdigit() else 0.005
-    return Item(key, OPTIONS, DEVICES, "cpu", seconds, ("f", "p", "t"), entry)
-
-
-PROGRAMS: list[Program] = []
-
-
-class Program:
-    """What a prefetcher is told, and what it did."""
-
-    def __init__(self, *runs: str, memory: int = 100) -> None:
-        # Each run is a string of one-letter keys.
-        self.runs = runs
-        self.questions: list[str | None] = []
-        self.loads: list[str] = []
-        self.soon: list[str] = []
-        self.dropped = 0
-        self.entries = False
-        self.beginning = 0
-        self.may_go_on = threading.Event()
-        self.may_go_on.set()
-        self.prefetcher = Prefetcher(self, memory, self._drop)
-        PROGRAMS.append(self)
-
-    def predict(self, key: str | None) -> Foreseen:
-        self.questions.append(key)
-        found = self.runs[0] if key is None else next((run.split(key)[1] for run in self.runs if key in run), "")
-        entries = [Entry(f"entry {key}", 1.0, key.encode(), b"") if self.entries else None for key in found]
-        return Foreseen(list(map(item, found, entries)), self.beginning)
-
-    def load(self, wanted: Item, soon: Sequence[Item], is_over: Callable[[], bool]) -> Loaded | None:
-        self.loads.append(wanted.key)
-        self.soon.append("".join(other.key for other in soon))
-        assert self.may_go_on.wait(20)
-        return None if wanted.key == "!" else Loaded(f"executable {wanted.key}", None, 0.1, 1)
-
-    def pause(self) -> None:
-        """Nobody is told."""
-
-    def _drop(self, count: int) -> None:
-        self.dropped += count
-
-    def take(self, key: str, options: bytes = OPTIONS, devices: tuple[int, ...] = DEVICES) -> object:
-        loaded = self.prefetcher.take(key, options, devices)
-        return None if loaded is None else loaded.executable
-
-
-class SlowlyTold(Program):
-    """One whose predictions come when it may be told."""
-
-    def __init__(self, *runs: str) -> None:
-        self.asked, self.may_be_told = threading.Event(), threading.Event()
-        super().__init__(*runs)
-
-    def predict(self, key: str | None) -> Foreseen:
-        self.asked.set()
-        assert self.may_be_told.wait(20)
-        return super().predict(key)
-
-
-@pytest.fixture(autouse=True)
-def two_processors(monkeypatch):
-    monkeypatch.setattr(prefetch, "_threads_to_spare", lambda: 1)
-    yield
-    # Whose threads would be met by the next test.
-    while PROGRAMS:
-        program = PROGRAMS.pop()
-        program.may_go_on.set()
-        assert program.prefetcher.finish(20)
+__all__ = ["two_processors"]
 
 
 def test_what_was_wanted_last_time_is_loaded_in_that_order_and_taken():
@@ -255,98 +180,6 @@ def test_what_could_not_be_loaded_is_left_to_the_program():
     assert until(lambda: program.loads == ["!", "a"])
     assert program.take("!") is None
     assert program.take("a") == "executable a"
-
-
-def test_a_program_of_another_name_is_known_by_what_it_asks_for_first():
-    program = Program("", "xyz")
-    program.prefetcher.start()
-    assert until(lambda: program.questions == [None])
-    assert program.take("x") is None
-    assert until(lambda: program.loads == ["y", "z"])
-    assert program.take("y") == "executable y"
-    assert program.questions == [None, "x"]
-
-
-def test_a_program_that_wants_something_else_is_not_loaded_for_any_longer():
-    program = Program("abcdef", "vwxyz")
-    program.may_go_on.clear()
-    program.prefetcher.start()
-    assert until(lambda: program.loads == ["a"])
-    assert program.take("v") is None
-    assert program.take("w") is None
-    program.may_go_on.set()
-    assert until(lambda: program.loads == ["a", "x", "y", "z"])
-
-
-def test_what_a_surprise_makes_foreseen_goes_before_the_rest():
-    program = Program("abcdef", "vewxyz")
-    program.may_go_on.clear()
-    program.prefetcher.start()
-    assert until(lambda: program.loads == ["a"])
-    assert program.take("v") is None
-    program.may_go_on.set()
-    assert until(lambda: program.loads == ["a", *"ewxyz", *"bcdf"])
-
-
-@pytest.mark.parametrize(("taken", "left", "loaded"), [("y", "abWX", "WX"), ("b", "ayCD", "CD")])
-def test_what_is_asked_for_next_tells_which_prediction_is_right(taken, left, loaded):
-    program = Program("abCD", "vyWX")
-    program.prefetcher.start()
-    assert until(lambda: program.loads == ["a", "b"])
-    assert program.take("v") is None
-    assert until(lambda: program.loads == ["a", "b", "y"])
-    assert program.take(taken) == f"executable {taken}"
-    assert set(program.prefetcher._places) == set(left)
-    assert until(lambda: program.loads == ["a", "b", "y", *loaded])
-
-
-def test_what_both_have_does_not_tell_which_prediction_is_right():
-    program = Program("abCD", "vbWX")
-    program.prefetcher.start()
-    assert until(lambda: program.loads == ["a", "b"])
-    assert program.take("v") is None
-    assert until(lambda: "W" in program.prefetcher._places)
-    assert program.take("b") == "executable b"
-    assert until(lambda: program.loads == ["a", "b", "W", "X", "C", "D"])
-
-
-def test_what_is_left_of_a_prediction_that_was_wrong_decides_nothing():
-    program = Program("abCD", "vyWX")
-    program.prefetcher.start()
-    assert until(lambda: program.loads == ["a", "b"])
-    assert program.take("v") is None
-    assert until(lambda: program.loads == ["a", "b", "y"])
-    program.may_go_on.clear()
-    assert program.take("y") == "executable y"
-    assert until(lambda: program.loads == ["a", "b", "y", "W"])
-    assert program.take("b") == "executable b"
-    program.may_go_on.set()
-    assert until(lambda: program.loads == ["a", "b", "y", "W", "X"])
-
-
-def test_what_was_asked_for_while_the_answer_was_on_its_way_is_no_surprise():
-    program = SlowlyTold("abC", "axyz")
-    program.prefetcher.start()
-    assert program.asked.wait(20)
-    assert program.take("a") is None
-    program.may_be_told.set()
-    assert until(lambda: program.loads == ["b"])
-    assert program.take("b") == "executable b"
-    assert until(lambda: program.loads == ["b", "C"])
-    assert program.questions == [None]
-
-
-def test_what_takes_long_waits_again_after_a_surprise():
-    program = Program("abCd")
-    program.may_go_on.clear()
-    program.prefetcher.start()
-    assert until(lambda: program.loads == ["a"])
-    assert program.take("b") is None
-    assert program.take("v") is None
-    program.may_go_on.set()
-    assert until(lambda: program.loads == ["a", "d"])
-    assert program.take("a") == "executable a"
-    assert until(lambda: program.loads == ["a", "d", "C"])
 
 
 def test_what_is_taken_wakes_nobody_who_has_nothing_to_do(monkeypatch):
