@@ -20,6 +20,7 @@ from xcache.errors import (
     DamagedError,
     HungUpError,
     NobodyThereError,
+    NotAskedError,
     ProtocolError,
     RefusedError,
     StoreError,
@@ -260,7 +261,10 @@ class Client:
         """Ask what nobody waits for; this is also how a daemon that was in trouble is tried again."""
         deadline = monotonic() + self._config.timeout
         if self._breaker.check_background():
-            self._try(self._knock, deadline)
+            try:
+                self._try(self._knock, deadline)
+            except ConnectionLostError as error:
+                raise NotAskedError(f"tried again, and still {error}") from None
         return self._try(work, deadline, patience)
 
     def _knock(self, connection: Connection, timeout: float) -> None:
@@ -338,6 +342,7 @@ class Client:
         if self._trusted is None:
             self._trusted = trusted_uids(self._config.daemon_user)
         replaced = started = hung_up = False
+        listening: float | None = None
         path = self._config.socket
         while True:
             try:
@@ -356,13 +361,16 @@ class Client:
                         raise
                     path = elsewhere
                     continue
+                # Whichever thread started one that failed, it is what all of them wait for: none starts another.
+                if listening is None:
+                    listening = self._launcher.listen()
+                elif reason := self._launcher.failure(listening):
+                    raise UnavailableError(f"the daemon did not start: {reason}") from None
                 # Again and again: one that is leaving holds the store a moment longer than its socket.
                 started = started or self._launcher.start()
                 # The daemon of this store may have been started where the socket is elsewhere: without XDG_RUNTIME_DIR
                 # (cron, sudo), or with another temporary directory (batch jobs).
                 path = (not started and self._launcher.address()) or self._config.socket
-                if reason := self._launcher.failure():
-                    raise UnavailableError(f"the daemon did not start: {reason}") from None
                 sleep(min(_RETRY_EVERY, left(deadline)))
                 continue
             theirs = connection.welcome.protocol

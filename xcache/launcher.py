@@ -77,6 +77,7 @@ class Launcher:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._said = b""
+        self._failed = float("-inf"), ""
         # Two threads must not read, close and read again what one of them was to read.
         self._reading = threading.RLock()
 
@@ -169,9 +170,18 @@ class Launcher:
         if reason := self._outcome(seconds):
             raise UnavailableError(f"the daemon did not start: {reason}")
 
-    def failure(self) -> str | None:
-        """Why the daemon that was started here did not start, if it has said so by now; it is said once."""
-        return self._outcome(None)
+    def listen(self) -> float:
+        """The moment from which ``failure`` counts: what a daemon said before is news only to who listened before."""
+        self.failure(0.0)
+        return monotonic()
+
+    def failure(self, since: float) -> str | None:
+        """Why a daemon that was started here did not start, if it has said so since then, to whichever thread."""
+        with self._reading:
+            if reason := self._outcome(None):
+                self._failed = monotonic(), reason
+            when, reason = self._failed
+        return reason if when >= since else None
 
     def _outcome(self, seconds: float | None) -> str | None:
         """The reason why it did not start; without ``seconds``, no news is good news."""

@@ -9,6 +9,8 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,7 +51,7 @@ def test_a_daemon_is_started_once_and_says_that_it_is_ready(place):
     launcher.wait(20)
     assert launcher.held()
     assert place.answers()
-    assert launcher.failure() is None
+    assert launcher.failure(0.0) is None
     assert not Launcher(place.config()).start()
     assert "ready" not in (place.dir / "daemon.log").read_text()
 
@@ -146,6 +148,40 @@ def test_why_a_daemon_did_not_start_is_said(place, connected):
         client.get(get_message(KEY))
     with pytest.raises(NotAskedError):
         client.get(get_message(KEY))
+
+
+def test_threads_that_want_one_at_the_same_time_start_one_and_all_hear_why_it_failed(place, connected, monkeypatch):
+    with_a_store(place)
+    place.execute("PRAGMA user_version = 99")
+    starts = []
+    start = Launcher._spawn
+
+    def counting(self, lock):
+        starts.append(lock)
+        start(self, lock)
+
+    monkeypatch.setattr(Launcher, "_spawn", counting)
+    client = connected()
+    together = threading.Barrier(4)
+
+    def ask(_: int) -> Absent:
+        together.wait(20)
+        return client.get(get_message(KEY))
+
+    with ThreadPoolExecutor(4) as threads:
+        failures = [asked.exception(40) for asked in [threads.submit(ask, number) for number in range(4)]]
+    assert ["written by a newer xcache" in str(failure) for failure in failures] == [True] * 4
+    assert len(starts) == 1
+
+
+def test_what_an_earlier_daemon_said_is_no_reason_not_to_start_another(place, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/true")
+    launcher = Launcher(place.config())
+    listening = launcher.listen()
+    launcher.start()
+    assert until(lambda: launcher.failure(listening))
+    assert launcher.failure(launcher.listen()) is None
+    assert launcher.failure(listening) == "it ended without a word"
 
 
 def test_a_daemon_that_ends_without_a_word_is_no_daemon(place, monkeypatch):
