@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xcache import config
-from xcache.config import FIXED, SETTINGS, Config
+from xcache.config import Config
 from xcache.errors import ConfigError
+from xcache.settings import FIXED, SETTINGS
 from xcached.watching import Depth, Watcher
 
 logger = logging.getLogger("xcached")

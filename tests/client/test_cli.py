@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 from command_line import LONG, NAMES, Shell, names
 
-from xcache import config, protocol, stablehlo
+from xcache import protocol, stablehlo
 from xcache.cli import main, output, reading, settings
+from xcache.settings import SETTINGS
 from xcache.values import parse_duration
 from xcached.schema import VERSION as SCHEMA
 
@@ -310,7 +311,7 @@ def test_the_settings(shell, tmp_path):
     shell.env |= {"XCACHE_CONFIG": str(file), "XCACHE_TIMEOUT": "500ms"}
     del shell.env["XCACHE_IDLE_EXIT"]
     shown = {one["name"]: one for one in shell.json("config")["settings"]}
-    assert set(shown) == {"mode", *(setting.name for setting in config.SETTINGS)}
+    assert set(shown) == {"mode", *(setting.name for setting in SETTINGS)}
     assert (shown["max_size"]["value"], shown["max_size"]["source"]) == (1536 * 2**20, str(file))
     assert (shown["timeout"]["value"], shown["timeout"]["source"]) == (0.5, "environment")
     assert (shown["log"]["source"], shown["mode"]["value"]) == ("default", "off")

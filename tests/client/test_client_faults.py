@@ -7,18 +7,12 @@ import struct
 import tempfile
 import threading
 import time
-import types
-from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from peers import Talk, answering, fake_daemon
 from places import get_message, put_message
 
-from xcache import breaker as breaker_module
-from xcache import client as client_module
-from xcache import connection as connection_module
 from xcache import framing, protocol
 from xcache.client import Client
 from xcache.entries import Absent
@@ -45,49 +39,6 @@ def client(place):
     made = Client(place.config(timeout=TIMEOUT), "test")
     yield made
     made.close()
-
-
-@pytest.fixture
-def patient_client(place):
-    """For what is not about the timeout: with the clock fixture, ten seconds take none."""
-    made = Client(place.config(timeout=10), "test")
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Time that goes on as usual, and can be moved on."""
-
-    made = types.SimpleNamespace(ahead=0.0)
-    for module in (breaker_module, client_module, connection_module):
-        monkeypatch.setattr(module, "monotonic", lambda: time.monotonic() + made.ahead)
-    return made
-
-
-def advance(clock: types.SimpleNamespace, seconds: float) -> None:
-    clock.ahead += seconds
-
-
-def works(
-    *, status: Callable[[], None] = lambda: None, get: Callable[[], None] = lambda: None
-) -> Callable[[Talk], None]:
-    """Has nothing stored, and answers; something may happen before it does."""
-
-    def behave(talk: Talk) -> None:
-        talk.welcome()
-        while True:
-            asked = talk.read()
-            if isinstance(asked, protocol.Get):
-                get()
-                talk.say(protocol.Missing(0))
-            elif isinstance(asked, protocol.AskStatus):
-                status()
-                talk.say(protocol.Status({}, []))
-            else:
-                talk.say(protocol.Done())
-
-    return behave
 
 
 def hangs_up(talk: Talk) -> None:
@@ -230,111 +181,6 @@ def test_a_socket_that_nobody_listens_on_any_more(place, client):
     left_behind.rename(place.socket)
     with pytest.raises(NobodyThereError):
         client.get(get_message(KEY))
-
-
-def test_after_a_failure_the_pauses_in_the_background_double_up_to_a_minute(place, client, clock):
-    with pytest.raises(NobodyThereError):
-        client.get(get_message(KEY))
-    pauses = []
-    for _ in range(8):
-        start = clock.ahead
-        while True:
-            try:
-                client.report({"hits": 1})
-            except NotAskedError as error:
-                if "tried again" in str(error):
-                    break
-                clock.ahead += 0.5
-        pauses.append(round(clock.ahead - start))
-    assert pauses == sorted(pauses)
-    assert pauses[0] == 1
-    assert pauses[-1] == 60
-
-
-def test_after_a_failure_no_compile_tries_again_however_long_ago_it_was(place, client, clock):
-    with pytest.raises(NobodyThereError):
-        client.get(get_message(KEY))
-    with fake_daemon(place.socket, works()) as daemon:
-        for _ in range(5):
-            clock.ahead += 1000
-            with pytest.raises(NotAskedError):
-                client.get(get_message(KEY))
-        assert daemon.connections == 0
-
-
-def test_the_daemon_is_tried_in_the_background_after_the_pause_and_all_is_well(place, patient_client, clock):
-    client = patient_client
-    with pytest.raises(NobodyThereError):
-        client.get(get_message(KEY))
-    with fake_daemon(place.socket, works()):
-        with pytest.raises(NotAskedError):
-            client.report({"hits": 1})
-        clock.ahead += 1.1
-        client.report({"hits": 1})
-        assert client.get(get_message(KEY)) == Absent(0)
-        assert client.get(get_message(KEY)) == Absent(0)
-    with pytest.raises(NobodyThereError):
-        client.get(get_message(KEY))
-    # One swift answer, and the pause is short again.
-    clock.ahead += 1.1
-    with pytest.raises(NotAskedError, match="tried again, and still"):
-        client.report({"hits": 1})
-
-
-def gets_until_not_asked(client: Client) -> int:
-    """How often a slow daemon is asked before it is left alone."""
-    for asked in range(1000):
-        try:
-            # The last of them may find its time up before the answer comes.
-            with suppress(ConnectionLostError):
-                client.get(get_message(KEY))
-        except NotAskedError:
-            return asked
-    raise AssertionError("it is asked for ever")
-
-
-def test_slow_answers_use_up_the_timeout_once_and_then_nothing_is_asked(place, patient_client, clock):
-    with fake_daemon(place.socket, works(get=lambda: advance(clock, 3.0))):
-        assert gets_until_not_asked(patient_client) == 4
-        clock.ahead += 1000
-        with pytest.raises(NotAskedError):
-            patient_client.get(get_message(KEY))
-
-
-def test_after_slow_answers_a_swift_answer_in_the_background_has_a_little_asked_again(place, patient_client, clock):
-    with fake_daemon(place.socket, works(get=lambda: advance(clock, 3.0))):
-        gets_until_not_asked(patient_client)
-        clock.ahead += 1000
-        patient_client.report({"hits": 1})
-        # Less than one such answer may take: that is all a daemon in trouble is trusted with again.
-        assert gets_until_not_asked(patient_client) == 1
-
-
-def test_after_slow_answers_a_slow_answer_in_the_background_changes_nothing(place, patient_client, clock):
-    slow = works(status=lambda: advance(clock, 1.0), get=lambda: advance(clock, 3.0))
-    with fake_daemon(place.socket, slow):
-        gets_until_not_asked(patient_client)
-        clock.ahead += 1000
-        # What is reported there arrives all the same: nobody waits for it.
-        patient_client.report({"hits": 1})
-        with pytest.raises(NotAskedError):
-            patient_client.get(get_message(KEY))
-
-
-def test_trying_again_in_the_background_leaves_no_connections_behind(place, patient_client, clock):
-    """A program may run for days beside a daemon that is slow now and then."""
-    with fake_daemon(place.socket, works(get=lambda: advance(clock, 3.0))):
-        for _ in range(10):
-            gets_until_not_asked(patient_client)
-            clock.ahead += 1000
-            patient_client.report({"hits": 1})
-        assert len(patient_client._open) == len(patient_client._idle) <= 2
-
-
-def test_swift_answers_are_asked_for_however_much_they_add_up_to(place, patient_client, clock):
-    with fake_daemon(place.socket, works(get=lambda: advance(clock, 0.1))):
-        for _ in range(300):
-            assert patient_client.get(get_message(KEY)) == Absent(0)
 
 
 def test_an_answer_to_another_request_is_passed_over(place, client):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from xcache import config, values
 from xcache.errors import ConfigError
+from xcache.settings import MAX_SOCKET_PATH, SETTINGS
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ BAD = {
     "timeout": ["0", "-1s", "soon", "0ms", ""],
     "idle_exit": ["never", "-5", "5 years"],
 }
-ALLOWED = {setting.name: setting.allowed for setting in config.SETTINGS}
+ALLOWED = {setting.name: setting.allowed for setting in SETTINGS}
 
 
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD.items() for text in texts])
@@ -172,7 +173,7 @@ def test_the_default_socket_belongs_to_the_store(tmp_path):
 def test_a_socket_path_has_107_bytes_at_most(length):
     path = "/" + "ü" * 20 + "s" * (length - 41)
     environment = {"HOME": "/h", "XCACHE_SOCKET": path}
-    if length <= config.MAX_SOCKET_PATH:
+    if length <= MAX_SOCKET_PATH:
         assert config.load(environment).socket == Path(path)
         return
     with pytest.raises(ConfigError, match=r"environment.*at most 107 bytes"):

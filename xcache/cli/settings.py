@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import click
 
 from xcache.cli.output import emit, json_option, print_line, printable, size
-from xcache.config import SETTINGS, load, mode
+from xcache.config import load, mode
+from xcache.settings import SETTINGS
 
 
 class Shown(NamedTuple):
