@@ -6,6 +6,7 @@
 | a loaded executable forgets the layout of its results, and wrong numbers come of it | 0.8.0 to before 0.9.2 |
 | loading on CPU logs an ERROR about the compiler's own tuning preferences, twice an executable | 0.8.0 to 0.9.2 |
 | ``deserialize_executable`` takes ``host_callbacks`` | 0.11.0 |
+| iterating over devices for the first time, on two threads at once, may crash | 0.12.0 does not |
 
 Serializing an executable that was itself deserialized gives bytes that load and then cannot be run (on CPU). A program
 that runs without xcache never meets this, so while xcache is on, serializing such an executable answers with the bytes
@@ -27,6 +28,23 @@ from typing import Any
 
 from xcache import payload
 from xcache.errors import UncacheableError
+
+
+def iterate_once(devices: Any) -> None:
+    """Have the first iteration over a ``DeviceList`` in this process to itself; what comes later needs no care.
+
+    jaxlib makes the iterator's type then. If the garbage collector runs meanwhile and calls into Python, the GIL may go
+    to another thread, which crashes if it has use for the half-made type.
+    """
+    global _iterated
+    if not _iterated:
+        with _iterating, contextlib.suppress(TypeError):
+            iter(devices)
+            _iterated = True
+
+
+_iterated = False
+_iterating = threading.RLock()
 
 
 def serialize(client: Any, executable: Any) -> bytes:
@@ -176,5 +194,13 @@ class _Quiet:
 
 
 _quiet = _Quiet()
+
+
+def _begin_in_child() -> None:
+    global _iterating
+    _iterating = threading.RLock()
+    _quiet.begin_in_child()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_quiet.begin_in_child)
+    os.register_at_fork(after_in_child=_begin_in_child)

@@ -9,7 +9,7 @@ from typing import Any
 from xcache import keys, stablehlo
 from xcache.cache import Cache
 from xcache.errors import UncacheableError
-from xcache.executables import deserialize, must_be_serialized_first, serialize
+from xcache.executables import deserialize, iterate_once, must_be_serialized_first, serialize
 from xcache.hook.jax_versions import Jax
 from xcache.keys import describe
 from xcache.request import Ahead, Request
@@ -33,6 +33,7 @@ def wrap(
         pgle_profiler: Any = None,
     ) -> Any:
         nonlocal said
+        iterate_once(executable_devices)
         reason = _not_ours(jax, devices, compile_options, pgle_profiler)
         if reason is not None:
             cache.count_uncacheable(reason)

@@ -1,0 +1,48 @@
+"""Threads of one program that compile at the same time."""
+
+from __future__ import annotations
+
+# Wherever a list of devices may be iterated over for the first time, the garbage collector lets another thread compile.
+COMPILES_BETWEEN = """
+import faulthandler, gc, linecache, sys, threading
+import jax, numpy as np
+faulthandler.enable()
+x = np.arange(8.0, dtype=np.float32)
+programs = [jax.jit(lambda v, k=k: (v * k + 1).sum()).lower(x) for k in range(12)]
+done, others = [], []
+
+def work(program):
+    done.append(float(program.compile()(x)))
+
+def collecting(phase, info):
+    frame = sys._getframe(1)
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    iterates = "iter(devices)" in line or "in executable_devices" in line or "in device_list" in line
+    if threading.current_thread() is first and iterates and phase == "start" and len(programs) > 1:
+        others.append(threading.Thread(target=work, args=(programs.pop(),)))
+        others[-1].start()
+        # It may have to wait for this one.
+        others[-1].join(0.2)
+
+first = threading.Thread(target=work, args=(programs[0],))
+gc.callbacks.append(collecting)
+gc.set_threshold(1)
+first.start()
+first.join()
+gc.callbacks.remove(collecting)
+gc.set_threshold(700)
+for thread in others:
+    thread.join()
+for program in programs[1:]:
+    work(program)
+# From 3.12 on it never runs in the middle of a line.
+assert others or sys.version_info >= (3, 12)
+print(sorted(done))
+"""
+
+
+def test_who_compiles_while_another_is_anywhere_in_jaxlib_does_not_crash(place):
+    for _ in ("cold", "warm"):
+        result = place.run(COMPILES_BETWEEN, XCACHE="1")
+        assert (result.returncode, result.stderr) == (0, "")
+        assert result.stdout == f"{[28.0 * k + 8 for k in range(12)]}\n"
