@@ -15,17 +15,17 @@ _TRACE = """
 import faulthandler, jax.numpy as jnp, xcache
 from xcache.cache import current
 folder = os.path.dirname(xcache.__file__) + os.sep
-met, armed = set(), False
+met, strikes_left = set(), 0
 passed_over = set()
 
 def tracer(frame, event, argument):
-    global armed
+    global strikes_left
     if not frame.f_code.co_filename.startswith(folder) or frame.f_code.co_filename in passed_over:
         return None
     where = (frame.f_code.co_filename, frame.f_lineno)
-    if event == "line" and armed and where not in met:
+    if event == "line" and strikes_left and where not in met:
         met.add(where)
-        armed = False
+        strikes_left -= 1
         strike(where)
     return tracer
 
@@ -38,12 +38,12 @@ def right(compiled, k):
 def descriptors():
     return len(os.listdir("/proc/self/fd"))
 
-def at_every_line(attempt, patience=25):
+def at_every_line(attempt, patience=25, at_once=1):
     # Until it has come through untouched so often that nothing new can be expected.
-    global armed
+    global strikes_left
     untouched, k = 0, 0
     while untouched < patience:
-        before, armed = len(met), True
+        before, strikes_left = len(met), at_once
         faulthandler.dump_traceback_later(20, exit=True)
         sys.settrace(tracer)
         try:
@@ -101,9 +101,9 @@ def attempt(k):
     right(lowered(k if cold else 0).compile(), k if cold else 0)
 
 cold = True
-at_every_line(attempt)
+at_every_line(attempt, at_once=5)
 cold = False
-at_every_line(attempt)
+at_every_line(attempt, at_once=5)
 print(json.dumps({"lines": len(met), "slowest": slowest, "left open": descriptors() - open_before}))
 """
 )
