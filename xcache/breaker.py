@@ -27,6 +27,8 @@ class Breaker:
         self._lock = threading.RLock()
         self._pause = _FIRST_PAUSE
         self._until: float | None = None
+        # Whether it is open because of a failure, which somebody has heard of.
+        self.has_failed = False
 
     def check_foreground(self) -> float:
         """The seconds that asking may take; NotAskedError while open."""
@@ -55,6 +57,7 @@ class Breaker:
     def failed(self) -> None:
         """Something was asked, and there was no proper answer."""
         with self._lock:
+            self.has_failed = True
             self._open()
 
     def answered(self, seconds: float) -> None:
@@ -64,6 +67,7 @@ class Breaker:
                 self._open()
             else:
                 self._until = None
+                self.has_failed = False
                 self._allowance = _SECOND_CHANCE * self._timeout
 
     def _open(self) -> None:

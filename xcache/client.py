@@ -260,11 +260,14 @@ class Client:
     def _in_background(self, work: Callable[[Connection, float], Result], *, patience: float = 0.0) -> Result:
         """Ask what nobody waits for; this is also how a daemon that was in trouble is tried again."""
         deadline = monotonic() + self._config.timeout
+        is_known = self._breaker.has_failed
         if self._breaker.check_background():
             try:
                 self._try(self._knock, deadline)
             except ConnectionLostError as error:
-                raise NotAskedError(f"tried again, and still {error}") from None
+                if not is_known:
+                    raise
+                raise NotAskedError(f"tried again, without success: {error}") from None
         return self._try(work, deadline, patience)
 
     def _knock(self, connection: Connection, timeout: float) -> None:
@@ -367,7 +370,7 @@ class Client:
                 elif reason := self._launcher.failure(listening):
                     raise UnavailableError(f"the daemon did not start: {reason}") from None
                 # Again and again: one that is leaving holds the store a moment longer than its socket.
-                started = started or self._launcher.start()
+                started = started or self._launcher.start(listening)
                 # The daemon of this store may have been started where the socket is elsewhere: without XDG_RUNTIME_DIR
                 # (cron, sudo), or with another temporary directory (batch jobs).
                 path = (not started and self._launcher.address()) or self._config.socket

@@ -1,12 +1,12 @@
 """Executables to bytes and back, by jaxlib's ways in all its versions.
 
-| what | where it moved |
+| what | since or until which jaxlib |
 |---|---|
 | ``executable.serialize()`` in place of ``client.serialize_executable(executable)`` | 0.8.0 |
 | a loaded executable forgets the layout of its results, and wrong numbers come of it | 0.8.0 to before 0.9.2 |
 | loading on CPU logs an ERROR about the compiler's own tuning preferences, twice an executable | 0.8.0 to 0.9.2 |
 | ``deserialize_executable`` takes ``host_callbacks`` | 0.11.0 |
-| iterating over devices for the first time, on two threads at once, may crash | 0.12.0 does not |
+| the first iteration over a ``DeviceList`` must not be beside another | until 0.11 |
 
 Serializing an executable that was itself deserialized gives bytes that load and then cannot be run (on CPU). A program
 that runs without xcache never meets this, so while xcache is on, serializing such an executable answers with the bytes
@@ -28,6 +28,7 @@ from typing import Any
 
 from xcache import payload
 from xcache.errors import UncacheableError
+from xcache.handlers import let_pass
 
 
 def iterate_once(devices: Any) -> None:
@@ -38,8 +39,11 @@ def iterate_once(devices: Any) -> None:
     """
     global _iterated
     if not _iterated:
-        with _iterating, contextlib.suppress(TypeError):
-            iter(devices)
+        with _iterating:
+            try:
+                iter(devices)
+            except TypeError as error:
+                let_pass(error)
             _iterated = True
 
 

@@ -82,8 +82,10 @@ class Launcher:
         self._reading = threading.RLock()
 
     @_between_forks
-    def start(self) -> bool:
+    def start(self, since: float = float("inf")) -> bool:
         """Start a daemon unless one runs or is being started; whether this call did. Does not wait for it.
+
+        Nor where one that was started here has failed ``since`` then: ``failure`` says why.
 
         Where a service manager listens for the daemon, having connected is what starts it. The machine's one daemon is
         nobody's to start but its own account's.
@@ -106,6 +108,9 @@ class Launcher:
                 fcntl.flock(lock, fcntl.LOCK_UN)
                 if self._activate() or not _lock(lock):
                     return False
+            # It says so before it lets go of the lock.
+            if self.failure(since):
+                return False
             self._spawn(lock)
         finally:
             # The daemon holds the lock from here on, through its own descriptor of the same open file.
@@ -187,13 +192,20 @@ class Launcher:
         """The reason why it did not start; without ``seconds``, no news is good news."""
         deadline = monotonic() + (seconds or 0.0)
         with self._reading:
-            while self._ready is not None:
+            while (ready := self._ready) is not None:
                 # Not select(), which knows no descriptors above a thousand.
                 poll = select.poll()
-                poll.register(self._ready, select.POLLIN)
+                poll.register(ready, select.POLLIN)
                 if not poll.poll(max(0.0, deadline - monotonic()) * 1000):
                     return None if seconds is None else f"it said nothing within {seconds:g} s"
-                chunk = os.read(self._ready, 65536)
+                # Unless a signal handler that compiles has read it meanwhile.
+                if self._ready != ready:
+                    continue
+                try:
+                    chunk = os.read(ready, 65536)
+                except BlockingIOError as error:
+                    let_pass(error)
+                    continue
                 self._said += chunk
                 # Its stderr leads here too, until it is ready: the last line is what counts.
                 last = self._said.decode("utf-8", "replace").rstrip().rpartition("\n")[2]
@@ -213,6 +225,7 @@ class Launcher:
 
     def _spawn(self, lock: int) -> None:
         reading, ready = map(_not_standard, os.pipe())
+        os.set_blocking(reading, False)
         with self._reading:
             self.close()
             self._ready, self._said = reading, b""
@@ -236,7 +249,10 @@ class Launcher:
                     shell.wait(self._config.timeout)
         except OSError as error:
             let_pass(error)
-            raise UnavailableError(f"the daemon could not be started: {error}") from None
+            with self._reading:
+                self.close()
+                self._failed = monotonic(), str(error)
+            raise UnavailableError(f"the daemon did not start: {error}") from None
         finally:
             os.close(ready)
 

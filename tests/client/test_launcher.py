@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import select
 import signal
 import sqlite3
 import subprocess
@@ -160,28 +161,45 @@ def test_threads_that_want_one_at_the_same_time_start_one_and_all_hear_why_it_fa
         starts.append(lock)
         start(self, lock)
 
-    monkeypatch.setattr(Launcher, "_spawn", counting)
-    client = connected()
     together = threading.Barrier(4)
+    listen = Launcher.listen
 
-    def ask(_: int) -> Absent:
+    def all_listening(self):
+        since = listen(self)
         together.wait(20)
-        return client.get(get_message(KEY))
+        return since
 
+    monkeypatch.setattr(Launcher, "_spawn", counting)
+    monkeypatch.setattr(Launcher, "listen", all_listening)
+    client = connected()
     with ThreadPoolExecutor(4) as threads:
-        failures = [asked.exception(40) for asked in [threads.submit(ask, number) for number in range(4)]]
+        asked = [threads.submit(client.get, get_message(KEY)) for _ in range(4)]
+        failures = [each.exception(40) for each in asked]
     assert ["written by a newer xcache" in str(failure) for failure in failures] == [True] * 4
     assert len(starts) == 1
 
 
-def test_what_an_earlier_daemon_said_is_no_reason_not_to_start_another(place, monkeypatch):
+def test_what_a_daemon_said_is_for_those_who_listened_when_it_did(place, monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/true")
     launcher = Launcher(place.config())
+    before = launcher.listen()
+    assert launcher.start(before)
+    assert until(lambda: select.select([launcher._ready], [], [], 0)[0])
+    after = launcher.listen()
+    assert launcher.failure(after) is None
+    assert launcher.failure(before) == "it ended without a word"
+    assert not launcher.start(before)
+    assert launcher.start(after)
+
+
+def test_why_no_process_could_be_made_is_heard_by_all(place, monkeypatch):
+    launcher = Launcher(place.config())
     listening = launcher.listen()
-    launcher.start()
-    assert until(lambda: launcher.failure(listening))
-    assert launcher.failure(launcher.listen()) is None
-    assert launcher.failure(listening) == "it ended without a word"
+    # More than the kernel hands to a process.
+    monkeypatch.setenv("MUCH", "x" * 200_000)
+    with pytest.raises(UnavailableError, match="Argument list too long"):
+        launcher.start(listening)
+    assert "Argument list too long" in launcher.failure(listening)
 
 
 def test_a_daemon_that_ends_without_a_word_is_no_daemon(place, monkeypatch):

@@ -35,13 +35,13 @@ for thread in others:
     thread.join()
 for program in programs[1:]:
     work(program)
-# From 3.12 on it never runs in the middle of a line.
+# From 3.12 on it never runs in the middle of a call to jaxlib.
 assert others or sys.version_info >= (3, 12)
 print(sorted(done))
 """
 
 
-def test_who_compiles_while_another_is_anywhere_in_jaxlib_does_not_crash(place):
+def test_the_first_threads_to_iterate_over_devices_do_not_meet(place):
     for _ in ("cold", "warm"):
         result = place.run(COMPILES_BETWEEN, XCACHE="1")
         assert (result.returncode, result.stderr) == (0, "")

@@ -113,7 +113,7 @@ def test_a_store_of_a_newer_xcache(place, expected):
     database.execute("PRAGMA user_version = 99")
     database.close()
     before = (place.dir / "store.db").read_bytes()
-    # What a daemon says before it gives up is heard at once: none of the seconds is waited for.
+    # More than any machine needs: what a daemon says before it gives up is heard when it is said.
     results, stats, stderr = run(place, XCACHE_TIMEOUT="20s")
     assert (results, stats["hits"]) == (expected, 0)
     assert stderr.count("\n") == 1
