@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from conversation import Conversation, key_of, talking
+from conversation import Conversation, key_of
 from places import digest
 
 from xcache import protocol
@@ -13,13 +12,6 @@ from xcache import protocol
 TESTS = Path(__file__).parent.parent
 KEY = key_of("a")
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
-
-
-@pytest.fixture
-def talk(place):
-    place.start_daemon()
-    with talking(place) as conversation:
-        yield conversation
 
 
 def quarantined(place) -> list[tuple[object, ...]]:

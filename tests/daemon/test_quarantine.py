@@ -5,11 +5,9 @@ from __future__ import annotations
 import pytest
 from conversation import talking
 from places import digest
-from setting_aside import KEY, LARGE, complain, files, quarantined, talk
+from setting_aside import KEY, LARGE, complain, files, quarantined
 
 from xcache import protocol
-
-__all__ = ["talk"]
 
 
 @pytest.mark.parametrize("payload", [b"small", LARGE], ids=["in a row", "in a file"])

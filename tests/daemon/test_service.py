@@ -19,13 +19,6 @@ from xcache.launcher import Launcher
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
 
-@pytest.fixture
-def talk(place):
-    place.start_daemon()
-    with talking(place) as conversation:
-        yield conversation
-
-
 def statistics(place) -> dict[str, float]:
     rows = dict(place.query("SELECT name, amount FROM statistics"))
     rows.pop("since", None)

@@ -8,11 +8,9 @@ import time
 
 from conversation import Conversation, key_of, talking
 from places import digest, until
-from setting_aside import KEY, TESTS, complain, quarantined, talk
+from setting_aside import KEY, TESTS, complain, quarantined
 
 from xcache import protocol
-
-__all__ = ["talk"]
 
 
 def die_while_loading(place, payload: bytes = b"poison") -> None:

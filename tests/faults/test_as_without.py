@@ -265,40 +265,6 @@ def test_a_program_that(place, name):
     assert makes_no_difference(place, source).code == code
 
 
-def without_standard_descriptors(path: str) -> list[str]:
-    return ["/bin/sh", "-c", f"exec {sys.executable} {path} <&- >&- 2>&-"]
-
-
-# Whoever opens something first has it as descriptor 0, 1 or 2; what C++ writes to its stderr goes there too.
-SAYS_NOTHING = """
-import contextlib
-results = [work(k) for k in range(30)]
-with open("results", "a") as file:
-    print(results, file=file)
-# Whatever has that number now, if anything has.
-with contextlib.suppress(OSError):
-    os.write(2, b"a line of somebody's log\\n")
-jax.clear_caches()
-work(1)
-"""
-
-
-def test_a_program_without_standard_descriptors(place):
-    command = without_standard_descriptors(str(write(place, SAYS_NOTHING)))
-    makes_no_difference(place, SAYS_NOTHING, command=command)
-    first, *others = (place.root / "results").read_text().splitlines()
-    assert others == [first, first]
-    # The daemon it started has the store's lock: there is no second one beside it.
-    assert place.answers()
-    assert not place._has_left()
-    assert place.query("SELECT count(*) FROM entries") == [(30,)]
-
-
-@pytest.mark.parametrize("flags", [("-I",), ("-O",), ("-X", "dev", "-W", "error"), ("-X", "faulthandler", "-u")])
-def test_a_python_with(place, flags):
-    assert makes_no_difference(place, "print([work(k) for k in range(5)])", *flags).code == 0
-
-
 # The first compile is let through: what is interrupted there is in test_interrupted_anywhere. And only what xcache is
 # in: jax alone can be left in the middle of tracing by an interrupt, with every later call failing.
 INTERRUPTED = """
@@ -379,32 +345,3 @@ def test_an_interrupt_ends_the_wait_for_a_stopped_daemon(place):
         how = ended(program)
         assert time.monotonic() - interrupted < 30
     assert (how.code, how.stdout, how.stderr) == (0, "92.0\n", "")
-
-
-CRASHES = """
-import faulthandler
-print(work(1), flush=True)
-{crash}
-"""
-CRASH = {
-    "an abort": ("os.abort()", -signal.SIGABRT, "Fatal Python error: Aborted"),
-    "no memory there": (
-        "import ctypes; ctypes.string_at(0)",
-        -signal.SIGSEGV,
-        "Fatal Python error: Segmentation fault",
-    ),
-    # Python looks at other threads' frames unlocked: not while any runs, or it may crash by itself.
-    "a hang": ("faulthandler.dump_traceback_later(2.5, exit=True); time.sleep(60)", 1, "Timeout (0:00:02.500000)!"),
-}
-
-
-@pytest.mark.parametrize("crash", CRASH)
-def test_faulthandler_tells_of(place, crash):
-    statement, code, first_line = CRASH[crash]
-    program = write(place, CRASHES.format(crash=statement))
-    for environment in ({}, {"XCACHE": "1"}):
-        with running([sys.executable, "-X", "faulthandler", program], place, **environment) as process:
-            how = ended(process)
-        assert (how.code, how.stdout) == (code, "36.0\n")
-        assert how.stderr.splitlines()[0] == first_line
-        assert f'File "{program}"' in how.stderr
