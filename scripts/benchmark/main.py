@@ -145,23 +145,20 @@ def rounded(found: Any) -> Any:
     return [rounded(value) for value in found] if isinstance(found, list) else found
 
 
-def show_profile(name: str, where: Path) -> None:
-    """Print where the time of a warm start goes, by the medians of each part."""
+def show_profile(name: str, kind: str, where: Path) -> None:
+    """Print where the time of a warm or a cold start goes, by the medians of each part."""
     folder = Path(tempfile.mkdtemp(prefix="xcache-bench-", dir=where))
-    samples: dict[str, list[dict[str, Any]]] = {BUILT_IN: [], XCACHE: []}
+    samples: dict[str, list[dict[str, Any]]] = {peer: [] for peer in runs.PROFILED[kind]}
     try:
-        for peer, sample in runs.profiles(name, folder, 5):
+        for peer, sample in runs.profiles(name, folder, kind, 5):
             samples[peer].append(sample)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(
-        f"{name}, warm: milliseconds, medians of {len(samples[XCACHE])}; its own of each, without what stands below it"
-    )
-    print(f"{'':34}{BUILT_IN:>12}{XCACHE:>12}")
-    phases = [report.phases_of(samples[peer]) for peer in (BUILT_IN, XCACHE)]
-    for phase in dict.fromkeys([*phases[1], *phases[0]]):
-        values = [statistics.median(peer.get(phase, [0.0])) * 1e3 for peer in phases]
-        print(f"{phase:34}{values[0]:12.1f}{values[1]:12.1f}")
+    print(f"{name}, {kind}: milliseconds, medians of {len(samples[XCACHE])}; of each part what none below it has")
+    print(f"{'':36}", *(f"{peer:>10}" for peer in samples))
+    phases = [report.phases_of(of_peer) for of_peer in samples.values()]
+    for phase in dict.fromkeys([*phases[-1], *phases[-2]]):
+        print(f"{phase:36}", *(f"{statistics.median(peer.get(phase, [0.0])) * 1e3:10.1f}" for peer in phases))
 
 
 def main() -> None:
@@ -171,7 +168,8 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="half an hour (the default)")
     parser.add_argument("--full", action="store_true", help="more than an hour")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=known, help=f"some of: {', '.join(known)}")
-    parser.add_argument("--profile", metavar="PROGRAM", choices=FULL, help="show where a warm start's time goes")
+    parser.add_argument("--profile", metavar="PROGRAM", choices=FULL, help="show where a start's time goes: warm ones")
+    parser.add_argument("--cold", action="store_true", help="or, with --profile, cold ones")
     parser.add_argument("--report", type=Path, metavar="JSON", help="write the report anew from what was measured")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "performance.json", help="where raw samples go")
     parser.add_argument("--place", type=Path, default=ON_DISK, help="the disk to measure on (%(default)s)")
@@ -181,7 +179,7 @@ def main() -> None:
         signal.signal(number, lambda *_: sys.exit("scripts/bench: stopped"))
     if options.profile:
         os.environ["JAX_PLATFORMS"] = "cpu"
-        show_profile(options.profile, options.place)
+        show_profile(options.profile, "cold" if options.cold else "warm", options.place)
         return
     if options.report is None:
         names = options.only or [name for name in known if options.full or not name.startswith("training-")]

@@ -82,7 +82,7 @@ def watch_compiles(watch: Watch) -> None:
 
 def watch_phases(watch: Watch) -> None:
     """What is measured for a profile: the parts of the compile path, in xcache and in jax's cache."""
-    from jax._src import cache_key, compilation_cache
+    from jax._src import cache_key, compilation_cache, lru_cache
     from jaxlib import xla_client
 
     for owner, attribute, name in (
@@ -90,11 +90,11 @@ def watch_phases(watch: Watch) -> None:
         (compilation_cache, "_get_cache", "wait for the store"),
         (compilation_cache, "decompress_executable", "verify and decompress"),
         (xla_client.Client, "deserialize_executable", "deserialize"),
+        (compilation_cache, "compress_executable", "compress"),
+        (lru_cache.LRUCache, "put", "write the file"),
+        (lru_cache.LRUCache, "get", "wait for the store"),
     ):
         watch.wrap(owner, attribute, name)
-    from jax._src import lru_cache
-
-    watch.wrap(lru_cache.LRUCache, "get", "wait for the store")
     if os.environ.get("XCACHE") != "1":
         return
     for module, owner_name, attribute, name in (
@@ -102,7 +102,9 @@ def watch_phases(watch: Watch) -> None:
         ("xcache.client", "Client", "get", "wait for the store"),
         ("xcache.client", "Client", "announce", "announce the toolchain"),
         ("xcache.client", "Client", "_tell", "notes to the daemon"),
+        ("xcache.client", "Client", "put", "send to the daemon"),
         ("xcache.payload", "", "open_sealed", "verify and decompress"),
+        ("xcache.payload", "", "compress", "compress"),
     ):
         found = importlib.import_module(module)
         watch.wrap(getattr(found, owner_name) if owner_name else found, attribute, name)

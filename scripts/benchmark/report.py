@@ -14,7 +14,8 @@ import runs
 from figures import BUILT_IN, LIMITED, NONE, XCACHE, Found, Ratio
 
 OWN = (
-    "key, wait for the store, verify and decompress, deserialize, compile, announce the toolchain, notes to the daemon"
+    "key, wait for the store, verify and decompress, deserialize, compile, serialize, compress, write the file,"
+    " announce the toolchain, notes to the daemon"
 )
 ALT = {
     "warm": "Warm starts against JAX's built-in cache",
@@ -45,6 +46,7 @@ def phases_of(samples: list[dict[str, Any]]) -> dict[str, list[float]]:
             "dispatch, run, transfer": outside,
             "exit": sample["exit"],
             "whole process": sample["wall"],
+            "its processor time": sample["cpu"],
             "daemon's processor time": sample["daemon cpu"],
             **{f"other threads: {name}": sample["behind"].get(name, 0.0) for name in behind},
         }

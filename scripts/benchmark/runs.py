@@ -18,6 +18,7 @@ from peers import BUILT_IN, LIMITED, NONE, XCACHE, Peer, rotated
 HERE = Path(__file__).parent
 LONGEST = 1800.0
 Sample = dict[str, Any]
+PROFILED = {"warm": [BUILT_IN, XCACHE], "cold": [NONE, BUILT_IN, XCACHE]}
 CHANGED, UNCHANGED, NOTHING_AHEAD = "changed", "unchanged", "nothing loaded ahead"
 
 
@@ -202,12 +203,15 @@ def together(name: str, size: int, peer: Peer) -> Sample:
     return {"wall": wall, "cpu": cpu, "daemon cpu": daemon, "compiled": compiled}
 
 
-def profiles(name: str, folder: Path, rounds: int) -> Iterator[tuple[str, Sample]]:
-    """Warm runs with the parts of their compile path measured."""
-    with Field(folder, [BUILT_IN, XCACHE]) as field:
-        for peer in field.peers.values():
-            run(name, peer)
-            run(name, peer)
+def profiles(name: str, folder: Path, kind: str, rounds: int) -> Iterator[tuple[str, Sample]]:
+    """Warm or cold runs with their parts measured."""
+    with Field(folder, PROFILED[kind]) as field:
+        if kind == "warm":
+            for peer in field.peers.values():
+                run(name, peer)
+                run(name, peer)
         for turn in range(rounds):
-            for peer in rotated(list(field.peers), turn):
+            for peer in rotated(PROFILED[kind], turn):
+                if kind == "cold":
+                    field.peers[peer].begin()
                 yield peer, run(name, field.peers[peer], "--phases")
