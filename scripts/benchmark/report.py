@@ -154,8 +154,42 @@ def _programs(found: Found) -> list[str]:
     cold_text = "The first run, with an empty store; without any cache is 1.\n\n<cold>"
     return [
         f"## Warm starts\n\n{warm_text}\n\n{_table(head, warm)}",
-        f"## Cold starts\n\n{cold_text}\n\n{_table(cold_head, cold)}",
+        f"## Cold starts\n\n{cold_text}\n\n{_table(cold_head, cold)}\n\n{_beside_compiling(found, names)}",
     ]
+
+
+def _beside_compiling(found: Found, names: Iterable[str]) -> str:
+    rows = []
+    for name in names:
+        without, mine = (phases_of(found["parts"][name]["cold"][peer]) for peer in (NONE, XCACHE))
+        took = {phase: statistics.median(seconds) for phase, seconds in mine.items()}
+        path = {phase: took[f"compile path: {phase}"] for phase in (*OWN.split(", "), "everything else")}
+        backend = took["backend"] - statistics.median(without["backend"])
+        asking = path["wait for the store"] + path["announce the toolchain"]
+        on_main = (backend, path["key"], asking, path["everything else"])
+        whole = sum(on_main) / statistics.median(without["whole process"])
+        behind = [took.get(f"other threads: {what}", 0.0) for what in ("serialize", "compress", "send to the daemon")]
+        cells = [f"{seconds * 1e3:.0f}" for seconds in (*on_main, *behind, took["daemon's processor time"])]
+        rows.append((name, *cells[:4], f"{whole:.1%}", *cells[4:]))
+    text = (
+        "What xcache does in them, in milliseconds (medians): on the main thread, altogether as a part of the time"
+        " without a cache; and behind it, where what is waited for counts as well, for the GIL, for a processor and for"
+        " the disk."
+        " `serialize()` holds the GIL."
+    )
+    head = (
+        "",
+        "backend",
+        "keys",
+        "asking",
+        "the rest",
+        "together",
+        "behind: serialize()",
+        "compress",
+        "send",
+        "daemon",
+    )
+    return f"{text}\n\n{_table(head, rows)}"
 
 
 def _changed(found: Found) -> str:

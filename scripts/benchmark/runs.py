@@ -112,7 +112,7 @@ def program(name: str, folder: Path, names: Sequence[str], cold: int, warm: int)
                 if peer == LIMITED and turn < cold - 1:
                     continue
                 field.peers[peer].begin()
-                found["cold"][peer].append(run(name, field.peers[peer]))
+                found["cold"][peer].append(run(name, field.peers[peer], "--phases"))
         cached = [peer for peer in names if peer != NONE]
         # The first round is dropped: nobody's files are to be in memory later than others'.
         for turn in range(warm + 1):
