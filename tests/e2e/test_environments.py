@@ -13,7 +13,8 @@ import pytest
 from command_line import Shell
 from places import until
 
-pytestmark = pytest.mark.slow
+# 80 MB are fetched four times, or twice where pip keeps what it fetched.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 # Both run on every Python that xcache supports.
 FIRST, SECOND = "0.7.2", "0.7.1"

