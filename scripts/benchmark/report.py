@@ -163,10 +163,11 @@ def _beside_compiling(found: Found, names: Iterable[str]) -> str:
     for name in names:
         without, mine = (phases_of(found["parts"][name]["cold"][peer]) for peer in (NONE, XCACHE))
         took = {phase: statistics.median(seconds) for phase, seconds in mine.items()}
-        path = {phase: took[f"compile path: {phase}"] for phase in (*OWN.split(", "), "everything else")}
-        backend = took["backend"] - statistics.median(without["backend"])
-        asking = path["wait for the store"] + path["announce the toolchain"]
-        on_main = (backend, path["key"], asking, path["everything else"])
+        key, wait, announce, rest = (
+            took[f"compile path: {part}"]
+            for part in ("key", "wait for the store", "announce the toolchain", "everything else")
+        )
+        on_main = (took["backend"] - statistics.median(without["backend"]), key, wait + announce, rest)
         whole = sum(on_main) / statistics.median(without["whole process"])
         behind = [took.get(f"other threads: {what}", 0.0) for what in ("serialize", "compress", "send to the daemon")]
         cells = [f"{seconds * 1e3:.0f}" for seconds in (*on_main, *behind, took["daemon's processor time"])]
@@ -174,20 +175,11 @@ def _beside_compiling(found: Found, names: Iterable[str]) -> str:
     text = (
         "What xcache does in them, in milliseconds (medians): on the main thread, altogether as a part of the time"
         " without a cache; and behind it, where what is waited for counts as well, for the GIL, for a processor and for"
-        " the disk."
-        " `serialize()` holds the GIL."
+        " the disk. `serialize()` holds the GIL."
     )
     head = (
-        "",
-        "backend",
-        "keys",
-        "asking",
-        "the rest",
-        "together",
-        "behind: serialize()",
-        "compress",
-        "send",
-        "daemon",
+        *("", "backend", "keys", "asking", "the rest", "together"),
+        *("behind: serialize()", "compress", "send", "daemon"),
     )
     return f"{text}\n\n{_table(head, rows)}"
 
