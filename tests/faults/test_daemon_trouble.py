@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 from peers import Talk, fake_daemon, relaying
 from places import until
-from small_programs import LOST_AT_MOST, Running, hardly_noticed, reference, warm
+from small_programs import Running, hardly_noticed, reference, warm
 
 from xcache import protocol
 
