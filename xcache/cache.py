@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from xcache import executables, payload, protocol
 from xcache.client import Client
-from xcache.clock import monotonic
+from xcache.clock import elsewhere, monotonic
 from xcache.config import Config
 from xcache.counting import Counting
 from xcache.entries import Absent, Entry
@@ -122,12 +122,14 @@ class Cache:
         ``request`` says what to ask for; UncacheableError from it, or from the daemon, is the reason not to.
         """
         leases: list[tuple[str, int]] = []
-        try:
-            return self._get_or_compile(compile_now, request, leases)
-        finally:
-            # Also when Ctrl-C comes anywhere in there: this program would wait for itself when it tries again.
-            while leases:
-                self._release(*leases.pop())
+        # This may be in a signal handler, in the middle of a request of the same thread.
+        with elsewhere():
+            try:
+                return self._get_or_compile(compile_now, request, leases)
+            finally:
+                # Also when Ctrl-C comes anywhere in there: this program would wait for itself when it tries again.
+                while leases:
+                    self._release(*leases.pop())
 
     def _get_or_compile(
         self, compile_now: Callable[[], Any], request: Callable[[], Request], leases: list[tuple[str, int]]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from xcache import protocol
 from xcache.breaker import SWIFT, Breaker
-from xcache.clock import monotonic
+from xcache.clock import own_time
 from xcache.config import Config
 from xcache.connection import Connection, left
 from xcache.entries import Absent, Entry, found_in, in_memory_file, predicted_in
@@ -71,15 +71,15 @@ class Client:
 
         If another program is compiling it at this moment, that is waited for as long as the message says.
         """
-        start = monotonic()
+        start = own_time()
         first_sign: float | None = None
         waited_for: protocol.Wait | None = None
         said = False
 
         def waiting(word: protocol.Wait) -> float:
             nonlocal first_sign, waited_for, said
-            first_sign = first_sign or monotonic()
-            waited = monotonic() - first_sign
+            first_sign = first_sign or own_time()
+            waited = own_time() - first_sign
             if waited > message.wait + self._config.timeout:
                 raise ConnectionLostError(f"no answer within {message.wait:g} s and more")
             if waited >= _WORTH_SAYING and not said:
@@ -94,7 +94,7 @@ class Client:
         def get(connection: Connection, timeout: float) -> Entry | Absent:
             nonlocal first_sign
             answer = connection.ask(message, timeout, waiting=waiting)
-            first_sign = first_sign or monotonic()
+            first_sign = first_sign or own_time()
             found = found_in(connection, answer)
             if isinstance(found, Absent) and found.lease and leases is not None:
                 leases.append((message.key, found.lease))
@@ -103,12 +103,12 @@ class Client:
         try:
             found = self._try(get, start + self._breaker.check_foreground())
         except (RefusedError, UncacheableError, DamagedError):
-            self._breaker.waited((first_sign or monotonic()) - start)
+            self._breaker.waited((first_sign or own_time()) - start)
             raise
         self._breaker.waited((first_sign or start) - start)
         if waited_for is None or first_sign is None:
             return found
-        waited = monotonic() - first_sign
+        waited = own_time() - first_sign
         level = logging.INFO if said else logging.DEBUG
         logger.log(level, "waited %.1f s for process %d (%s)", waited, waited_for.pid, waited_for.program)
         return found._replace(waited=waited)
@@ -158,7 +158,7 @@ class Client:
         if self._notes and self._open:
             # All are in use, perhaps for a long wait. If one cannot be had now, the next that comes free will do.
             with contextlib.suppress(UnavailableError, StoreError):
-                deadline = monotonic() + self._breaker.check_foreground()
+                deadline = own_time() + self._breaker.check_foreground()
                 self._put_back(self._watched(lambda: self._connect(deadline)))
 
     def _tell_notes(self) -> None:
@@ -196,20 +196,20 @@ class Client:
 
     def announce(self, message: protocol.Announce) -> None:
         """Have the daemon know of a toolchain, and look after it."""
-        deadline = monotonic() + self._breaker.check_foreground()
+        deadline = own_time() + self._breaker.check_foreground()
         self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline)
 
     def complain(self, key: str, digest: str, reason: str) -> None:
         """Have an entry set aside that cannot be used."""
         message = protocol.Complain(key, digest, reason[:1000])
-        start = monotonic()
+        start = own_time()
         deadline = start + self._breaker.check_foreground()
         try:
             self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline)
         except RefusedError:
-            self._breaker.waited(monotonic() - start)
+            self._breaker.waited(own_time() - start)
             raise
-        self._breaker.waited(monotonic() - start)
+        self._breaker.waited(own_time() - start)
 
     def put(self, message: protocol.Put, sealed: bytes, program: bytes) -> bool:
         """Hand over an executable and its program; whether it was kept (and not there already)."""
@@ -259,7 +259,7 @@ class Client:
 
     def _in_background(self, work: Callable[[Connection, float], Result], *, patience: float = 0.0) -> Result:
         """Ask what nobody waits for; this is also how a daemon that was in trouble is tried again."""
-        deadline = monotonic() + self._config.timeout
+        deadline = own_time() + self._config.timeout
         is_known = self._breaker.has_failed
         if self._breaker.check_background():
             try:
@@ -272,9 +272,9 @@ class Client:
 
     def _knock(self, connection: Connection, timeout: float) -> None:
         """Ask what any daemon knows, and see how long that takes."""
-        start = monotonic()
+        start = own_time()
         connection.demand(protocol.AskStatus(), protocol.Status, timeout)
-        self._breaker.answered(monotonic() - start)
+        self._breaker.answered(own_time() - start)
 
     def _try(self, work: Callable[[Connection, float], Result], deadline: float, patience: float = 0.0) -> Result:
         """Ask, and once more if a connection turns out to be one to a daemon that has left."""
@@ -284,11 +284,11 @@ class Client:
                 connection = self._idle.pop() if self._idle else None
             if connection is not None:
                 try:
-                    return self._use(connection, work, deadline - monotonic() + patience)
+                    return self._use(connection, work, deadline - own_time() + patience)
                 except ConnectionLostError:
-                    if monotonic() >= deadline:
+                    if own_time() >= deadline:
                         raise
-            return self._use(self._connect(deadline), work, deadline - monotonic() + patience)
+            return self._use(self._connect(deadline), work, deadline - own_time() + patience)
 
         return self._watched(ask)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from xcache import framing, protocol
-from xcache.clock import monotonic
+from xcache.clock import own_time
 from xcache.errors import (
     ConnectionLostError,
     HungUpError,
@@ -85,7 +85,7 @@ class Connection:
         With ``waiting``, the answer may be preceded by words of it; for each, ``waiting`` says how much longer the
         next may take.
         """
-        deadline = monotonic() + timeout
+        deadline = own_time() + timeout
         self._request += 1
         self._drop_descriptors()
         try:
@@ -100,7 +100,7 @@ class Connection:
                     self._drop_descriptors()
                 elif waiting is not None and isinstance(reply, protocol.Wait):
                     timeout = waiting(reply)
-                    deadline = monotonic() + timeout
+                    deadline = own_time() + timeout
                 else:
                     break
         except (OSError, EOFError) as error:
@@ -127,7 +127,7 @@ class Connection:
         """Send a message that has no answer."""
         self._request += 1
         try:
-            self._send(framing.encode(self._request, message), (), monotonic() + timeout)
+            self._send(framing.encode(self._request, message), (), own_time() + timeout)
         except OSError as error:
             let_pass(error)
             raise ConnectionLostError(str(error.strerror or error)) from None
@@ -202,7 +202,7 @@ def _wait(ready: select.poll, deadline: float) -> None:
 
 def left(deadline: float) -> float:
     """Seconds until ``deadline``, never so few that they would mean forever or not at all."""
-    seconds = deadline - monotonic()
+    seconds = deadline - own_time()
     if seconds <= 0:
         raise TimeoutError
     return seconds

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -15,7 +16,7 @@ from places import digest, until
 from test_cache import Loadable, caches, compiled, request  # noqa: F401
 from test_leases import take
 
-from xcache import protocol
+from xcache import connection, protocol
 from xcache.connection import Connection
 from xcache.handlers import let_pass
 
@@ -162,3 +163,29 @@ def test_what_nobodys_handler_raised_is_ours():
         except TimeoutError as error:
             let_pass(error)
     assert protocol.VERSION
+
+
+def test_what_a_handler_compiles_is_no_wait_of_the_request_it_came_up_in(caches, monkeypatch):  # noqa: F811
+    cache = caches()
+    here, now, wait = threading.get_ident(), time.clock_gettime, connection._wait
+    hours, outcomes = [], []
+
+    def compiles_for_an_hour():
+        hours.append(3600.0)
+        return compiled()
+
+    def handled(ready, deadline):
+        """In the middle of the first request of this thread, the handler runs."""
+        if threading.get_ident() == here and not outcomes:
+            outcomes.append("under way")
+            outcomes[0] = cache.get_or_compile(compiles_for_an_hour, lambda: request("b")).kind
+        wait(ready, deadline)
+
+    monkeypatch.setattr(time, "clock_gettime", lambda kind: now(kind) + sum(hours) * (threading.get_ident() == here))
+    monkeypatch.setattr(connection, "_wait", handled)
+    assert cache.get_or_compile(compiled, lambda: request("a")).kind == "miss"
+    assert (outcomes, hours) == (["miss"], [3600.0])
+    assert cache.get_or_compile(compiled, lambda: request("c")).kind == "miss"
+    # Neither was there no answer in time, nor was it a slow one, after which nothing would be asked.
+    assert cache.statistics().errors == {}
+    assert cache._client._breaker.check_foreground() == cache.config.timeout
