@@ -97,6 +97,7 @@ class Cache:
             lambda count: self._counting.add(prefetches_dropped=count),
         )
         self._lock = threading.RLock()
+        self._is_silent = False
         self._finalized = False
 
     def statistics(self) -> Statistics:
@@ -215,6 +216,10 @@ class Cache:
             # One that is waiting for something, and may run on until the interpreter is gone. It must not be the one to
             # collect jax's client, which lets go of the GIL: who cannot have it back, deep in C++, ends the process.
             gc.disable()
+            # Nor be in the middle of a line on stderr, which the interpreter wants to itself then.
+            if self._lock.acquire(timeout=self.config.timeout):
+                self._is_silent = True
+                self._lock.release()
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", self.statistics())
 
@@ -353,7 +358,9 @@ class Cache:
         with self._lock:
             first = kind not in self._said
             self._said.add(kind)
-        logger.log(logging.WARNING if first else logging.DEBUG, "%s (%s); compiling without the cache", error, kind)
+            if not self._is_silent:
+                level = logging.WARNING if first else logging.DEBUG
+                logger.log(level, "%s (%s); compiling without the cache", error, kind)
 
 
 def _begin_in_child(cache: Cache | None) -> None:

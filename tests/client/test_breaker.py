@@ -33,8 +33,8 @@ def clock(monkeypatch):
     """Time that goes on as usual, and can be moved on."""
 
     made = types.SimpleNamespace(ahead=0.0)
-    for module in (breaker, client_module, connection):
-        monkeypatch.setattr(module, "monotonic", lambda: time.monotonic() + made.ahead)
+    for module, name in ((breaker, "monotonic"), (client_module, "own_time"), (connection, "own_time")):
+        monkeypatch.setattr(module, name, lambda: time.monotonic() + made.ahead)
     return made
 
 
