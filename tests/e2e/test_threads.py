@@ -18,7 +18,8 @@ def collecting(phase, info):
     frame = sys._getframe(1)
     line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     iterates = "iter(devices)" in line or "in executable_devices" in line or "in device_list" in line
-    if threading.current_thread() is first and iterates and phase == "start" and len(programs) > 1:
+    # Not current_thread(), which would make an object for each of XLA's own threads.
+    if threading.get_ident() == first.ident and iterates and phase == "start" and len(programs) > 1:
         others.append(threading.Thread(target=work, args=(programs.pop(),)))
         others[-1].start()
         # It may have to wait for this one.
