@@ -317,4 +317,5 @@ def _how() -> str:
 * The daemon runs before the program starts. The digests of jaxlib's libraries, which the first program after an install
   makes, are there.
 * The time blocked is what is spent on the main thread in jax's `compile_or_get_cached`, measured around it.
+* In cold runs, of every peer alike, there are clocks around the parts of the compile path, too.
 * All runs of a program compute the same, bit for bit, or there is no report."""

@@ -251,6 +251,7 @@ def test_an_exit_does_not_wait_for_a_stopped_daemon_longer_than_said(warm, refer
     finally:
         daemon.send_signal(signal.SIGCONT)
     assert hardly_noticed(ran, reference).keys() <= {"connection lost", *LATE}
+    assert len([line for line in ran.stderr.splitlines() if line not in reference.without.stderr]) <= 1
 
 
 @pytest.mark.slow
