@@ -217,8 +217,8 @@ class Cache:
             # collect jax's client, which lets go of the GIL: who cannot have it back, deep in C++, ends the process.
             gc.disable()
             # Nor be in the middle of a line on stderr, which the interpreter wants to itself then.
+            self._is_silent = True
             if self._lock.acquire(timeout=self.config.timeout):
-                self._is_silent = True
                 self._lock.release()
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", self.statistics())
