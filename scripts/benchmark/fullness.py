@@ -17,9 +17,11 @@ from xcache.entries import Absent
 
 # A daemon reads which keys it holds when it starts, between other things: what it costs afterwards is measured.
 _LEARNING = 10.0
+# They are over so soon that a busy moment of the machine would be most of them, were there only a few hundred.
+_MISSES = 2000
 
 
-def by_entries(folder: Path, templates: Path, counts: list[int], turns: int, starts: int) -> dict[str, Any]:
+def by_entries(folder: Path, templates: Path, counts: list[int], puts: int, starts: int) -> dict[str, Any]:
     """Starting, missing, and putting where each put evicts, with so many entries in the store."""
     found: dict[str, Any] = {}
     stores = {count: folder / f"entries-{count}" for count in counts}
@@ -34,7 +36,7 @@ def by_entries(folder: Path, templates: Path, counts: list[int], turns: int, sta
                 time.sleep(0.3)
                 found[str(count)]["memory at the start"].append(daemon.memory())
                 daemon.stop()
-        for work in (_misses, _puts):
+        for work, turns in ((_misses, _MISSES), (_puts, puts)):
             for store in stores.values():
                 settle(store)
             work(stores, turns, found)
