@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from micro import Times, client_of, get_of, hit, payload, put_of, timed
-from peers import Daemon, rotated
+from peers import Daemon, apart, rotated
 from stores import PROGRAM_SIZE, SIZE, copy_of_template, key, settle
 
 from xcache.entries import Absent
@@ -56,6 +56,7 @@ def _misses(stores: dict[int, Path], turns: int, found: dict[str, Any]) -> None:
             clients[count] = stack.enter_context(contextlib.closing(client_of(store)))
             clients[count].get(get_of(key(-1)))
         time.sleep(_LEARNING)
+        stack.enter_context(apart(*(daemon.pid for daemon in daemons.values())))
         for turn in range(turns):
             for count, client in rotated(clients.items(), turn):
                 wanted = get_of(key(-2 - turn))

@@ -53,7 +53,7 @@ def parts() -> dict[str, Part]:
         def run(folder: Path, full: bool) -> Any:
             names = [NONE, BUILT_IN, XCACHE, *([LIMITED] if full or name == "training" else [])]
             long = name in ("training-24", "training-48")
-            cold, warm = ((2 if long else 5), (5 if long else 11)) if full else QUICK_ROUNDS.get(name, (3, 5))
+            cold, warm = ((4 if long else 5), (5 if long else 11)) if full else QUICK_ROUNDS.get(name, (3, 5))
             return runs.program(name, folder, names, cold, warm)
 
         return run

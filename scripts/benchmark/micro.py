@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import zstandard
-from peers import Daemon, rotated, socket_of
+from peers import Daemon, apart, rotated, socket_of
 from servers import Echo, Redis, get_frame, set_frame
 from stores import key
 
@@ -118,16 +118,18 @@ def by_size(folder: Path, sizes: list[int], seconds: float) -> dict[str, dict[st
     store = folder / "sizes"
     store.mkdir(mode=0o700)
     found: dict[str, dict[str, Times]] = {}
+    daemon = Daemon(store, XCACHE_MAX_SIZE="0")
     with (
-        contextlib.closing(_Stopping(Daemon(store, XCACHE_MAX_SIZE="0"))),
+        contextlib.closing(_Stopping(daemon)),
         redis_of(folder, synced=False) as redis,
         redis_of(folder, synced=True) as synced,
         contextlib.closing(client_of(store)) as client,
     ):
+        servers = [server.pid for server in (daemon, redis, synced) if server]
         for size in sizes:
             hits: Times = defaultdict(list)
             puts: Times = defaultdict(list)
-            _one_size(size, seconds, folder, client, redis, synced, hits, puts)
+            _one_size(size, seconds, folder, client, redis, synced, servers, hits, puts)
             found[str(size)] = {"hit": dict(hits), "put": dict(puts)}
     return found
 
@@ -144,6 +146,7 @@ def _one_size(
     client: Client,
     redis: Redis | None,
     synced: Redis | None,
+    servers: list[int],
     hits: Times,
     puts: Times,
 ) -> None:
@@ -178,7 +181,14 @@ def _one_size(
         ways["redis"] = lambda: zstandard.ZstdDecompressor().decompress(readers.get(name)[head:])
     if echo and bare:
         ways["round trip"] = lambda: echo.round_trip(bare, request)
-    try:
+    with contextlib.ExitStack() as stack:
+        for opened in (readers, writers, bare):
+            if opened:
+                stack.callback(opened.close)
+        if echo:
+            stack.callback(echo.stop)
+            # Not what is large: that is digested on a thread of its own, beside the one that decompresses.
+            stack.enter_context(apart(*servers, echo.pid))
         until, turn = time.monotonic() + seconds, 0
         while turn < 5 or (time.monotonic() < until and turn < _MOST):
             turn += 1
@@ -196,12 +206,6 @@ def _one_size(
                 timed(puts["file"], lambda: write(folder / "aside"))
                 if writers:
                     timed(puts["redis"], lambda: writers.set(b"same", sealed))
-    finally:
-        for opened in (readers, writers, bare):
-            if opened:
-                opened.close()
-        if echo:
-            echo.stop()
 
 
 def by_clients(folder: Path, clients: list[int], seconds: float, rounds: int) -> dict[str, dict[str, dict[str, Any]]]:

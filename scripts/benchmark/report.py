@@ -312,6 +312,8 @@ def _how() -> str:
 * Each run is a process of its own; its time is from its start to its end, exit included.
 * In each round every peer has its turn, another one first each time; the first warm round is dropped.
 * All stores are on the same disk, and have just been written: none is read from the disk.
+* Single requests of up to 64 KiB, and misses in full stores, are asked from one processor and answered on another: on
+  which of them the kernel has two processes otherwise differs from pair to pair, by more than what is compared.
 * In full stores the daemon has had ten seconds to learn which keys it holds.
 * The built-in cache is at its best: no minimum of time or size; with a limit, one that is never reached.
 * The daemon runs before the program starts. The digests of jaxlib's libraries, which the first program after an install

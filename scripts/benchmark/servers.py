@@ -32,6 +32,7 @@ class _Server:
     def __init__(self, command: list[str], path: Path) -> None:
         self.path = path
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self.pid = self._process.pid
         deadline = time.monotonic() + STARTED_WITHIN
         while True:
             with contextlib.suppress(OSError):
