@@ -81,7 +81,7 @@ def parts() -> dict[str, Part]:
         }
 
     return {
-        "nothing": lambda folder, full: runs.nothing(folder, 51 if full else 25),
+        "nothing": lambda folder, full: runs.nothing(folder, 101 if full else 51),
         **{name: program(name) for name in FULL},
         "changed": changed,
         "crowd": crowd,
