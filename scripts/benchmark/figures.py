@@ -13,7 +13,11 @@ Found = dict[str, Any]
 
 
 class Ratio(NamedTuple):
-    """A ratio of medians, with the quartiles of the ratios of each round by itself."""
+    """The median of the rounds' own ratios, with their quartiles.
+
+    A machine that is fast at one time and slow at another is so for all in a round; medians of each alone, and a ratio
+    of these, would depend on how many rounds of either were in which.
+    """
 
     value: float
     low: float
@@ -41,9 +45,8 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
     """Of two series that were measured side by side."""
-    value = statistics.median(ours) / statistics.median(theirs)
     pairs = [mine / other for mine, other in zip(ours, theirs, strict=False)]
-    return Ratio(value, *quartiles(pairs), min(len(ours), len(theirs)))
+    return Ratio(statistics.median(pairs), *quartiles(pairs), len(pairs))
 
 
 def series(found: Found, name: str, kind: str, peer: str, of: str | Callable[[Any], float]) -> list[float]:
@@ -167,8 +170,7 @@ def _costs(found: Found) -> list[Bar]:
     what, limit = "xcache on and nothing to compile: process time against off", "at most +40 ms"
     if on:
         more = [(mine["wall"] - other["wall"]) * 1e3 for mine, other in zip(on, off, strict=True)]
-        value = (statistics.median(s["wall"] for s in on) - statistics.median(s["wall"] for s in off)) * 1e3
-        low, high = quartiles(more)
+        value, (low, high) = statistics.median(more), quartiles(more)
         rows.append(Bar(what, limit, f"{value:+.0f} ms", f"{low:+.0f} to {high:+.0f} ms", value <= 40))
     else:
         rows.append(Bar(what, limit))

@@ -90,8 +90,8 @@ def _head(found: Found) -> str:
     return f"""# Performance
 
 Written by `scripts/bench --{found["mode"]}` from [performance.json](performance.json), which has every sample; nothing
-here was typed. What counts are ratios against a peer that was measured in the same run, round by round beside it:
-medians, and in brackets the first and third quartile of the rounds' own ratios.
+here was typed. What counts are ratios against a peer that was measured in the same run, round by round beside it: the
+median of the rounds' own ratios, and in brackets their first and third quartile.
 
 Measured {found["started"]} on {what["processors"]} processors ({what["processor"]}), {what["memory GiB"]:.0f} GiB,
 {what["system"]}; Python {what["python"]}, jax {what["jax"]}, jaxlib {what["jaxlib"]}, flax {what["flax"]}, redis
