@@ -162,8 +162,9 @@ def _costs(found: Found) -> list[Bar]:
     beside = ""
     if cpu:
         # The other three start, trace and load at least: what that costs, warm processes of the same crowd show.
-        warm, alone = (statistics.median(s["cpu"] for s in crowd[kind][XCACHE]) for kind in ("warm", "alone"))
-        least = 1 + 3 / 4 * warm / alone
+        least = (
+            1 + 3 / 4 * ratio(*([sample["cpu"] for sample in crowd[kind][XCACHE]] for kind in ("warm", "alone"))).value
+        )
         beside = f" (built-in: {cpu[BUILT_IN].value:.2f}; if the other three only did what warm ones do: {least:.2f})"
     rows.append(_at_most("crowd of 4, cold: processor time against one alone", 1.5, cpu.get(XCACHE), beside))
     on, off = (found["parts"].get("nothing", {}).get(peer, []) for peer in (XCACHE, NONE))

@@ -50,7 +50,9 @@ def apart(*servers: int) -> Iterator[None]:
 def _place(processes: Iterable[int], processors: Iterable[int]) -> None:
     for process in processes:
         for thread in Path(f"/proc/{process}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), processors)
+            # It may end at that moment.
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), processors)
 
 
 def built_in(store: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ import sys
 import threading
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from xcache import config
 from xcache._version import __version__
@@ -150,8 +150,7 @@ def _logging(settings: config.Config) -> Any:
         logger.setLevel(before)
 
 
-# Generic for the type checker alone: not every Python we support can subscript it.
-class _StderrHandler(logging.StreamHandler):  # type: ignore[type-arg]
+class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to stderr, unless the program has a handler of its own that will."""
 
     def emit(self, record: logging.LogRecord) -> None:
