@@ -61,24 +61,21 @@ class Disk:
         """What was free when that was last asked, and what is to stay free: nothing, where that was never asked."""
         return self._free, self._to_leave
 
-    def lacking(self, needed: int = 0, returning: int = 0) -> int:
-        """Bytes that are not free although they should be when ``needed`` more are written; 0 or less for none.
-
-        ``returning`` are those that come back before long.
-        """
+    def lacking(self, needed: int = 0) -> int:
+        """Bytes that are not free although they should be when ``needed`` more are written; 0 or less for none."""
         if self._min_free == "0":
             return 0
         # What would have consequences is not decided by what was so a second ago.
-        if time.monotonic() - self._asked >= _BELIEVED_SECONDS or self._lacking(needed, returning) > 0:
+        if time.monotonic() - self._asked >= _BELIEVED_SECONDS or self._lacking(needed) > 0:
             self._ask()
-        return self._lacking(needed, returning)
+        return self._lacking(needed)
 
     def writes(self, size: int) -> None:
         """So much is being written."""
         self._written += size
 
-    def _lacking(self, needed: int, returning: int) -> int:
-        return self._to_leave + self._written + needed - self._free - returning
+    def _lacking(self, needed: int) -> int:
+        return self._to_leave + self._written + needed - self._free
 
     def _ask(self) -> None:
         found = os.statvfs(self._directory)

@@ -183,7 +183,8 @@ class Room:
 
     def _lacking(self, needed: int = 0) -> int:
         """Bytes that are not free on the disk although they should be; pages of the database are as good as free."""
-        return self._disk.lacking(needed, self.free_pages())
+        lacking = self._disk.lacking(needed)
+        return lacking - self.free_pages() if lacking > 0 else lacking
 
     def _evict(self, chosen: Sequence[Entry], reason: str) -> Freed:
         before = self._store.totals_now()

@@ -128,9 +128,9 @@ class Store:
         pinned = self._refers("entries", key=put.key, writer_uid=writer.uid, pinned=1)
         loose = self.remove([Entry(put.key, writer.uid)])
         usage = used(self._usage_before(put.key), self._tick())
-        self._insert_blob(executable)
+        loose += self._insert_blob(executable)
         if not self._refers("programs", digest=put.program_digest, writer_uid=writer.uid):
-            self._insert_blob(program)
+            loose += self._insert_blob(program)
             self._insert(
                 "programs",
                 digest=put.program_digest,
@@ -360,11 +360,13 @@ class Store:
         sql = f"SELECT 1 FROM {table} WHERE {where} LIMIT 1"  # noqa: S608 - names of our own
         return self._db.execute(sql, tuple(values.values())).fetchone() is not None
 
-    def _insert_blob(self, source: Source) -> None:
+    def _insert_blob(self, source: Source) -> Sequence[str]:
+        """Its digest, where a row may have taken the place of a file."""
         if self._refers("blobs", digest=source.digest):
             self._db.execute("UPDATE blobs SET content = ? WHERE digest = ?", (source.content, source.digest))
-        else:
-            self._insert("blobs", digest=source.digest, stored_size=source.size, content=source.content)
+            return (source.digest,)
+        self._insert("blobs", digest=source.digest, stored_size=source.size, content=source.content)
+        return ()
 
     def _drop_blob(self, digest: str) -> Sequence[str]:
         if self._refers("entries", blob=digest) or self._refers("programs", blob=digest):

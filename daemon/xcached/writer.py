@@ -185,8 +185,9 @@ class WriterThread:
         except Exception as error:  # noqa: BLE001 - told to each client; the daemon goes on
             self._failed(error, "entries could not be written")
             results = [refusal(error)] * len(jobs)
-        # A file brought in for an entry that was not kept is as loose as one that was replaced, by a row perhaps.
-        brought = [source.digest for job in jobs for source in (job.executable, job.program)]
+        # A file brought in for an entry that was not kept is as loose as one that was replaced.
+        sources = [source for job in jobs for source in (job.executable, job.program)]
+        brought = [source.digest for source in sources if source.descriptor is not None]
         self._guard(lambda: self._store.delete_files([*loose, *brought]))
         for job, reply in zip(jobs, results, strict=True):
             job.done.set_result(reply)
