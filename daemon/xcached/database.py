@@ -135,7 +135,7 @@ class Database:
             on_failure.callback(self.writing.close)
             if found < SCHEMA_VERSION:
                 self._migrate()
-            # What a part may have to put back is little, and not worth a temporary file each time; a migration's is not.
+            # What a part may have to put back is not worth a temporary file each time; what a migration may is.
             self.writing.execute("PRAGMA temp_store = MEMORY")
             self._inode = self.path.stat().st_ino
             self.reading = self._connect(_READING_PATIENCE)
