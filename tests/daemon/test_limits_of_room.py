@@ -205,6 +205,28 @@ def test_what_is_being_written_counts_before_the_disk_says_so(tmp_path):
     assert disk.lacking(free // 4 * 3) > 0
 
 
+def test_free_pages_of_the_database_are_as_good_as_free(tmp_path, monkeypatch):
+    with shelf(tmp_path) as made:
+        fill(made, "abcdef")
+        found = []
+
+        def look(store):
+            store.let_go([Entry(key_of("a"), WRITER.uid)])
+            free = made.room.free_pages()
+            made.room.begin()
+            for lacking in (free, free + 1):
+                with monkeypatch.context() as patch:
+                    patch.setattr(made.room._disk, "lacking", lambda needed=0, lacking=lacking: lacking)
+                    found.append(made.room.step())
+            return protocol.Stored(free > 0)
+
+        assert made.call(look) == protocol.Stored(True)
+        enough, too_little = found
+        assert enough is None
+        assert too_little.entries > 0
+        assert too_little.reason == "disk"
+
+
 def test_a_share_of_a_large_disk_is_not_more_than_enough(tmp_path):
     disk = Disk(tmp_path, "90%")
     disk.lacking()
