@@ -1,7 +1,8 @@
 """A steady mixed load leaves nothing behind in a daemon, however long it lasts, and neither do gets in a program.
 
 A leak is told from a heap that is still filling its holes by comparing the second half of a load with the end of the
-first. The allowance is fixed, so ``--soak SECONDS`` makes what can be noticed smaller. At 7000 requests a second, on
+first, and if that is too much, by going on for as long again: holes are filled in the end, a leak has then left twice
+as much. The allowance is fixed, so ``--soak SECONDS`` makes what can be noticed smaller. At 7000 requests a second, on
 two cores, the usual 24 seconds notice 25 bytes a request in the daemon; of its 30,000 gets a program may keep 33 bytes
 each.
 """
@@ -9,7 +10,6 @@ each.
 from __future__ import annotations
 
 import json
-import statistics
 import time
 from collections import Counter
 
@@ -77,10 +77,15 @@ def test_a_steady_load_leaves_nothing_behind_in_the_daemon(place, campaign):
         before, open_before = sample(place, talk, child.pid), descriptors_of(child.pid)
         samples: list[Sample] = []
         with helping(place, "-P", steady_load.__file__, place.root, PROCESSES, campaign.seed) as load:
-            deadline = time.monotonic() + seconds
-            while (left := deadline - time.monotonic()) > 0 and load.poll() is None:
-                time.sleep(min(left, seconds / SAMPLES))
-                samples.append(sample(place, talk, child.pid))
+            start = time.monotonic()
+            for more in (seconds, seconds, 2 * seconds):
+                deadline = time.monotonic() + more
+                while (left := deadline - time.monotonic()) > 0 and load.poll() is None:
+                    time.sleep(min(left, seconds / SAMPLES))
+                    samples.append(sample(place, talk, child.pid))
+                if load.poll() is not None or grown(samples) < ALLOWED:
+                    break
+            taken = time.monotonic() - start
             # The end of its stdin is the end of the load.
             _, stderr = load.communicate(timeout=60)
         assert (load.returncode, stderr) == (0, "")
@@ -91,8 +96,8 @@ def test_a_steady_load_leaves_nothing_behind_in_the_daemon(place, campaign):
         campaign.counts["requests answered"] += answered
         campaign.counts["samples"] += len(samples)
         growth = grown(samples)
-        campaign.note(f"{answered} requests answered in {seconds:g} s: {dict(sorted(counts.items()))}")
-        campaign.note(f"MB in memory: {[round(each.resident / 1e6, 1) for each in samples[:: SAMPLES // 16]]}")
+        campaign.note(f"{answered} requests answered in {taken:.0f} s: {dict(sorted(counts.items()))}")
+        campaign.note(f"MB in memory: {[round(each.resident / 1e6, 1) for each in samples[:: len(samples) // 16]]}")
         campaign.note(f"the second half added {growth / 1e6:.2f} MB: {2 * growth / answered:.0f} bytes a request")
         assert talk.ask(protocol.Sync()) == protocol.Done()
         assert until(lambda: descriptors_of(child.pid) == open_before), descriptors_of(child.pid) - open_before
@@ -124,8 +129,11 @@ def test_gets_leave_nothing_behind_in_the_program_that_makes_them(place, campaig
     assert memory[-1] - memory[len(memory) // 2 - 1] < ALLOWED_IN_PROGRAM
 
 
-def grown(samples: list[Sample]) -> float:
-    """Bytes that the second half of a load added to what was in memory at the end of the first."""
+def grown(samples: list[Sample]) -> int:
+    """Bytes that the second half of a load added to the least that was in memory at the end of the first.
+
+    The least: what requests under way hold comes and goes by more than the allowance.
+    """
     eighth = len(samples) // 8
     middle, end = samples[3 * eighth : 4 * eighth], samples[-eighth:]
-    return statistics.median(s.resident for s in end) - statistics.median(s.resident for s in middle)
+    return min(each.resident for each in end) - min(each.resident for each in middle)
