@@ -89,10 +89,11 @@ def test_it_says_when_it_is_ready_and_that_it_lives_and_leaves(place, listener):
     assert f"STATUS=serves {place.dir}, 0 connections" in ready
     assert f"MAINPID={child.pid}" in ready
     begin = time.monotonic()
-    for _ in range(5):
+    for _ in range(20):
         listener.heard.append("")
         assert listener.hears("WATCHDOG=1")
-    assert time.monotonic() - begin < 2
+    # Not a bound on speed: it says so every 0.1 s; once a second would take twenty.
+    assert time.monotonic() - begin < 10
     child.send_signal(signal.SIGHUP)
     assert listener.hears("RELOADING=1")
     (moment,) = (line for line in listener.heard[-1].splitlines() if line.startswith("MONOTONIC_USEC="))
