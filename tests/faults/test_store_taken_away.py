@@ -178,7 +178,7 @@ def test_a_database_that_somebody_else_locks(place, campaign):
                 release.join()
             campaign.fault()
             assert talk.put(key_of(f"after {seconds}"), LARGE) == protocol.Stored(True)
-    # Not a bound on speed: who waits for the lock would have waited for ten seconds and more.
-    assert max(waits) < 6.0, max(waits)
+    # Not a bound on speed: who waits for the lock would have waited for seconds.
+    assert max(waits) < 1.0, max(waits)
     check(place, ledger, campaign, "afterwards")
     campaign.judge()
