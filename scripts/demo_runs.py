@@ -39,7 +39,7 @@ class Run:
 
     @property
     def stats(self) -> dict[str, Any]:
-        """What xcache counted in this run."""
+        """The counts of xcache in this run."""
         return self.report["stats"]
 
 
@@ -61,7 +61,7 @@ def run_model(name: str, text: Path, variables: dict[str, str]) -> Run:
 
 
 def processor_seconds_of_children() -> float:
-    """What all ended children used; a daemon lives on and is not among them."""
+    """Return the seconds that all ended children used; a daemon lives on and is not among them."""
     usage = resource.getrusage(resource.RUSAGE_CHILDREN)
     return usage.ru_utime + usage.ru_stime
 

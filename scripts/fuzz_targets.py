@@ -8,9 +8,9 @@ import traceback
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / each) for each in (".", "daemon", "tests", "tests/client", "tests/daemon", "tests/fuzz")]
+sys.path[:0] = [str(ROOT / each) for each in (".", "daemon", "tests")]
 
-import fuzzing  # noqa: E402 - found through the path above
+from support import fuzzing  # noqa: E402 - found through the path above
 
 # So many times what a run of the tests has time for.
 MORE = 50

@@ -1,7 +1,7 @@
 """Sizes and times of codecs on executables for a CPU, a TPU and a CUDA device; the latter two need not be there.
 
-Prints a table for each. What is compiled is the demo's model; what is timed is a codec alone, in memory, beside the
-time that loading the executable takes where it can be loaded.
+Prints a table for each. It compiles the demo's model and times each codec alone, in memory. Beside that stands the
+time to load the executable, where it can be loaded.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import statistics
 import time
 import zlib
 from collections.abc import Callable
+from pathlib import Path
 
 os.environ.update(
     JAX_PLATFORMS="cpu",
@@ -29,48 +30,15 @@ import numpy as np
 import zstandard
 from jax.experimental import topologies
 
-from xcache import payload
+from xcache.wire import envelope
 
-# An H100, as far as the compiler asks.
-GPU = """
-gpu_device_info {
-  cuda_compute_capability { major: 9 }
-  core_count: 132
-  fpus_per_core: 128
-  clock_rate_ghz: 1.98
-  threads_per_warp: 32
-  threads_per_block_limit: 1024
-  threads_per_core_limit: 2048
-  thread_dim_limit_x: 1024
-  thread_dim_limit_y: 1024
-  thread_dim_limit_z: 64
-  block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535
-  block_dim_limit_z: 65535
-  registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-  shared_memory_per_core: 233472
-  shared_memory_per_block: 49152
-  shared_memory_per_block_optin: 232448
-  device_memory_size: 85899345920
-  memory_bandwidth: 3352000000000
-  l2_cache_size: 52428800
-  device_address_bits: 64
-  driver_version: "13.0.0"
-  runtime_version: "12.9.0"
-  compile_time_toolkit_version: "12.9.0"
-  dnn_version: "9.10.0"
-}
-platform_name: "CUDA"
-dnn_version_info { major: 9 minor: 10 }
-device_description_str: "H100"
-"""
+GPU = (Path(__file__).parent / "h100.textproto").read_text()
 Codec = tuple[Callable[[bytes], bytes], Callable[[bytes], bytes]]
 ROUNDS, SECONDS, BATCH = 5, 3.0, 16
 
 
 def zstd(level: int, **parameters: int) -> Codec:
-    """With what each frame has to have, whatever its level."""
+    """Return zstd at a level, with the checksum and size that each frame must have."""
     chosen = zstandard.ZstdCompressionParameters(
         compression_level=level, write_checksum=True, write_content_size=True, **parameters
     )
@@ -81,7 +49,7 @@ def zstd(level: int, **parameters: int) -> Codec:
 
 
 CODECS: dict[str, Codec] = {
-    "xcache's own": (payload.compress, zstandard.ZstdDecompressor().decompress),
+    "xcache's own": (envelope.compress, zstandard.ZstdDecompressor().decompress),
     "none": (lambda raw: bytes(memoryview(raw)), lambda raw: bytes(memoryview(raw))),
     "lz4": (lambda raw: lz4.frame.compress(raw, content_checksum=True), lz4.frame.decompress),
     "zlib 1": (lambda raw: zlib.compress(raw, 1), zlib.decompress),
@@ -92,8 +60,8 @@ CODECS: dict[str, Codec] = {
 
 
 def executables(device: jax.Device) -> dict[str, jax.stages.Compiled]:
-    """From a sum to a whole training step, compiled for this device."""
-    # More than the demo has: what takes long to load is large.
+    """Compile, for this device, programs from a sum to a whole training step."""
+    # More layers than the demo has, for a large executable: those take long to load.
     model.LAYERS = 36
     placed = jax.sharding.SingleDeviceSharding(device)
 
@@ -112,13 +80,13 @@ def executables(device: jax.Device) -> dict[str, jax.stages.Compiled]:
 
 
 def measured(raw: bytes) -> dict[str, tuple[int, float, float]]:
-    """For each codec its size, and the seconds to compress and to decompress: medians of turns that alternate."""
+    """Return for each codec the size, and the median seconds to compress and to decompress, in turns that alternate."""
     packed = {name: compress(raw) for name, (compress, _) in CODECS.items()}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in CODECS}
     turns, order = list(CODECS), random.Random(0)
     end = time.perf_counter() + SECONDS
     while len(taken[turns[0]]) < ROUNDS or time.perf_counter() < end:
-        # What one leaves behind in memory is not always for the same one to find.
+        # The order changes, so that no codec always runs on the memory that the same other one left.
         order.shuffle(turns)
         for name in turns:
             compress, decompress = CODECS[name]
@@ -135,7 +103,7 @@ def measured(raw: bytes) -> dict[str, tuple[int, float, float]]:
 
 
 def main() -> None:
-    """Table after table."""
+    """Print the tables, one for each device."""
     devices = {
         "CPU": jax.devices()[0],
         "TPU v5e": topologies.get_topology_desc("v5e:2x2", "tpu").devices[0],

@@ -1,4 +1,4 @@
-"""What xcache costs a program, in processes of their own; prints medians of what it measured, and nothing else."""
+"""Measures what xcache costs a program, in processes of their own; prints medians, and nothing else."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ LARGE = """
 import json, time
 import jax, jax.numpy as jnp, numpy as np
 jax.devices()
-# What does not become smaller when it is compressed.
+# Random numbers do not become smaller when they are compressed.
 constant = np.random.default_rng(0).standard_normal((8 << 20, 2)).astype(np.float32)
 lowered = jax.jit(lambda v: (v * constant).sum(0)).lower(jax.ShapeDtypeStruct((2,), jnp.float32))
 start = time.perf_counter()
@@ -119,14 +119,14 @@ parameters = jax.eval_shape(model.initialize, jax.random.key(0))
 state = parameters, parameters, parameters, jax.ShapeDtypeStruct((), int)
 tokens = jax.ShapeDtypeStruct((model.BATCH, model.LENGTH + 1), np.int32)
 model.train_step.lower(state, tokens).compile()
-from xcache.cache import current
+from xcache.process_cache import current
 current().close()
 print(json.dumps(seconds))
 """
 
 
 def run(program: str, place: Path, **environment: str):
-    """What a program prints, run with a store of its own."""
+    """Run a program with a store of its own, and return what it prints."""
     settings = {"XCACHE_DIR": str(place / "store"), "XCACHE_SOCKET": str(place / "s"), "XCACHE_IDLE_EXIT": "60"}
     result = subprocess.run(
         [sys.executable, "-c", program.format(scripts=str(Path(__file__).parent), memo=str(place))]

@@ -1,4 +1,4 @@
-"""More than anybody can save who knows all requests in advance: an upper bound for entries of any size and cost.
+"""An upper bound on the seconds that any cache can save, even one that knows all requests in advance.
 
 Between two requests of a key lies an interval. To answer the second from the cache, its bytes must have been kept over
 all of it, and at no moment may those that are kept be more than the capacity. Allowing parts of intervals makes this a
@@ -19,7 +19,7 @@ _STEPS = 150
 
 
 def most_saved(requests: Sequence[Request], capacity: int) -> float:
-    """Seconds that no policy exceeds."""
+    """Return an upper bound on the seconds that a policy can save."""
     last: dict[str, int] = {}
     rows = []
     for position, request in enumerate(requests):
@@ -40,13 +40,13 @@ def most_saved(requests: Sequence[Request], capacity: int) -> float:
         kept = seconds > cost
         best = min(best, float((price * room).sum() + (seconds - cost)[kept].sum()))
         used = _used(begin[kept], end[kept], size[kept], edges)
-        # Where more is wanted than there is room, room is worth more.
+        # Room costs more where more is wanted than there is.
         price = price * np.exp(np.clip((used - room) / room, -1, 1) * 0.5 / (1 + step / 15))
     return best
 
 
 def _one_price(begin: np.ndarray, end: np.ndarray, size: np.ndarray, seconds: np.ndarray, budget: float) -> float:
-    """What the last thing saves for each byte and request that a budget of both has room for."""
+    """Return the seconds per byte and request that the last interval within the budget saves."""
     needed = size * (end - begin)
     density = seconds / needed
     order = np.argsort(-density)
@@ -55,7 +55,7 @@ def _one_price(begin: np.ndarray, end: np.ndarray, size: np.ndarray, seconds: np
 
 
 def _used(begin: np.ndarray, end: np.ndarray, size: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """Bytes times requests that intervals take in each stretch."""
+    """Return the bytes times requests that the intervals take in each stretch."""
     # The integral of a step function that rises by a size at each beginning and falls by it at each end.
     moments = np.concatenate([begin, end])
     order = np.argsort(moments, kind="stable")

@@ -10,22 +10,22 @@ from typing import NamedTuple
 
 from simulate_traces import Request
 
-from xcached import eviction
-from xcached.eviction import Candidate, Excess, Usage
+from xcached.store import eviction
+from xcached.store.eviction import Candidate, Excess, Usage
 
 
 class Known:
-    """What is known of a key when it is stored or used."""
+    """The uses, size and compile time of a key, for the policies to judge by."""
 
     __slots__ = ("before", "decayed", "here", "order", "seconds", "size", "usage", "uses")
 
     def __init__(self) -> None:
         self.here = False
-        # Since it is here.
+        # Since the key is in the cache.
         self.uses = 0
         # The order of the last use, and of the one before it.
         self.order = self.before = 0
-        # Ever, and since it is here, in the way of the daemon.
+        # All uses, and those since the key is in the cache, counted as the daemon counts them.
         self.usage = self.decayed = Usage()
         self.size = 0
         self.seconds = 0.0
@@ -38,7 +38,7 @@ def _value(known: Known) -> float:
     return eviction.saved_for_each_byte(known.seconds, known.size)
 
 
-# Each says what a key is worth now, given the floor (the worth of the last that went): who is worth least goes first.
+# Each returns what a key is worth now, given the floor (the worth of the last key that went); the least goes first.
 POLICIES: dict[str, Worth] = {
     "LRU": lambda known, _: known.order,
     "LFU": lambda known, _: known.uses,
@@ -53,7 +53,7 @@ FEW = ("LRU", "LFU", "GDSF", "xcache")
 
 
 class Outcome(NamedTuple):
-    """What a policy achieved."""
+    """The seconds, hits and evictions of a policy."""
 
     saved: float
     hits: int
@@ -61,20 +61,20 @@ class Outcome(NamedTuple):
 
 
 class Cache:
-    """As much of the daemon's store as decides what is evicted, under any policy."""
+    """The part of the daemon's store that decides what is evicted, under any policy."""
 
     def __init__(self, capacity: int, worth: Worth) -> None:
         self._capacity = capacity
         self._worth = worth
         self._known: dict[str, Known] = {}
-        # What is worth least comes first; what is not up to date any more is passed over.
+        # A heap: the key that is worth least comes first; rows that are out of date are passed over.
         self._order: list[tuple[float, int, str]] = []
         self._held = self._entries = 0
         self._floor = self._now = 0.0
         self.evictions = 0
 
     def ask(self, request: Request, order: int, seconds: float) -> bool:
-        """Whether it is there; where it is not, it is from now on. ``seconds``: what the compile seemed to take."""
+        """Return whether the key is there, and store it if not. ``seconds``: the time its compile seemed to take."""
         known = self._known.setdefault(request.key, Known())
         hit = known.here
         if not hit:
@@ -109,7 +109,7 @@ class Cache:
 
 
 def replay(requests: Sequence[Request], capacity: int, worth: Worth, noise: float = 0.0) -> Outcome:
-    """Ask for everything in turn. ``noise``: how far compile times are spread by what else the machine does."""
+    """Replay all requests. ``noise``: how far the machine's other work spreads the compile times."""
     cache = Cache(capacity, worth)
     chance = random.Random("noise")
     saved, hits = 0.0, 0

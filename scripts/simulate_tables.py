@@ -6,41 +6,34 @@ import argparse
 import statistics
 from collections.abc import Sequence
 from operator import truediv
-from pathlib import Path
 
 from simulate_bound import most_saved
 from simulate_policies import FEW, POLICIES, replay
-from simulate_traces import MADE_UP, Request, make, recorded
+from simulate_traces import MADE_UP, Request, make
 
 SHARES = (0.01, 0.03, 0.1, 0.3)
 
 
 def main() -> None:
     """Print a table for each trace."""
-    parser = argparse.ArgumentParser(prog="scripts/simulate", description="What eviction policies save.")
-    kinds = f"a file that a daemon recorded (XCACHE_TRACE), or one of {', '.join(MADE_UP)}; all of these by default"
-    parser.add_argument("traces", nargs="*", default=list(MADE_UP), metavar="TRACE", help=kinds)
+    parser = argparse.ArgumentParser(prog="scripts/simulate", description="Print what eviction policies save.")
+    kinds = "kinds of requests; all of them by default"
+    parser.add_argument("traces", nargs="*", choices=[[], *MADE_UP], metavar="KIND", help=kinds)
     parser.add_argument("--seed", type=int, default=0, help="what the made-up requests follow from")
-    parser.add_argument("--repeat", type=int, default=1, help="replay a recorded trace so many times over")
     parser.add_argument("--noise", type=float, default=0.0, help="spread of measured compile times (of a log-normal)")
     parser.add_argument("--policies", choices=("few", "all"), default="few", help=f"few: {', '.join(FEW)}")
     options = parser.parse_args()
     names = list(POLICIES) if options.policies == "all" else FEW
     cells: list[list[float]] = []
-    for name in options.traces:
-        try:
-            requests = make(name, options.seed) if name in MADE_UP else recorded(Path(name), options.repeat)
-        except OSError as error:
-            parser.error(f"{name} is none of {', '.join(MADE_UP)}, and no file that can be read: {error.strerror}")
-        if not requests:
-            parser.error(f"{name} records no request for anything that was ever stored")
-        cells += print_table(name if name in MADE_UP else Path(name).stem, requests, names, options.noise)
-    if len(options.traces) > 1:
+    kinds_chosen = options.traces or list(MADE_UP)
+    for kind in kinds_chosen:
+        cells += print_table(kind, make(kind, options.seed), names, options.noise)
+    if len(kinds_chosen) > 1:
         print_summary(names, [cell for cell in cells if any(cell[:-1])])
 
 
 def print_table(name: str, requests: Sequence[Request], policies: Sequence[str], noise: float) -> list[list[float]]:
-    """What each policy saves, and last the bound, at each size."""
+    """Print and return what each policy saves, and last the bound, at each size."""
     sizes = {request.key: request.size for request in requests}
     everything = sum(request.seconds for request in requests)
     digits = 0 if everything >= 1000 else 1
@@ -62,7 +55,7 @@ def print_table(name: str, requests: Sequence[Request], policies: Sequence[str],
 
 
 def print_summary(policies: Sequence[str], cells: Sequence[Sequence[float]]) -> None:
-    """All sizes of all traces together."""
+    """Print the summary over all sizes of all traces."""
     columns = list(zip(*cells, strict=True))[:-1]
     of_bound = [statistics.mean(map(truediv, column, (cell[-1] for cell in cells))) for column in columns]
     next_to_best = [min(map(truediv, column, (max(cell[:-1]) for cell in cells))) for column in columns]

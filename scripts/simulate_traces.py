@@ -1,13 +1,11 @@
-"""Requests to replay: made up from a seed, or read from what a daemon recorded (XCACHE_TRACE)."""
+"""Requests to replay, made up from a seed."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-import json
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 
@@ -20,32 +18,32 @@ class Request(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Something people run again and again: each run asks for the same keys in the same order."""
+    """A program that people run again and again: each run asks for the same keys in the same order."""
 
     requests: tuple[Request, ...]
 
 
 class Makers:
-    """Makes requests and programs up. Sizes and times are spread as those recorded from real programs are: widely."""
+    """Makes up requests and programs. Sizes and times are spread as widely as those recorded from real programs."""
 
     def __init__(self, seed: str) -> None:
         self.choose = random.Random(seed)
         self._numbers = itertools.count()
 
     def small(self) -> Request:
-        """An operation: some tens of kilobytes, some tens of milliseconds."""
+        """Make an operation: some tens of kilobytes, some tens of milliseconds."""
         return self._request(14_000 * self.choose.lognormvariate(0, 0.7), 2.5e-6, 0.6)
 
     def large(self) -> Request:
-        """A step function: hundreds of kilobytes to tens of megabytes, seconds to minutes."""
+        """Make a step function: hundreds of kilobytes to tens of megabytes, seconds to minutes."""
         return self._request(1_200_000 * self.choose.lognormvariate(0, 1.2), 4e-6, 0.9)
 
     def huge(self) -> Request:
-        """Unrolled, or full of constants: hundreds of megabytes that took no longer to compile than others."""
+        """Make an unrolled one, or one full of constants: hundreds of megabytes that compile no longer than others."""
         return self._request(150_000_000 * self.choose.lognormvariate(0, 0.6), 1.5e-7, 0.8)
 
     def program(self, small: int, large: int, huge: float = 0.0) -> Program:
-        """One that asks for about so many of each."""
+        """Make a program that asks for about so many of each."""
         made = [self.small() for _ in range(self._about(small))] + [self.large() for _ in range(self._about(large))]
         if self.choose.random() < huge:
             made.append(self.huge())
@@ -53,7 +51,7 @@ class Makers:
         return Program(tuple(made))
 
     def popular(self, count: int, slope: float) -> Callable[[], int]:
-        """Draws numbers below ``count``, the first ones most often (Zipf)."""
+        """Return a function that draws numbers below ``count``, the first ones most often (Zipf)."""
         weights = list(itertools.accumulate((n + 1) ** -slope for n in range(count)))
         return lambda: bisect.bisect(weights, self.choose.random() * weights[-1])
 
@@ -117,7 +115,7 @@ def upgrades(makers: Makers) -> Iterator[Request]:
 
 
 def _again(makers: Makers, program: Program) -> Program:
-    """The same program under another toolchain: other keys, much the same sizes and times."""
+    """Return the same program under another toolchain: other keys, much the same sizes and times."""
     return Program(
         tuple(
             request._replace(
@@ -139,24 +137,5 @@ MADE_UP: dict[str, Callable[[Makers], Iterator[Request]]] = {
 
 
 def make(name: str, seed: int) -> list[Request]:
-    """A trace by its name, the same for the same seed."""
+    """Make a trace by its name, the same for the same seed."""
     return list(MADE_UP[name](Makers(f"{name} {seed}")))
-
-
-def recorded(path: Path, times: int = 1) -> list[Request]:
-    """What a daemon recorded: its Gets, with what each key's Put said of it, as far as there was one."""
-    asked: list[str] = []
-    known: dict[str, tuple[int, float]] = {}
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            try:
-                noted = json.loads(line)
-                operation, key, size, cost = (noted[name] for name in ("op", "key", "size", "cost"))
-            except (ValueError, TypeError, KeyError):
-                # Half a line, from a disk that was full.
-                continue
-            if operation == "get":
-                asked.append(key)
-            if size and (operation == "put" or key not in known):
-                known[key] = size, cost
-    return [Request(key, *known[key]) for key in asked if key in known] * times

@@ -8,12 +8,17 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from campaigns import CAMPAIGN_COUNTS, OTHER_COUNTS, Campaign
 from hypothesis import settings
-from places import Place, new_place
+from support.campaigns import CAMPAIGN_COUNTS, OTHER_COUNTS, Campaign
+from support.conversation import Conversation, talking
+from support.leaks import held, left_since
+from support.places import Place, new_place
 
 settings.register_profile("xcache", derandomize=True, deadline=None, database=None)
 settings.load_profile("xcache")
+
+# The most that a campaign may take in its long form.
+LONG_SECONDS = 10 * 3600.0
 
 _TALLIES = pytest.StashKey[dict[str, "Counter[str]"]]()
 _NOTES = pytest.StashKey[list[str]]()
@@ -29,15 +34,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Who says how many rounds there are to be, or how much of them, is interested in the campaigns alone."""
+    """Run the campaigns alone where an option says how many rounds there are to be, or how large they are."""
     if any(config.getoption(name) is not None for name in ("--rounds", "--soak", "--crowd")):
         others = [item for item in items if "campaign" not in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
+        for item in items:
+            # Before its own, which is that of the short form.
+            item.add_marker(pytest.mark.timeout(LONG_SECONDS), append=False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """What the campaigns counted."""
+    """Print the counts of the campaigns."""
     if tallies := config.stash.get(_TALLIES, {}):
         terminalreporter.section("campaigns of faults")
         everything = sum(tallies.values(), Counter())
@@ -47,6 +55,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(f"{name}: {counted}, {counts['seconds']:,.0f} s")
         for note in config.stash.get(_NOTES, []):
             terminalreporter.line(note)
+
+
+@pytest.fixture(autouse=True)
+def _leaves_nothing_behind() -> Iterator[None]:
+    """Fail the test that leaves a descriptor, a thread or a child of this process."""
+    before = held()
+    yield
+    if left := left_since(before):
+        pytest.fail("the test left behind: " + "; ".join(left))
 
 
 @pytest.fixture
@@ -78,3 +95,11 @@ def campaign(request: pytest.FixtureRequest) -> Iterator[Campaign]:
     made.counts["seconds"] = time.monotonic() - start
     request.config.stash.setdefault(_TALLIES, {})[request.node.nodeid.rpartition("/")[2]] = made.counts
     request.config.stash.setdefault(_NOTES, []).extend(made.notes)
+
+
+@pytest.fixture
+def talk(place: Place) -> Iterator[Conversation]:
+    """Somebody who talks to the daemon of ``place``."""
+    place.start_daemon()
+    with talking(place) as conversation:
+        yield conversation

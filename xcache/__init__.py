@@ -1,7 +1,7 @@
 """A persistent compilation cache for JAX and anything else that compiles through jaxlib.
 
-``XCACHE=1 python train.py`` needs nothing from here. From code: ``enable()``, ``disable()``, ``stats()``, and
-``compile()`` for those who call jaxlib directly.
+``XCACHE=1 python train.py`` needs nothing from here. A program calls ``enable()``, ``disable()`` and ``stats()``, or
+``compile()`` if it calls jaxlib directly.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from xcache._version import __version__
 
 if TYPE_CHECKING:
     from xcache.direct import compile  # noqa: A004
-    from xcache.hook import Handle, disable, stats
-    from xcache.hook import install as enable
+    from xcache.hook import Handle, disable, enable, stats
     from xcache.statistics import Statistics
 
 __all__ = ["Handle", "Statistics", "__version__", "compile", "disable", "enable", "stats"]
@@ -23,13 +22,13 @@ _HOMES = {
     "Statistics": ("xcache.statistics", "Statistics"),
     "compile": ("xcache.direct", "compile"),
     "disable": ("xcache.hook", "disable"),
-    "enable": ("xcache.hook", "install"),
+    "enable": ("xcache.hook", "enable"),
     "stats": ("xcache.hook", "stats"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import public names when they are first used: jax imports this package in every process."""
+    """Import a public name when it is first used, because jax imports this package in every process."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
@@ -37,3 +36,8 @@ def __getattr__(name: str) -> Any:
     module, attribute = _HOMES[name]
     value = globals()[name] = getattr(importlib.import_module(module), attribute)
     return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names, imported yet or not."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

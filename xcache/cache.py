@@ -1,6 +1,6 @@
-"""Look up, else compile and store: what the jax hook and ``xcache.compile`` have in common.
+"""Look up, else compile and store: the part that the jax hook and ``xcache.compile`` share.
 
-Nothing in here may stop a program. Whatever goes wrong with the cache is counted, said once, and the program compiles.
+Nothing here may stop a program. When the cache fails, it counts the error, warns once, and lets the program compile.
 """
 
 from __future__ import annotations
@@ -13,285 +13,332 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from xcache import executables, payload, protocol
-from xcache.client import Client
+from xcache import executables
+from xcache.announcing import Announcer
+from xcache.client.client import Client
+from xcache.client.contents import Absent, Entry, HeldLease
+from xcache.client.launcher import Launcher
 from xcache.clock import elsewhere, monotonic
-from xcache.config import Config
-from xcache.counting import Counting
-from xcache.entries import Absent, Entry
+from xcache.config.config import Config
+from xcache.counters import Counting
 from xcache.errors import (
     DamagedError,
-    NotAskedError,
+    RefusedError,
     UncacheableError,
     UnloadableError,
-    XcacheError,
+    UnsupportedError,
+    is_no_room,
 )
-from xcache.fetching import Fetcher, LoadsAhead
-from xcache.handlers import let_pass
-from xcache.history import History
-from xcache.launcher import Launcher
-from xcache.prefetch import Loaded, Prefetcher
+from xcache.prefetch.history import History
+from xcache.prefetch.prefetcher import Loaded, Prefetcher
+from xcache.prefetch.worker import Fetcher, LoadsAhead
 from xcache.request import Outcome, Request
-from xcache.storing import Compiled, StoreQueue, Storer
+from xcache.signals import reraise_if_the_programs
+from xcache.storing import Compiled, StoreQueue, Storer, serialize_first
+from xcache.trouble import Trouble
+from xcache.wire import envelope, protocol
+from xcache.wire.ownership import own_uid
 
 if TYPE_CHECKING:
     from xcache.statistics import Statistics
 
 logger = logging.getLogger("xcache")
 
-# An entry that cannot be used is set aside, and perhaps somebody has a fresh one by then.
-_ATTEMPTS = 2
-# What loading takes is not known before it was done; this much of compiling, in most cases less.
-_LOADING_TO_COMPILING = 0.2
+# The client asks once more after an unusable entry: another program may have stored a fresh one, or be compiling it.
+_LOOKUP_ATTEMPTS = 2
+# The estimate of an executable's load time until it has been loaded once; most load faster.
+_LOAD_TO_COMPILE_RATIO = 0.2
 
 
-class _Here(threading.local):
-    """What this thread is at: who asks within a compile does not wait, since that compile may be what it waits for."""
+class _Nesting(threading.local):
+    """Whether this thread is compiling. A request made meanwhile must not wait: it may wait for that very compile."""
 
     compiling = False
 
 
+def _check_threads() -> None:
+    """Raise UnsupportedError under gevent or eventlet: a wait here would switch greenlets in the middle of jax."""
+    patched = {
+        "gevent": getattr(sys.modules.get("gevent.monkey"), "saved", None),
+        "eventlet": getattr(sys.modules.get("eventlet.patcher"), "already_patched", None),
+    }
+    for name, modules in patched.items():
+        if modules:
+            raise UnsupportedError(f"{name} has replaced Python's threads and sockets; xcache cannot wait under it")
+
+
 class Cache:
-    """One process's way to its daemon."""
+    """The cache of one process: asks the daemon for executables, and stores what the process compiles."""
 
     def __init__(self, config: Config, mode: str, version: str, load_ahead: LoadsAhead | None = None) -> None:
+        # First, so that a uid that cannot be used is reported before anything else is tried.
+        own_uid()
+        _check_threads()
         self.config = config
         self.mode = mode
         self._version = version
         self._load_ahead = load_ahead
         self._counting = Counting()
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._announced: set[str] = set()
-        self._here = _Here()
+        self._nesting = _Nesting()
         self._begin()
-        self._undo = contextlib.ExitStack()
+        self._undo, self.at_close = contextlib.ExitStack(), contextlib.ExitStack()
         self._undo.enter_context(executables.serialize_first_generation())
-        # In this order, as everywhere here: Ctrl-C may come in between.
+        # The undo is registered first, here and elsewhere, because Ctrl-C may arrive between the two calls.
         self._undo.callback(atexit.unregister, self._at_exit)
         atexit.register(self._at_exit)
-        # Registered weakly: a cache that was closed must not live on in every child.
+        # A fork handler cannot be unregistered; a strong reference would keep a closed cache alive.
         this = weakref.ref(self)
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=lambda: _begin_in_child(this()))
 
     def _begin_in_child(self) -> None:
-        """After a fork: leave the parent what is the parent's."""
+        """Start afresh in a forked child, and leave the parent's connections and counts to the parent."""
         self._counting = self._counting.for_child()
         self._client.abandon()
         self._begin()
 
     def _begin(self) -> None:
-        """Start with connections, threads and locks of this process's own."""
+        """Make connections, threads and locks of this process's own."""
         self._launcher = Launcher(self.config)
         self._client = Client(self.config, self._version, self._launcher if self._starts_daemon() else None)
-        self._storer = Storer(self._client, self._counting, self._announce, overwrite=self.mode == "refresh")
-        self._queue = StoreQueue(self._store, self._tell, patience=self.config.timeout)
+        self._trouble = Trouble(self._counting, self._warned)
+        self._announcer = Announcer(self._client, self._announced)
+        self._storer = Storer(self._client, self._counting, self._announcer, overwrite=self.mode == "refresh")
+        self._queue = StoreQueue(self._store, self._tell, self._client.is_late, self._client.pause)
         self._history = History(self._client)
-        fetcher = Fetcher(self._client, self._history, self._load_ahead, self._went_wrong)
+        fetcher = Fetcher(self._client, self._history, self._load_ahead, self._trouble.note)
         self._prefetcher = Prefetcher(
             fetcher,
             0 if self._load_ahead is None or self.mode == "refresh" else self.config.prefetch,
             lambda count: self._counting.add(prefetches_dropped=count),
         )
-        self._lock = threading.RLock()
-        self._is_silent = False
+        self._is_summed_up = False
         self._finalized = False
 
     def statistics(self) -> Statistics:
-        """What this process counted so far."""
-        return self._counting.snapshot()
+        """Return what this process has counted so far."""
+        return self._counting.snapshot(self._client.lost_seconds)
 
     def _starts_daemon(self) -> bool:
-        # The machine's one daemon is started by the machine.
+        # systemd, a container or root starts the one daemon of a machine; programs never do.
         return self.config.autostart and not self.config.daemon_user
 
     def warm_up(self) -> None:
-        """Have a daemon started, so that it becomes ready while the program is still getting there."""
+        """Start a daemon early, so that it is ready when the program first compiles."""
+        start = monotonic()
         try:
             if self._starts_daemon():
                 self._launcher.start()
             self._prefetcher.start()
-        except (XcacheError, OSError) as error:
-            self._went_wrong(error)
+        except BaseException as error:  # noqa: BLE001 - a library that guards sockets may raise anything
+            reraise_if_the_programs(error)
+            self._trouble.note(error)
+        self._client.charge(monotonic() - start)
+
+    def look_at_clients(self) -> None:
+        """Drop what was loaded ahead for clients that jax has discarded."""
+        self._prefetcher.look()
 
     def get_or_compile(self, compile_now: Callable[[], Any], request: Callable[[], Request]) -> Outcome:
-        """The executable, from the cache if it can be had there; only the compiler's own exceptions leave.
+        """Return the executable, from the cache if possible; only the compiler's own exceptions leave.
 
-        ``request`` says what to ask for; UncacheableError from it, or from the daemon, is the reason not to.
+        ``request`` says what to ask for. It may raise UncacheableError; the program then compiles without the cache.
         """
-        leases: list[tuple[str, int]] = []
-        # This may be in a signal handler, in the middle of a request of the same thread.
-        with elsewhere():
-            try:
-                return self._get_or_compile(compile_now, request, leases)
-            finally:
-                # Also when Ctrl-C comes anywhere in there: this program would wait for itself when it tries again.
-                while leases:
-                    self._release(*leases.pop())
+        # A signal handler may compile in the middle of another request of the same thread.
+        with elsewhere(), self._lease() as lease:
+            return self._get_or_compile(compile_now, request, lease)
+
+    @contextlib.contextmanager
+    def _lease(self) -> Iterator[HeldLease]:
+        """Yield a place for a lease; give it back at the end, unless it was handed on."""
+        lease = HeldLease()
+        try:
+            yield lease
+        finally:
+            # Also after Ctrl-C: the program's next attempt would wait for the lease that it holds itself.
+            if held := lease.hand_on():
+                self._release(*held)
 
     def _get_or_compile(
-        self, compile_now: Callable[[], Any], request: Callable[[], Request], leases: list[tuple[str, int]]
+        self, compile_now: Callable[[], Any], request: Callable[[], Request], lease: HeldLease
     ) -> Outcome:
-        asked, found = self._ask(request, leases)
+        asked, found = self._ask(request, lease)
         if isinstance(found, Outcome):
             return found
-        # Outside of all handlers: an exception of the compiler must not carry one of ours as its context.
+        # Outside every except block: an exception of the compiler must not carry one of ours as its context.
         start = monotonic()
-        before = self._here.compiling
+        before = self._nesting.compiling
         try:
-            self._here.compiling = True
-            executable = compile_now()
+            self._nesting.compiling = True
+            executable = self._compile(compile_now)
         finally:
-            self._here.compiling = before
+            self._nesting.compiling = before
         seconds = monotonic() - start
         self._counting.add(compile_seconds=seconds)
         if asked is None:
             return Outcome(executable, "uncacheable", seconds)
         if self.mode == "readonly":
-            # Nothing is stored that would show whether a daemon which was in trouble is well again.
-            self._queue.tell_soon()
+            # A readonly program stores nothing, so only its reports show that a failed daemon works again.
+            self._queue.report_soon()
         else:
-            self._history.note(asked.key.digest, asked.ahead, asked.platform, seconds * _LOADING_TO_COMPILING)
+            self._history.note(asked.key.digest, asked.ahead, asked.platform, seconds * _LOAD_TO_COMPILE_RATIO)
             self._finish_before_exit()
-            raw = self._serialize_first(asked, executable) if asked.serialize_first() else None
-            if self._queue.add(Compiled(asked, executable, seconds, found.lease, raw), weight=seconds):
-                # Given back by the queue's thread, with the entry or without.
-                leases.clear()
+            first = found.serialize_first or asked.serialize_first()
+            serialized = serialize_first(asked, executable) if first else None
+            compiled = Compiled(asked, executable, seconds, found.lease, serialized, found.complaints)
+            if self._queue.add(compiled, weight=seconds):
+                # The queue's thread gives the lease back, with the entry or without.
+                lease.hand_on()
             else:
                 self._counting.error("store queue full")
         return Outcome(executable, "miss", seconds)
 
-    def _ask(
-        self, request: Callable[[], Request], leases: list[tuple[str, int]]
-    ) -> tuple[Request | None, Outcome | Absent]:
-        """What was asked for, unless it is uncacheable, and what was found."""
+    def _compile(self, compile_now: Callable[[], Any]) -> Any:
+        """Compile. If memory runs out, drop the executables loaded ahead and compile once more."""
+        try:
+            return compile_now()
+        except Exception as error:
+            if not (is_no_room(error) and self._prefetcher.give_up(self.config.timeout)):
+                raise
+        return compile_now()
+
+    def _ask(self, request: Callable[[], Request], lease: HeldLease) -> tuple[Request | None, Outcome | Absent]:
+        """Return the request (None if it is uncacheable) and the answer to it."""
         nothing = Absent(lease=0)
         try:
             asked = request()
-            found = nothing if self.mode == "refresh" else self._look_up(asked, leases)
+            found = nothing if self.mode == "refresh" else self._look_up(asked, lease)
         except UncacheableError as reason:
             self.count_uncacheable(str(reason))
             return None, nothing
-        except Exception as error:  # noqa: BLE001 - a defect in here must not cost anybody their program
-            let_pass(error)
+        except BaseException as error:  # noqa: BLE001 - a bug in here must not stop the program
+            reraise_if_the_programs(error)
             self.count_uncacheable("key failed")
-            self._complain("key failed", f"{type(error).__name__}: {error}")
+            # A program that is nearly at its recursion limit may still compile; that is no trouble of the cache.
+            if not isinstance(error, RecursionError):
+                self._trouble.warn("key failed", f"{type(error).__name__}: {error}")
             return None, nothing
         if isinstance(found, Absent):
             self._counting.add(requests=1, misses=1)
         return asked, found
 
     def _release(self, key: str, lease: int) -> None:
-        """Let others compile what will not be stored."""
+        """Give a lease back, so that another program may compile what this one will not store."""
         if lease:
             try:
                 self._client.release(key, lease)
-            except Exception as error:  # noqa: BLE001 - the compiler's own exception may be on its way
-                let_pass(error)
-                logger.debug("a lease was not given back: %s", error)
+            except BaseException as error:  # noqa: BLE001 - the compiler's own exception may be propagating
+                reraise_if_the_programs(error)
+                logger.debug("could not give a lease back: %s", error)
 
     def count_uncacheable(self, reason: str) -> None:
-        """Count a program that went past the cache, and why."""
+        """Count a program that bypassed the cache, and why."""
         self._counting.uncacheable(reason)
         logger.debug("not cached: %s", reason)
 
     def close(self) -> None:
-        """Finish what is still to be stored, and leave no trace in the process. Calling it again does nothing."""
+        """Finish pending stores and undo every change to the process. Calling it again does nothing."""
         self._undo.close()
         self._finish()
+        self._sum_up()
+        self.at_close.close()
 
     def _finish(self) -> None:
-        self._prefetcher.finish(self.config.timeout)
-        self._history.is_complete()
-        for _ in range(self._queue.finish()):
+        self._prefetcher.stop(self.config.timeout)
+        start = monotonic()
+        self._prefetcher.finish(self._client.allowance())
+        self._client.charge(monotonic() - start)
+        self._history.mark_complete()
+        for _ in range(self._queue.finish(self._client.allowance())):
             self._counting.error("not stored before exit")
+        self._client.charge(self._queue.late_seconds)
         self._client.close()
+        self._launcher.close()
 
     def _at_exit(self) -> None:
         self._finish()
-        if any(thread.name.startswith("xcache-") for thread in threading.enumerate()):
-            # One that is waiting for something, and may run on until the interpreter is gone. It must not be the one to
-            # collect jax's client, which lets go of the GIL: who cannot have it back, deep in C++, ends the process.
+        named = any(thread.name.startswith("xcache-") for thread in threading.enumerate())
+        if named or not self._prefetcher.finish(0.0):
+            # A thread still waits for something and may outlive the interpreter. It must not collect jax's client,
+            # whose destructor releases the GIL: a thread that cannot get it back, deep in C++, ends the process.
             gc.disable()
-            # Nor be in the middle of a line on stderr, which the interpreter wants to itself then.
-            self._is_silent = True
-            if self._lock.acquire(timeout=self.config.timeout):
-                self._lock.release()
-        if logger.isEnabledFor(logging.INFO):
+            # Nor may it be writing to stderr, which the interpreter needs for itself as it shuts down.
+            self._trouble.fall_silent(self.config.timeout)
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        if not self._is_summed_up and logger.isEnabledFor(logging.INFO):
+            self._is_summed_up = True
             logger.info("%s", self.statistics())
 
-    def _look_up(self, request: Request, leases: list[tuple[str, int]]) -> Outcome | Absent:
-        waits = self.mode == "on" and request.may_wait and not self._here.compiling
+    def _look_up(self, request: Request, lease: HeldLease) -> Outcome | Absent:
+        waits = self.mode == "on" and request.may_wait and not self._nesting.compiling
         wanted = protocol.Get(
             request.key.digest,
             self.config.max_wait if waits else 0.0,
             request.module_name[:500],
             request.key.components["program"],
         )
+        complaints: tuple[protocol.Complain, ...] = ()
         try:
-            self._announce(request)
-            for _ in range(_ATTEMPTS):
+            self._announcer.announce(request)
+            for _ in range(_LOOKUP_ATTEMPTS):
                 start = monotonic()
-                ahead = self._prefetcher.take(wanted.key, *request.ahead) if request.ahead else None
+                ahead = self._prefetcher.take(wanted.key, request.ahead) if request.ahead else None
                 if isinstance(ahead, Loaded):
                     self._counting.add(prefetched=1)
                     return self._hit(request, ahead.entry, ahead.executable, start, ahead.load_seconds)
                 try:
-                    found = ahead or self._client.get(wanted, leases)
+                    found = ahead or self._client.get(wanted, lease)
                     if found.waited:
                         self._counting.add(wait_seconds=found.waited)
                     if isinstance(found, Absent):
                         logger.debug("miss: %s %s", request.module_name, wanted.key[:12])
-                        return found
-                    # What was waited for is counted by itself, and is not what the cache took.
+                        return found._replace(complaints=complaints)
+                    # The wait for another program's compile is counted separately from the time the cache took.
                     return self._load(request, found, start + found.waited)
                 except DamagedError as error:
-                    self._went_wrong(error)
-                    self._client.complain(wanted.key, error.digest, str(error))
+                    self._trouble.note(error, "it is compiled or looked up again", request)
+                    complaints += (protocol.Complain(wanted.key, error.digest, str(error)[:1000], error.whole),)
+                    wanted = wanted._replace(unusable=error.digest)
         except UncacheableError:
             raise
-        except Exception as error:  # noqa: BLE001 - nothing that is wrong with the cache is the program's trouble
-            let_pass(error)
-            self._went_wrong(error)
-        return Absent(lease=0)
-
-    def _announce(self, request: Request) -> None:
-        """Once in a process: what was made by a toolchain that is not installed is not served, until it is again."""
-        digest = request.key.components["toolchain"]
-        if digest in self._announced:
-            return
-        self._announced.add(digest)
-        # Only what can be named in a message: a path is bytes, and need not be text.
-        files = [file._asdict() for file in request.toolchain_files() if file.path.isprintable()]
-        if files:
-            text = request.details().get("toolchain", "")
-            announcement = protocol.Announce(digest, request.platform, request.jaxlib_version, text, files)
-            try:
-                self._client.announce(announcement)
-            except BaseException:
-                self._announced.discard(digest)
-                raise
+        except BaseException as error:  # noqa: BLE001 - no trouble of the cache may reach the program
+            reraise_if_the_programs(error)
+            self._trouble.note(error)
+        return Absent(lease=0, complaints=complaints)
 
     def _load(self, request: Request, entry: Entry, start: float) -> Outcome | Absent:
-        """The executable of an entry; DamagedError for one that cannot be used."""
+        """Load an entry's executable; raise DamagedError if it cannot be used."""
         name, key = request.module_name, request.key.digest
-        raw = payload.open_sealed(key, entry.digest, entry.sealed)
+        raw = envelope.open_sealed(key, entry.digest, entry.sealed)
         load_start = monotonic()
         try:
             with self._client.loading(key, entry.digest):
-                executable = request.load(raw)
-        except Exception as error:  # noqa: BLE001 - whatever XLA throws here, compiling is the answer
-            let_pass(error)
+                executable = self._load_with_room(request, raw)
+        except BaseException as error:  # noqa: BLE001 - whatever XLA throws, the program compiles
+            reraise_if_the_programs(error)
             failure = UnloadableError(f"{name} could not be loaded: {error}", entry.digest)
-            if "RESOURCE_EXHAUSTED" not in str(error) and not isinstance(error, MemoryError):
+            if not is_no_room(error):
                 raise failure from None
-            # What found no room, here or on the device, says nothing about the entry.
-            self._went_wrong(failure)
+            # Running out of memory, here or on the device, says nothing about the entry.
+            self._trouble.note(failure)
             return Absent(lease=0)
         return self._hit(request, entry, executable, start, monotonic() - load_start)
+
+    def _load_with_room(self, request: Request, raw: bytes) -> Any:
+        """Load. If memory runs out, drop the executables loaded ahead and load once more."""
+        try:
+            return request.load(raw)
+        except Exception as error:
+            if not (is_no_room(error) and self._prefetcher.give_up(self.config.timeout)):
+                raise
+        return request.load(raw)
 
     def _hit(self, request: Request, entry: Entry, executable: Any, start: float, load_seconds: float) -> Outcome:
         name, key = request.module_name, request.key.digest
@@ -303,14 +350,18 @@ class Cache:
             load_seconds=load_seconds,
             saved_seconds=entry.compile_seconds - (now - start),
         )
+        # Refund the wait for the daemon, as far as the hit has saved the program that time.
+        worth = min(entry.charged, entry.charged + entry.compile_seconds - (now - start))
+        if worth > 0:
+            self._client.was_worth(worth)
         self._history.note(key, request.ahead, request.platform, load_seconds)
-        self._queue.tell_soon()
-        executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.keep))
+        self._queue.report_soon()
+        executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.sealed))
         logger.debug("hit: %s %s (%.3f s instead of %.3f s)", name, key[:12], now - start, entry.compile_seconds)
         return Outcome(executable, "hit", entry.compile_seconds, now - start)
 
     def _finish_before_exit(self) -> None:
-        """Children that multiprocessing forked leave without atexit; its own finalizers they do run."""
+        """Register a finalizer in a child that multiprocessing forked: such a child skips atexit."""
         process = sys.modules.get("multiprocessing.process")
         if self._finalized or process is None or process.parent_process() is None:
             return
@@ -319,74 +370,34 @@ class Cache:
 
         util.Finalize(None, self._finish, exitpriority=10)
 
-    def _serialize_first(self, request: Request, executable: Any) -> bytes | None:
-        """Serialize before the program has it; where that fails, it is tried again and dealt with behind its back."""
-        try:
-            return request.serialize(executable)
-        except Exception as error:  # noqa: BLE001 - see above
-            let_pass(error)
-            return None
-
     def _store(self, compiled: Compiled) -> None:
-        """On the queue's thread: have it stored, or let others compile it."""
+        """Store an executable, on the queue's thread; if that fails, let another program compile it."""
         try:
             self._storer.store(compiled)
-        except Exception as error:  # noqa: BLE001 - serialize() may raise anything, on a thread nobody watches
-            self._went_wrong(error)
+        except BaseException as error:  # noqa: BLE001 - serialize() may raise anything, on a thread nobody watches
+            if isinstance(error, RefusedError) and error.kind == protocol.SET_ASIDE:
+                # The daemon has warned of the crashes; each run of the program would say it again.
+                self._counting.reclassify_miss(error.kind)
+                logger.info("%s is not stored: %s", compiled.request.module_name, error)
+            else:
+                if isinstance(error, RefusedError):
+                    self._trouble.note(error, "the executable is not stored", compiled.request)
+                else:
+                    self._trouble.note(error)
             self._release(compiled.request.key.digest, compiled.lease)
 
     def _tell(self) -> None:
-        """On the queue's thread: add what was counted to the daemon's statistics, and what was wanted to its memory."""
+        """Send the counts and the list of wanted keys to the daemon, on the queue's thread."""
         self._history.tell()
-        untold = self._counting.take_untold()
-        if untold:
+        unreported = self._counting.take_unreported()
+        if unreported:
             try:
-                self._client.report(untold)
-            except (XcacheError, OSError) as error:
-                self._counting.put_back(untold)
-                logger.debug("statistics not delivered: %s", error)
-
-    def _went_wrong(self, error: Exception) -> None:
-        if isinstance(error, NotAskedError):
-            return
-        kind = getattr(error, "kind", type(error).__name__)
-        self._counting.error(kind)
-        self._complain(kind, error)
-
-    def _complain(self, kind: str, error: object) -> None:
-        """One warning per kind of trouble and process; the rest for those who debug."""
-        with self._lock:
-            first = kind not in self._said
-            self._said.add(kind)
-            if not self._is_silent:
-                level = logging.WARNING if first else logging.DEBUG
-                logger.log(level, "%s (%s); compiling without the cache", error, kind)
+                self._client.report(unreported)
+            except BaseException as error:  # noqa: BLE001 - nobody watches this thread
+                self._counting.put_back(unreported)
+                logger.debug("could not report statistics: %s", error)
 
 
 def _begin_in_child(cache: Cache | None) -> None:
     if cache is not None:
         cache._begin_in_child()
-
-
-_current: Cache | None = None
-
-
-def current() -> Cache | None:
-    """The cache this process uses, if it uses one."""
-    return _current
-
-
-def use(cache: Cache) -> None:
-    """Make this the process's cache, in place of the one there was."""
-    global _current
-    if _current is not None:
-        _current.close()
-    _current = cache
-
-
-def leave(cache: Cache) -> None:
-    """Close a cache, and have none if it was the process's."""
-    global _current
-    cache.close()
-    if _current is cache:
-        _current = None

@@ -1,7 +1,7 @@
-"""The clock that waits and times are measured by.
+"""The clock for every wait and duration.
 
-Asked for by its own call: a program that puts a clock of its own in place of ``time.monotonic`` (tests do) means its
-own waits, and may count how often it is asked.
+It does not call ``time.monotonic``: a program that replaces that function (tests do) means its own waits, and may count
+the calls.
 """
 
 from __future__ import annotations
@@ -12,28 +12,28 @@ import time
 from collections.abc import Iterator
 
 
-class _Here(threading.local):
-    elsewhere = 0.0
+class _Pauses(threading.local):
+    seconds = 0.0
 
 
-_here = _Here()
+_pauses = _Pauses()
 
 
 def monotonic() -> float:
-    """Seconds that only ever go forward."""
+    """Return the seconds of a clock that never goes back."""
     return time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 def own_time() -> float:
-    """The same on a clock of this thread's, which stands still while the program is ``elsewhere``."""
-    return monotonic() - _here.elsewhere
+    """Return the seconds of this thread's own clock, which stands still inside ``elsewhere()``."""
+    return monotonic() - _pauses.seconds
 
 
 @contextlib.contextmanager
 def elsewhere() -> Iterator[None]:
-    """What a signal handler does in here is no part of what it has interrupted, and of no wait in there."""
-    before, start = _here.elsewhere, monotonic()
+    """Stop this thread's own clock: the time of a signal handler is not part of the wait it interrupted."""
+    before, start = _pauses.seconds, monotonic()
     try:
         yield
     finally:
-        _here.elsewhere = before + monotonic() - start
+        _pauses.seconds = before + monotonic() - start

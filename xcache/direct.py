@@ -1,4 +1,4 @@
-"""The same cache for people who call jaxlib directly. Needs jaxlib, and not jax.
+"""The cache for programs that call jaxlib directly. It needs jaxlib, but not jax.
 
     import jax
     import xcache
@@ -13,35 +13,34 @@
     results = executable.execute_sharded([jax.numpy.arange(3.0)])
     print(results.disassemble_into_single_device_arrays()[0][0])  # [0. 2. 4.]
 
-(jax is there for the arrays; jaxlib 0.10 and newer has no other way to make one.)
+(The example uses jax for the arrays, because jaxlib 0.10 and newer cannot make one without it.)
 
-A program that calls this wants the cache: unless ``XCACHE`` says otherwise, or ``enable()`` was called with other
-settings, it is on.
+Calling this turns the cache on, unless ``XCACHE`` says otherwise or ``disable()`` was called. ``enable()`` gives it
+other settings.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xcache import cache, config, keys, stablehlo
+from xcache import cache, keys, logs, process_cache
 from xcache._version import __version__
+from xcache.config import config
 from xcache.errors import XcacheError
 from xcache.executables import deserialize, must_be_serialized_first, serialize
-from xcache.keys import describe
+from xcache.keys import describe, stablehlo
+from xcache.keys.platform import GPU
 from xcache.request import Request
-
-logger = logging.getLogger("xcache")
 
 
 def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
     client: Any, program: Any, devices: Sequence[Any], options: Any = None
 ) -> Any:
-    """A loaded executable of ``program`` on ``devices``, from the cache when it can be had there.
+    """Return a loaded executable of ``program`` on ``devices``, from the cache if possible.
 
     ``program`` is StableHLO: an ``ir.Module``, MLIR text, MLIR bytecode or a portable artifact. ``options`` are
     jaxlib's ``CompileOptions``; without any, the program is compiled for one replica on each device (SPMD). Only
@@ -60,12 +59,16 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
     used = _cache()
     if used is None:
         return compile_now()
+    several_processes = describe.span_processes(devices)
+    if several_processes and client.platform in GPU:
+        # As in the jax hook: a process that compiles would wait for others that do not.
+        used.count_uncacheable("GPU program of several processes")
+        return compile_now()
 
     def request() -> Request:
         surroundings = _surroundings(used.config.own_dir)
-        parts = surroundings.components(
-            client, module, tuple(devices), options.SerializeAsString(), callbacks_hold_pointers=True
-        )
+        serialized = options.SerializeAsString()
+        parts = surroundings.components(client, module, tuple(devices), serialized, callbacks_hold_pointers=True)
         return Request(
             key=keys.combine(parts),
             module_name=stablehlo.name(module),
@@ -77,16 +80,22 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
             load=lambda raw: deserialize(client, raw, placed, options),
             serialize=lambda executable: serialize(client, executable),
             serialize_first=lambda: must_be_serialized_first(client.platform, parts["program"].content),
-            toolchain_files=lambda: surroundings.toolchain_files(client.platform),
+            toolchain_files=lambda: surroundings.toolchain_files(client.platform, serialized),
+            # The processes of one job may all have to compile at once.
+            may_wait=not describe.span_processes(client.devices()),
         )
 
     return used.get_or_compile(compile_now, request).executable
 
 
 def _cache() -> cache.Cache | None:
-    """The process's cache: the one that is in use, else one of its own, unless ``XCACHE`` is off."""
-    used = cache.current()
-    return _own_cache() if used is None else used
+    """Return the process's cache, made here if need be; None if ``XCACHE`` or the program's code turned it off."""
+    if process_cache.current() is None and process_cache.may_be_made():
+        with process_cache.switching:
+            # Another thread may have made one meanwhile, or switched it off.
+            if process_cache.current() is None and process_cache.may_be_made():
+                return _own_cache()
+    return process_cache.current()
 
 
 def _own_cache() -> cache.Cache | None:
@@ -94,19 +103,21 @@ def _own_cache() -> cache.Cache | None:
         mode = config.mode() if "XCACHE" in os.environ else "on"
         if mode == "off":
             return None
-        used = cache.Cache(config.load(), mode, __version__)
+        settings = config.load()
+        used = cache.Cache(settings, mode, __version__)
     except XcacheError as error:
         _complain(str(error))
         return None
-    cache.use(used)
+    process_cache.use(used)
+    used.at_close.enter_context(logs.shown(settings))
     used.warm_up()
     return used
 
 
 @functools.cache
 def _complain(error: str) -> None:
-    """Say it once."""
-    logger.warning("%s; xcache is off", error)
+    """Warn once per error."""
+    logs.complain("%s; xcache is off", error)
 
 
 def _default_options(devices: Sequence[Any]) -> Any:
@@ -129,4 +140,4 @@ def _jaxlib() -> tuple[Path, str]:
 
 @functools.lru_cache(maxsize=4)
 def _surroundings(memo: Path) -> describe.Surroundings:
-    return describe.Surroundings(*_jaxlib(), memo, None)
+    return describe.Surroundings(*_jaxlib(), memo)

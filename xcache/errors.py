@@ -1,25 +1,26 @@
-"""Every exception xcache raises by itself.
+"""Every exception that xcache raises.
 
     XcacheError
     ├── ConfigError             a setting has a value that cannot be used
-    ├── UnavailableError        no answer from a daemon: the caller compiles
-    │   ├── ConnectionLostError     refused, dropped or silent past the timeout
+    ├── UnavailableError        no daemon answered, so the caller compiles
+    │   ├── ConnectionLostError     the connection was refused, dropped, or silent past the timeout
     │   │   ├── NobodyThereError        nothing listens on the socket
     │   │   └── HungUpError             the daemon ended the connection
-    │   ├── NotAskedError           there was trouble, and it is not known to be over
-    │   ├── TurnedAwayError         the daemon takes no connection of this program
-    │   ├── ProtocolError           the peer said something that is not in the protocol
-    │   └── UntrustedError          the socket or directory could belong to someone else
-    ├── RefusedError            the daemon answered, and said no (with a kind and a reason)
-    ├── DamagedError            an entry's bytes are not what was stored
-    │   └── UnloadableError         they are, and jaxlib does not take them
+    │   ├── NotAskedError           the client did not ask: the daemon failed before, or has cost the program enough
+    │   ├── TurnedAwayError         the daemon does not accept connections of this program
+    │   ├── ProtocolError           the peer broke the protocol
+    │   └── UntrustedError          the socket or directory may belong to another user
+    ├── RefusedError            the daemon answered and refused (with a kind and a reason)
+    ├── DamagedError            an entry's bytes differ from those that were stored
+    │   └── UnloadableError         the bytes are intact, but jaxlib does not load them
     ├── StoreError              the store cannot be opened or written
-    │   ├── NewerStoreError         it was written by a newer xcache
-    │   └── ClosedStoreError        only its daemon and root may look into it
+    │   ├── NoLocksError            its file system does not lock files
+    │   ├── NewerStoreError         a newer xcache wrote it
+    │   └── ClosedStoreError        only its daemon and root may read it
     ├── UncacheableError        this program cannot be cached (with the reason)
-    └── UnsupportedError        this jax, jaxlib or operating system is not one xcache can work with
+    └── UnsupportedError        xcache does not work with this jax, jaxlib or operating system
 
-None of them leaves the hook: a program with xcache on sees jax's own exceptions and no others.
+The hook lets none of them out: a program with xcache on sees jax's own exceptions and no others.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ class ConfigError(XcacheError):
 
 
 class UnavailableError(XcacheError):
-    """No answer from a daemon."""
+    """No daemon answered."""
 
     kind = "daemon unavailable"
 
 
 class ConnectionLostError(UnavailableError):
-    """The connection was refused, dropped or silent past the timeout."""
+    """The connection was refused, dropped, or silent past the timeout."""
 
     kind = "connection lost"
 
@@ -48,35 +49,37 @@ class ConnectionLostError(UnavailableError):
 class NobodyThereError(ConnectionLostError):
     """Nothing listens on the socket."""
 
+    kind = "no daemon"
+
 
 class HungUpError(ConnectionLostError):
-    """The daemon ended the connection: it left, was killed, or did not like what it heard."""
+    """The daemon ended the connection: it stopped, was killed, or rejected a message."""
 
 
 class NotAskedError(UnavailableError):
-    """There was trouble, and it is not known to be over."""
+    """The client did not ask, because the daemon failed before or has cost the program enough time."""
 
 
 class TurnedAwayError(UnavailableError):
-    """The daemon takes no connection of this program: there are too many, or it is not for this user."""
+    """The daemon does not accept connections of this program: it has too many, or does not serve this user."""
 
     kind = "turned away"
 
 
 class ProtocolError(UnavailableError):
-    """The peer said something that is not in the protocol."""
+    """The peer broke the protocol."""
 
     kind = "protocol error"
 
 
 class UntrustedError(UnavailableError):
-    """The socket or directory could belong to someone else."""
+    """The socket or directory may belong to another user."""
 
     kind = "untrusted socket"
 
 
 class RefusedError(XcacheError):
-    """The daemon answered, and said no."""
+    """The daemon answered and refused."""
 
     def __init__(self, kind: str, reason: str) -> None:
         super().__init__(reason)
@@ -84,9 +87,11 @@ class RefusedError(XcacheError):
 
 
 class DamagedError(XcacheError):
-    """An entry's bytes are not what was stored; ``digest`` is that of what should be there."""
+    """An entry's bytes differ from those that were stored; ``digest`` is the expected one."""
 
     kind = "damaged entry"
+    whole = False
+    """Whether the bytes match the digest, so that they are not damaged."""
 
     def __init__(self, reason: str, digest: str = "") -> None:
         super().__init__(reason)
@@ -94,9 +99,10 @@ class DamagedError(XcacheError):
 
 
 class UnloadableError(DamagedError):
-    """An entry's bytes are what was stored, and jaxlib does not take them."""
+    """An entry's bytes are intact, but jaxlib does not load them."""
 
     kind = "load failed"
+    whole = True
 
 
 class StoreError(XcacheError):
@@ -105,17 +111,32 @@ class StoreError(XcacheError):
     kind = "store error"
 
 
+class NoLocksError(StoreError):
+    """The store's file system does not lock files, so nothing would keep a second daemon out."""
+
+    def __init__(self, directory: object, reason: str | None) -> None:
+        super().__init__(
+            f"{directory} is on a file system that does not lock files ({reason}), as some network file systems do not;"
+            " put the store on a local one (XCACHE_DIR)"
+        )
+
+
 class NewerStoreError(StoreError):
-    """The store was written by a newer xcache."""
+    """A newer xcache wrote the store."""
 
 
 class ClosedStoreError(StoreError):
-    """Only the store's daemon and root may look into it."""
+    """Only the store's daemon and root may read it."""
 
 
 class UncacheableError(XcacheError):
-    """This program cannot be cached; the message is the reason, a short phrase that statistics count by."""
+    """This program cannot be cached; the message is a short reason, and statistics count by it."""
 
 
 class UnsupportedError(XcacheError):
-    """This jax, jaxlib or operating system is not one xcache can work with."""
+    """The cache does not work with this jax, jaxlib or operating system."""
+
+
+def is_no_room(error: BaseException) -> bool:
+    """Return whether an exception says that memory ran out, here or on the device."""
+    return isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error)

@@ -1,23 +1,22 @@
-"""Executables to bytes and back, by jaxlib's ways in all its versions.
+"""Turn executables into bytes and back, with every supported version of jaxlib.
 
-| what | since or until which jaxlib |
+| behaviour | jaxlib versions |
 |---|---|
-| ``executable.serialize()`` in place of ``client.serialize_executable(executable)`` | 0.8.0 |
-| a loaded executable forgets the layout of its results, and wrong numbers come of it | 0.8.0 to before 0.9.2 |
+| ``executable.serialize()`` in place of ``client.serialize_executable(executable)`` | since 0.8.0 |
+| a loaded executable forgets the layout of its results, which makes wrong numbers | 0.8.0 to before 0.9.2 |
 | loading on CPU logs an ERROR about the compiler's own tuning preferences, twice an executable | 0.8.0 to 0.9.2 |
-| ``deserialize_executable`` takes ``host_callbacks`` | 0.11.0 |
-| the first iteration over a ``DeviceList`` must not be beside another | until 0.11 |
+| ``deserialize_executable`` takes ``host_callbacks`` | since 0.11.0 |
+| two threads must not make the first iteration over a ``DeviceList`` at once | until 0.11 |
 
-Serializing an executable that was itself deserialized gives bytes that load and then cannot be run (on CPU). A program
-that runs without xcache never meets this, so while xcache is on, serializing such an executable answers with the bytes
-it was loaded from.
+On CPU, serializing a deserialized executable gives bytes that load and then cannot be run. A program without xcache
+never meets this, so serializing such an executable returns the bytes it was loaded from, also after xcache was switched
+off.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import mmap
 import os
 import re
 import sys
@@ -26,16 +25,20 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from xcache import payload
 from xcache.errors import UncacheableError
-from xcache.handlers import let_pass
+from xcache.signals import reraise_if_the_programs
+from xcache.wire import envelope
+
+# Names of operations and of custom call targets, as MLIR bytecode spells them.
+# Searched for one by one: a regular expression takes a second for a hundred megabytes of constants.
+_BECOME_SORTS = (b"\0sort\0", b"top_k", b"topk", b"TopK")
 
 
 def iterate_once(devices: Any) -> None:
-    """Have the first iteration over a ``DeviceList`` in this process to itself; what comes later needs no care.
+    """Make the process's first iteration over a ``DeviceList`` under a lock.
 
-    jaxlib makes the iterator's type then. If the garbage collector runs meanwhile and calls into Python, the GIL may go
-    to another thread, which crashes if it has use for the half-made type.
+    That iteration makes the iterator's type. If the garbage collector runs meanwhile and calls into Python, another
+    thread may get the GIL, and it crashes if it uses the half-made type.
     """
     global _iterated
     if not _iterated:
@@ -43,7 +46,7 @@ def iterate_once(devices: Any) -> None:
             try:
                 iter(devices)
             except TypeError as error:
-                let_pass(error)
+                reraise_if_the_programs(error)
             _iterated = True
 
 
@@ -52,7 +55,7 @@ _iterating = threading.RLock()
 
 
 def serialize(client: Any, executable: Any) -> bytes:
-    """The bytes of an executable that was compiled in this process; UncacheableError if they cannot be relied upon."""
+    """Serialize an executable that this process compiled; raise UncacheableError if jaxlib would load it wrongly."""
     if (0, 8, 0) <= _version() < (0, 9, 2) and not _usual_layouts(executable):
         raise UncacheableError("result layouts that this jaxlib forgets")
     if hasattr(executable, "serialize"):
@@ -61,13 +64,16 @@ def serialize(client: Any, executable: Any) -> bytes:
 
 
 def must_be_serialized_first(platform: str, program: bytes) -> bool:
-    """Whether it cannot be serialized any more once it has run: XLA:CPU puts in the comparisons of sorts then."""
-    # The name of an operation, as it stands in the strings of MLIR bytecode.
-    return platform == "cpu" and b"\x00sort\x00" in program
+    """Return whether the executable may not be serializable once it has run.
+
+    XLA:CPU inserts the comparison functions of sorts when they run, and turns a top_k of most types into a sort. A
+    program that this overlooks is serialized first in its next run.
+    """
+    return platform == "cpu" and any(name in program for name in _BECOME_SORTS)
 
 
 def deserialize(client: Any, raw: bytes, devices: Any, options: Any, host_callbacks: Sequence[Any] = ()) -> Any:
-    """An executable from its bytes, loaded onto ``devices``."""
+    """Load an executable from its bytes onto ``devices``."""
     with _quiet.muted() if client.platform == "cpu" and _loading_is_noisy() else contextlib.nullcontext():
         if host_callbacks:
             return client.deserialize_executable(raw, devices, options, host_callbacks)
@@ -75,20 +81,24 @@ def deserialize(client: Any, raw: bytes, devices: Any, options: Any, host_callba
 
 
 class FirstGeneration:
-    """The bytes an executable was loaded from, sealed as they were stored."""
+    """The stored bytes an executable was loaded from, compressed as in the store.
 
-    def __init__(self, key: str, digest: str, sealed: bytes | mmap.mmap) -> None:
+    They stay in memory: to keep the file instead would take a descriptor per executable, and a program may be short of
+    descriptors.
+    """
+
+    def __init__(self, key: str, digest: str, sealed: bytes) -> None:
         self._key = key
         self._digest = digest
         self._sealed = sealed
 
     def raw(self) -> bytes:
-        """The serialized executable."""
-        return payload.open_sealed(self._key, self._digest, memoryview(self._sealed))
+        """Return the serialized executable."""
+        return envelope.open_sealed(self._key, self._digest, self._sealed)
 
 
-# By identity. jaxlib's executables cannot be referenced weakly, but each keeps alive what it is told to: when one is
-# freed its FirstGeneration goes with it, and the entry here before its address can be used again.
+# By id(). jaxlib's executables cannot be referenced weakly, but each keeps its FirstGeneration alive. When one is
+# freed, its entry here goes before another object can get its address.
 _loaded: weakref.WeakValueDictionary[int, FirstGeneration] = weakref.WeakValueDictionary()
 
 
@@ -99,24 +109,44 @@ def remember(executable: Any, generation: FirstGeneration) -> None:
         _loaded[id(executable)] = generation
 
 
+# How many caches need jaxlib's methods replaced, and what undoes it. Changed under ``process_cache.switching``.
+_users = 0
+_replaced = contextlib.ExitStack()
+
+
 @contextlib.contextmanager
 def serialize_first_generation() -> Iterator[None]:
-    """While this is open, jaxlib serializes loaded executables as the bytes they were loaded from."""
+    """Make jaxlib serialize each loaded executable as the bytes it was loaded from.
+
+    At the end jaxlib's own methods are back, unless a loaded executable is still there: it needs this to its end.
+    """
+    global _users
+    if not _users:
+        _replaced.close()
+        _replace_serialize()
+    _users += 1
+    try:
+        yield
+    finally:
+        _users -= 1
+        if not _users and not _loaded:
+            _replaced.close()
+
+
+def _replace_serialize() -> None:
     from jaxlib import xla_client
 
-    with contextlib.ExitStack() as stack:
-        # The method moved from the client to the executable in 0.8; both exist for a while.
-        for owner, name in ((xla_client.LoadedExecutable, "serialize"), (xla_client.Client, "serialize_executable")):
-            if hasattr(owner, name):
-                original = getattr(owner, name)
-                setattr(owner, name, _answering(original))
-                stack.callback(setattr, owner, name, original)
-        yield
+    # The method moved from the client to the executable in 0.8; some versions have both.
+    for owner, name in ((xla_client.LoadedExecutable, "serialize"), (xla_client.Client, "serialize_executable")):
+        if hasattr(owner, name):
+            original = getattr(owner, name)
+            setattr(owner, name, _answering(original))
+            _replaced.callback(setattr, owner, name, original)
 
 
 def _answering(original: Callable[..., bytes]) -> Callable[..., bytes]:
     def serialize(*args: Any, **kwargs: Any) -> bytes:
-        # The executable is the last positional argument of both: self, or the one the client is given.
+        # The executable is the last positional argument of both methods: self, or the client's argument.
         generation = _loaded.get(id(args[-1])) if args else None
         return original(*args, **kwargs) if generation is None else generation.raw()
 
@@ -124,7 +154,7 @@ def _answering(original: Callable[..., bytes]) -> Callable[..., bytes]:
 
 
 def _usual_layouts(executable: Any) -> bool:
-    """Whether all results are laid out with their last dimension innermost: ``{1,0}`` for a matrix."""
+    """Return whether all results are laid out with their last dimension innermost: ``{1,0}`` for a matrix."""
     for layout in executable.get_output_layouts():
         order = [int(n) for n in re.findall(r"\d+", str(layout).partition("{")[2].partition("}")[0].partition(":")[0])]
         if order != sorted(order, reverse=True):
@@ -141,10 +171,10 @@ def _version() -> tuple[int, ...]:
 
 @functools.cache
 def _loading_is_noisy() -> bool:
-    """Whether loading on CPU writes kilobytes of ERROR lines about executables with nothing wrong with them.
+    """Return whether loading on CPU logs kilobytes of ERROR lines about sound executables.
 
-    They complain of ``prefer-no-gather`` and ``prefer-no-scatter``, which XLA adds to what it compiles and does not
-    find in the processor. What an executable needs of the processor is in its key.
+    The lines complain of ``prefer-no-gather`` and ``prefer-no-scatter``, which XLA adds to the processor's features and
+    then misses in the processor. The features that an executable really needs are in its key.
     """
     from jaxlib import utils
 
@@ -161,7 +191,7 @@ class _Quiet:
         self._inside = 0
 
     def begin_in_child(self) -> None:
-        """After a fork: the threads that were inside are not here."""
+        """Restore the level in a forked child, which has none of the threads that were inside."""
         was_muted, self._lock, self._inside = self._inside > 0, threading.RLock(), 0
         if was_muted:
             from jaxlib import utils
@@ -186,14 +216,14 @@ class _Quiet:
 
     @staticmethod
     def _usual_level() -> int:
-        """The level that was in force: jaxlib lets it be set and not read, so it is worked out as jax does."""
+        """Return the level in force without muting. jaxlib cannot report it, so this follows jax's own rules."""
         levels = {"DEBUG": 0, "INFO": 0, "WARN": 1, "WARNING": 1, "ERROR": 2, "FATAL": 3, "CRITICAL": 3}
         jax = sys.modules.get("jax")
         asked = getattr(jax.config, "jax_logging_level", None) if jax else None
         if asked in levels:
             return levels[asked]
         said = os.environ.get("TF_CPP_MIN_LOG_LEVEL", "")
-        # jax itself asks for warnings and above when nobody else has asked.
+        # jax asks for warnings and above unless the environment says otherwise.
         return int(said) if said.isdigit() else int(jax is not None)
 
 

@@ -1,4 +1,4 @@
-"""What JAX calls when it first needs a backend: the switch that needs no change of code."""
+"""The plugin that JAX calls when it first needs a backend: it turns the cache on without a change of code."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 
 
 def initialize() -> None:
-    """Install the hook when ``XCACHE`` asks for it; do nothing, at no cost, when it does not."""
-    # jax imports this module in every process, so nothing is imported until the variable is seen.
+    """Install the hook if ``XCACHE`` asks for it."""
+    # jax imports this module in every process, so it imports nothing until the variable is seen.
     if os.environ.get("XCACHE", "").strip().lower() in ("", "0", "off"):
         return
     try:
@@ -15,9 +15,11 @@ def initialize() -> None:
 
         install_from_environment()
     except BaseException as error:
-        if isinstance(error, Exception):
+        from xcache.signals import is_the_programs
+
+        if isinstance(error, Exception) or not is_the_programs(error):
             raise
-        # Ctrl-C, or what a handler of SIGTERM raises to end the program: jax logs and forgets whatever is raised here.
-        from xcache.hook.late import raise_at_next_compile
+        # jax logs and drops everything raised here, even Ctrl-C or a SystemExit from a SIGTERM handler.
+        from xcache.hook.deferred import raise_at_next_compile
 
         raise_at_next_compile(error)

@@ -1,21 +1,41 @@
-"""What the cache is asked for, and what it answers: all that the jax hook and ``xcache.compile`` need to know of it."""
+"""The request that the jax hook and ``xcache.compile`` make to the cache, and the outcome they get."""
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from xcache.keys import Key
-from xcache.keys.toolchain import InstalledFile
+from xcache.wire.protocol import InstalledFile
 
 
 class Ahead(NamedTuple):
-    """Serialized compile options, and the numbers of the devices to load onto."""
+    """The serialized compile options, and the client and devices that an executable is loaded onto."""
 
     options: bytes
-    devices: tuple[int, ...]
+    client: Any
+    devices: tuple[Any, ...]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The ids of the devices, by which the next run finds its own."""
+        return tuple(device.id for device in self.devices)
+
+    def is_same(self, other: "Ahead") -> bool:
+        """Return whether an executable loaded for one can serve the other.
+
+        Devices are compared by identity: another client of the same platform gives its devices the same ids, but cannot
+        run what was loaded onto this one.
+        """
+        return (
+            self.client is other.client
+            and self.options == other.options
+            and len(self.devices) == len(other.devices)
+            and all(map(operator.is_, self.devices, other.devices))
+        )
 
 
 class Request(NamedTuple):
-    """One program to be had: how to name it, load it and turn it into bytes."""
+    """One program that is wanted: its key, and how to load and serialize its executable."""
 
     key: Key
     module_name: str
@@ -26,18 +46,18 @@ class Request(NamedTuple):
     details: Callable[[], Mapping[str, str]]
     load: Callable[[bytes], Any]
     serialize: Callable[[Any], bytes]
-    # What is needed to load it before it is asked for, where that can be done.
+    # The next run loads the executable ahead with this; None if it cannot be loaded ahead.
     ahead: Ahead | None = None
-    # The files that compile it, which the daemon keeps an eye on.
+    # The compiler's files, which the daemon watches.
     toolchain_files: Callable[[], Sequence[InstalledFile]] = tuple
-    # Whether it can only be serialized before it has run; asked for what was compiled alone.
+    # Whether it may only be serialized before it runs; called only for what was compiled here.
     serialize_first: Callable[[], bool] = bool
-    # Whether it may wait for another program that compiles the same: not within a job whose compiles need all at once.
+    # Whether it may wait for another program's compile; the processes of one job may all have to compile at once.
     may_wait: bool = True
 
 
 class Outcome(NamedTuple):
-    """A loaded executable, and how it was come by: as a hit, a miss, or uncacheable."""
+    """A loaded executable, and whether it was a hit, a miss or uncacheable."""
 
     executable: Any
     kind: Literal["hit", "miss", "uncacheable"]

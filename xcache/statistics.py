@@ -1,4 +1,4 @@
-"""What one process counts about its own requests."""
+"""The statistics of one process's requests."""
 
 from __future__ import annotations
 
@@ -23,9 +23,12 @@ class Statistics:
     wait_seconds: float = 0.0
     prefetched: int = 0
     prefetches_dropped: int = 0
+    # Time lost waiting for the daemon; XCACHE_TIMEOUT bounds it.
+    lost_seconds: float = 0.0
 
     def __str__(self) -> str:
-        text = f"{self.hits} hits, {self.misses} misses, {self.saved_seconds:.1f} s saved"
+        hits, misses = f"{self.hits} hit{'s' * (self.hits != 1)}", f"{self.misses} miss{'es' * (self.misses != 1)}"
+        text = f"{hits}, {misses}, {round(self.saved_seconds, 1) + 0.0:.1f} s saved"
         for name, counts in (("uncacheable", self.uncacheable), ("errors", self.errors)):
             if counts:
                 text += f"; {name}: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))

@@ -1,4 +1,4 @@
-"""What is compiled is stored behind the program's back: a queue and its thread, and what that does with each."""
+"""Store compiled executables in the background: a queue, its thread, and the work on each executable."""
 
 from __future__ import annotations
 
@@ -8,68 +8,92 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from xcache import keys, payload, protocol
-from xcache.client import Client
+from xcache.announcing import Announcer
+from xcache.client.client import Client
 from xcache.clock import monotonic
-from xcache.counting import Counting
-from xcache.errors import UncacheableError
+from xcache.counters import Counting
+from xcache.errors import UncacheableError, XcacheError
 from xcache.request import Request
+from xcache.signals import reraise_if_the_programs
+from xcache.wire import envelope, hashing, protocol
 
 logger = logging.getLogger("xcache")
 
 Job = TypeVar("Job")
 
-_LONGEST = 4096
-_LINGER = 1.0
+_MAX_JOBS = 4096
+# While the daemon must not be asked, fewer jobs are kept, because each holds an executable. None is kept through a
+# longer pause: a program may wait for all its threads to end.
+_MAX_KEPT_JOBS, _LONGEST_PAUSE_SECONDS = 64, 2.0
+# The thread ends after this long without a job.
+_LINGER_SECONDS = 1.0
+# Seconds between two checks, while the program exits, of whether the daemon is late.
+_EXIT_POLL_SECONDS = 0.05
 
 
 class Compiled(NamedTuple):
-    """What is to be stored, and the lease under which it was compiled (0 for none)."""
+    """An executable to store, and the lease it was compiled under (0 for none)."""
 
     request: Request
     executable: Any
     seconds: float
     lease: int
-    raw: bytes | None
+    serialized: bytes | BaseException | None
+    """The result of serializing it before the program got it; None if that was not tried."""
+    complaints: tuple[protocol.Complain, ...] = ()
 
 
 class Storer:
-    """Serializes, compresses and sends."""
+    """Serializes and compresses executables, and sends them to the daemon."""
 
-    def __init__(
-        self, client: Client, counting: Counting, announce: Callable[[Request], None], *, overwrite: bool
-    ) -> None:
+    def __init__(self, client: Client, counting: Counting, announcer: Announcer, *, overwrite: bool) -> None:
         self._client = client
         self._counting = counting
-        self._announce = announce
+        self._announcer = announcer
         self._overwrite = overwrite
 
     def store(self, compiled: Compiled) -> None:
-        """Have it stored, unless it turns out to be of a kind that cannot be."""
-        request = compiled.request
-        raw = compiled.raw or self._serialize(request, compiled.executable)
-        if raw is not None:
-            self._put(request, raw, compiled.seconds)
+        """Store an executable, or mark its key as not cacheable if it cannot be serialized."""
+        for complaint in compiled.complaints:
+            self._complain(complaint)
+        serialized = compiled.serialized
+        if serialized is None:
+            try:
+                serialized = compiled.request.serialize(compiled.executable)
+            except BaseException as error:  # noqa: BLE001 - whatever jaxlib raises
+                serialized = error
+        if isinstance(serialized, bytes):
+            # An entry that jaxlib did not load stays in the store until this one replaces it.
+            self._put(compiled, serialized, instead=any(complaint.whole for complaint in compiled.complaints))
+        else:
+            self._note_failure(compiled.request, serialized, tried_first=compiled.serialized is not None)
 
-    def _put(self, request: Request, raw: bytes, seconds: float) -> None:
+    def _complain(self, complaint: protocol.Complain) -> None:
+        try:
+            self._client.complain(complaint)
+        except XcacheError as error:
+            logger.debug("could not tell the daemon of an unusable entry: %s", error)
+
+    def _put(self, compiled: Compiled, raw: bytes, *, instead: bool) -> None:
+        request, seconds = compiled.request, compiled.seconds
         key = request.key
-        self._announce(request)
-        sealed, program = payload.seal(key.digest, raw), payload.compress(request.program)
+        self._announcer.announce(request, in_background=True)
+        sealed, program = envelope.seal(key.digest, raw), envelope.compress(request.program)
         message = protocol.Put(
             key=key.digest,
-            overwrite=self._overwrite,
+            overwrite=self._overwrite or instead,
             module_name=request.module_name[:500],
             platform=request.platform,
             device_kind=request.device_kind,
             jaxlib_version=request.jaxlib_version,
-            codec=payload.CODEC,
+            codec=envelope.CODEC,
             raw_size=len(raw),
             compile_seconds=seconds,
-            digest=keys.digest(sealed),
+            digest=hashing.digest(sealed),
             stored_size=len(sealed),
             program_digest=key.components["program"],
             program_raw_size=len(request.program),
-            program_stored_digest=keys.digest(program),
+            program_stored_digest=hashing.digest(program),
             program_stored_size=len(program),
             components=dict(key.components),
             details=dict(request.details()),
@@ -80,46 +104,69 @@ class Storer:
         self._counting.add(stores=1, bytes_written=len(sealed))
         logger.debug("stored: %s %s (%d bytes)", request.module_name, key.digest[:12], len(sealed))
 
-    def _serialize(self, request: Request, executable: Any) -> bytes | None:
-        """The executable's bytes; None, remembered with the reason, for a kind that XLA cannot serialize."""
-        try:
-            return request.serialize(executable)
-        except UncacheableError as error:
+    def _note_failure(self, request: Request, error: BaseException, *, tried_first: bool) -> None:
+        """Have the daemon remember that an executable could not be serialized, and whether it ever can be."""
+        if isinstance(error, UncacheableError):
             reason = str(error)
-        except Exception as error:
-            if "UNIMPLEMENTED" not in str(error):
-                raise
+        elif "UNIMPLEMENTED" not in str(error):
+            raise error
+        elif tried_first:
             reason = "not serializable"
-            logger.debug("%s: %s", request.module_name, error)
-        logger.debug("not cached: %s: %s", request.module_name, reason)
-        # It was taken for a miss, which is something another run could find.
-        self._counting.reclassify_miss(reason)
+        else:
+            # The program may have run it by now, and XLA:CPU changes some executables when they run.
+            reason = protocol.SERIALIZE_FIRST
+        logger.debug("not cached: %s: %s (%s)", request.module_name, reason, error)
+        if reason != protocol.SERIALIZE_FIRST:
+            # It was counted as a miss, but no later run will find it.
+            self._counting.reclassify_miss(reason)
         self._client.mark_not_cacheable(request.key.digest, request.module_name[:500], reason)
-        return None
+
+
+def serialize_first(request: Request, executable: Any) -> bytes | BaseException:
+    """Serialize before the program gets the executable; the queue's thread handles a returned exception."""
+    try:
+        return request.serialize(executable)
+    except BaseException as error:  # noqa: BLE001 - whatever jaxlib raises
+        reraise_if_the_programs(error)
+        return error.with_traceback(None)
 
 
 class StoreQueue(Generic[Job]):
-    """Does each job on one daemonic thread, started when there is something to do.
+    """A queue of jobs and the one daemonic thread that does them; the thread runs only while there is work.
 
-    Thread-safe. ``tell`` is called on the same thread when the work is done for the moment, at most once a second.
+    Thread-safe. The thread calls ``tell`` when the queue has been empty for a second.
     """
 
-    def __init__(self, work: Callable[[Job], None], tell: Callable[[], None], patience: float) -> None:
+    def __init__(
+        self,
+        work: Callable[[Job], None],
+        tell: Callable[[], None],
+        is_late: Callable[[], bool],
+        pause: Callable[[], float],
+    ) -> None:
+        """Take the work for each job.
+
+        ``is_late`` returns whether an answer of the daemon is overdue; ``pause``, for how many seconds it must not be
+        asked after a failure. Jobs wait for the end of a short pause, unless the queue is to finish.
+        """
         self._work = work
         self._tell = tell
-        self._patience = patience
+        self._is_late = is_late
+        self._pause = pause
         self._jobs: deque[tuple[Job, float]] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._working = 0.0
         self._busy = False
         self._finishing = False
-        self._soon = False
+        self._report_soon = False
+        # How many seconds of the last ``finish`` an answer of the daemon was overdue.
+        self.late_seconds = 0.0
 
     def add(self, job: Job, weight: float) -> bool:
-        """Queue a job whose loss would cost ``weight`` seconds; False when it cannot be done."""
+        """Queue a job whose loss would cost ``weight`` seconds; return False if the queue is full or has no thread."""
         with self._changed:
-            if len(self._jobs) >= _LONGEST:
+            if len(self._jobs) >= (_MAX_KEPT_JOBS if self._pause() else _MAX_JOBS):
                 return False
             self._jobs.append((job, weight))
             if self._wake():
@@ -127,34 +174,41 @@ class StoreQueue(Generic[Job]):
             self._jobs.pop()
             return False
 
-    def tell_soon(self) -> None:
-        """Have ``tell`` called within about a second."""
+    def report_soon(self) -> None:
+        """Have the thread call ``tell`` within about a second."""
         with self._changed:
-            self._soon = True
-            # One that is there looks again within a second; to wake it would keep the program from running.
+            self._report_soon = True
+            # A thread that lives looks by itself within a second; waking it would take the GIL from the program.
             if self._thread is None:
                 self._wake()
 
-    def finish(self, seconds: float | None = None) -> int:
-        """Wait until everything is done, and return how many jobs had to be dropped.
+    def finish(self, seconds: float) -> int:
+        """Wait until all jobs are done, and return how many had to be dropped.
 
-        Without ``seconds`` the bound is the patience with a daemon, or a tenth of the seconds it took to compile what
-        would be lost, whichever is longer.
+        The wait ends after ``seconds``, or after a tenth of the time that compiling the pending jobs took, whichever is
+        longer. It spends no more than ``seconds`` in all on overdue answers of the daemon; how much it did spend is in
+        ``late_seconds``.
         """
+        self.late_seconds = 0.0
         with self._changed:
-            if seconds is None:
-                seconds = max(self._patience, 0.1 * (self._working + sum(weight for _, weight in self._jobs)))
-            deadline = monotonic() + seconds
+            at_most = max(seconds, 0.1 * (self._working + sum(weight for _, weight in self._jobs)))
+            now = start = monotonic()
             self._finishing = True
             self._wake()
             thread = self._thread
-            self._changed.wait_for(lambda: self._thread is None, max(0.0, deadline - monotonic()))
+            while self._thread is not None and now < start + at_most:
+                self._changed.wait(min(_EXIT_POLL_SECONDS, start + at_most - now))
+                before, now = now, monotonic()
+                if self._is_late():
+                    self.late_seconds += now - before
+                    if self.late_seconds >= seconds:
+                        break
             dropped = len(self._jobs) + self._busy
             self._jobs.clear()
             self._finishing = False
-        if thread:
-            # It may have said its last word in here and still have to go.
-            thread.join(max(0.0, deadline - monotonic()))
+        if thread and not dropped:
+            # The thread has left the queue, but may not have ended yet.
+            thread.join(max(0.0, start + at_most - monotonic()))
         return dropped
 
     def _wake(self) -> bool:
@@ -163,7 +217,7 @@ class StoreQueue(Generic[Job]):
             try:
                 thread.start()
             except RuntimeError:
-                # No thread to be had, or none any more: the interpreter is on its way out.
+                # The process has no thread left, or the interpreter is shutting down.
                 return False
             self._thread = thread
         self._changed.notify_all()
@@ -180,19 +234,21 @@ class StoreQueue(Generic[Job]):
                 self._changed.notify_all()
 
     def _rest(self) -> bool:
-        """Do one job; whether there was none for a while and the thread may go."""
+        """Do one job, or report; return whether the thread may end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._jobs or self._finishing, _LINGER)
+            self._changed.wait_for(lambda: self._jobs or self._finishing, _LINGER_SECONDS)
+            while self._jobs and not self._finishing and 0 < (seconds := self._pause()) <= _LONGEST_PAUSE_SECONDS:
+                self._changed.wait(seconds)
             job, self._working = self._jobs.popleft() if self._jobs else (None, 0.0)
             self._busy = job is not None
         if job is not None:
             self._work(job)
             return False
-        self._soon = False
+        self._report_soon = False
         self._tell()
         with self._changed:
-            if self._jobs or self._soon:
+            if self._jobs or self._report_soon:
                 return False
-            # Under the lock, so that whoever adds a job from here on starts another thread.
+            # Under the lock, so that the next job starts another thread.
             self._thread = None
             return True

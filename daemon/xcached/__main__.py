@@ -1,4 +1,4 @@
-"""The daemon: wires everything together, serves, and leaves in good order."""
+"""The daemon's entry point: builds its parts, serves, and shuts down cleanly."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import contextlib
 import logging
-import logging.handlers
 import os
 import resource
 import signal
@@ -16,56 +15,67 @@ import sys
 import time
 
 from xcache._version import __version__
-from xcache.config import Config
+from xcache.config.config import Config
 from xcache.errors import ConfigError, XcacheError
-from xcache.private import prepare_directory, prepare_meeting_place
-from xcache.protocol import FAILED, READY
-from xcached.place import MeetingPlace, take_lock, take_over
-from xcached.server import Server, listen
-from xcached.service import Service
-from xcached.settings import Settings
-from xcached.store import Store
-from xcached.systemd import JournalFormatter, Manager, address, inherited, leads_to_journal, turn_away
-from xcached.trust import Trust
-from xcached.upkeep import Upkeep
+from xcache.wire.ownership import prepare_directory, prepare_meeting_place
+from xcache.wire.protocol import FAILED, READY
+from xcached.assembly import assemble, limits_of
+from xcached.host.detach import leave_surroundings
+from xcached.host.logs import ForJournal, log_to, set_level, start_logging
+from xcached.host.reload import LiveSettings, look_at_files
+from xcached.host.systemd import Manager, address, inherited, leads_to_journal, turn_away
+from xcached.host.upkeep import Upkeep
+from xcached.net.rendezvous import Rendezvous, take_lock, take_over
+from xcached.net.server import Server, listen
+from xcached.requests.service import Service
+from xcached.requests.trust import Trust
+from xcached.store.store import Store
 
 logger = logging.getLogger("xcached")
 
-LOG = "daemon.log"
-_LOG_SIZE = 1024 * 1024
-# What is in flight when the daemon is told to leave has this long.
-_LAST_ORDERS = 30.0
-_LOOK_EVERY = 2.0
-_TELL_TO_LEAVE = (signal.SIGTERM, signal.SIGINT)
+# Seconds for the requests in flight when the daemon is told to leave.
+_FINISH_SECONDS = 30.0
+_POLL_SECONDS = 2.0
+# A daemon that left sooner would be gone before the program that started it connects, and be started all day long.
+_LEAST_IDLE_SECONDS = 1.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def main() -> None:
-    """Serve until told to stop, or until nobody has asked for a while."""
+    """Serve until told to stop, or until the daemon has been idle for long enough."""
     parser = argparse.ArgumentParser(prog="xcached", description="The daemon of xcache; settings as for xcache itself.")
     parser.add_argument("--version", action="version", version=__version__)
     parser.add_argument("--lock-fd", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     ready, listener = Ready(arguments.ready_fd), None
+    # Looked at before they are read, so that no later change is missed.
+    files = look_at_files()
     os.umask(0o077)
-    # Until there are settings to be read again.
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
+        if ready.awaited:
+            leave_surroundings()
+        # Ignored until there is something to reload.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         listener = inherited()
-        asyncio.run(serve(Settings(), listener, arguments.lock_fd, ready))
+        asyncio.run(serve(LiveSettings(), listener, arguments.lock_fd, ready))
     except (XcacheError, OSError, sqlite3.Error) as error:
         journal = leads_to_journal(2)
         if journal and not logger.handlers:
-            log_to(logging.StreamHandler(), JournalFormatter())
-        logger.error("%s", error)
+            log_to(logging.StreamHandler(), ForJournal())
+        if not journal:
+            # sys.exit() prints the error to stderr, so the log must not.
+            logger.handlers = [handler for handler in logger.handlers if type(handler) is not logging.StreamHandler]
+        if logger.handlers:
+            logger.error("%s", error)
         if listener is not None and not ready.said:
-            turn_away(listener, f"the daemon cannot start: {error}")
+            turn_away(listener, f"the daemon cannot start: {error}", lambda: look_at_files() != files)
         ready.say(f"{FAILED}{error}")
-        sys.exit(1 if journal or arguments.ready_fd is not None else f"xcached: {error}")
+        sys.exit(1 if journal or ready.awaited else f"xcached: {error}")
 
 
 class Ready:
-    """Tells whoever started the daemon that it is ready, or why not; once."""
+    """Tells the process that started the daemon, once, that it is ready or why it is not."""
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
@@ -73,12 +83,12 @@ class Ready:
         self.said = False
 
     def say(self, what: str) -> None:
-        """Write one line and let go; from then on stderr leads nowhere if it led there."""
+        """Write one line and close the pipe; redirect stderr, which led to the same process, to /dev/null."""
         self.said = True
         if self._descriptor is None:
             return
         with contextlib.suppress(OSError):
-            # On a line of its own, whatever a library has left unfinished there.
+            # Begin a new line, in case a library left one unfinished.
             os.write(self._descriptor, f"\n{what.replace(chr(10), ' ')}\n".encode("utf-8", "replace"))
         os.close(self._descriptor)
         self._descriptor = None
@@ -87,8 +97,8 @@ class Ready:
         os.close(nowhere)
 
 
-async def serve(settings: Settings, listener: socket.socket | None, lock: int | None, ready: Ready) -> None:
-    """Start, serve, stop; and begin anew in the same process if the store needs that."""
+async def serve(settings: LiveSettings, listener: socket.socket | None, lock: int | None, ready: Ready) -> None:
+    """Start, serve and stop; restart in the same process if the database is damaged."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     again, told_to_leave = False, False
@@ -99,10 +109,10 @@ async def serve(settings: Settings, listener: socket.socket | None, lock: int | 
         logger.info("leaving: %s", reason)
         stopping.set()
 
-    def begin_anew(reason: str) -> None:
+    def restart(reason: str) -> None:
         nonlocal again
         again = True
-        logger.error("beginning anew: %s", reason)
+        logger.error("restarting: %s", reason)
         stopping.set()
 
     config, manager = settings.now, Manager()
@@ -115,34 +125,39 @@ async def serve(settings: Settings, listener: socket.socket | None, lock: int | 
     prepare_directory(config.dir)
     if listener is None:
         prepare_meeting_place(config.socket.parent, for_everybody=trust.shared)
-    # Who started it by another program has no eye on its stderr.
+    # With a pipe, the starting process does not read stderr.
     start_logging(config, to_stderr=not ready.awaited)
     allow_descriptors(config.max_connections)
     lock = take_lock(config.dir, lock) if listener is None else await take_over(config.dir, lock, address(listener))
-    # Signals are held back from here on, so that one which comes early still finds everything to be undone.
-    for number in _TELL_TO_LEAVE:
+    # Handle signals from here on, so that an early one still leads to a clean shutdown.
+    for number in _STOP_SIGNALS:
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
     upkeep = Upkeep(manager, settings, lambda: f"serves {config.dir}, {server.describe()}")
-    # One that begins anew was being watched already.
+    # After a restart in the same process, the service manager's watchdog is already running.
     manager.alive()
-    store = Store(config.dir, *limits(config, trust))
-    service = Service(store, settings, trust, __version__, stop, begin_anew)
+    store = Store(config.dir, limits_of(config, shared=trust.shared), shared=trust.shared)
+    # The service adopts changed settings; trust does so first, because it may refuse them.
+    settings.when_changed(trust.take)
+    service = assemble(store, settings, trust, stop, restart, lambda: server.connections())
     activated = listener is not None
     if listener is None:
         listener = listen(config.socket, for_everybody=trust.shared)
-    server = Server(listener, service, settings)
-    place = MeetingPlace(address(listener), config.dir, lock, stays=activated)
+    server = Server(listener, service, trust, settings)
+    rendezvous = Rendezvous(address(listener), config.dir, lock, stays=activated)
     logger.info("xcached %s serves %s on %s", __version__, config.dir, address(listener))
-    take_changes(settings, trust, store)
+    settings.when_changed(lambda new: allow_descriptors(new.max_connections))
+    settings.when_changed(set_level)
+    settings.when_changed(lambda new: warn_of_quota(new, trust))
+    warn_of_quota(config, trust)
     ready.say(READY)
     upkeep.begin()
     try:
-        await leave_when_idle(server, place, upkeep, stopping)
+        await leave_when_idle(server, rendezvous, upkeep, stopping)
     finally:
         if not again:
             manager.leaving()
-        # First the name, so that who comes now starts a fresh daemon and waits for the lock.
-        place.leave()
+        # Remove the socket first: a client that comes now starts a new daemon, which waits for the lock.
+        rendezvous.leave()
         server.stop_listening()
         if not activated:
             listener.close()
@@ -150,92 +165,69 @@ async def serve(settings: Settings, listener: socket.socket | None, lock: int | 
         upkeep.close()
         logger.info("left")
     if again:
-        # From here on a signal ends this process at once; one that came before is still to be heard of.
-        for number in _TELL_TO_LEAVE:
+        # From here on a signal ends the process at once; the sleep lets a handler that already ran be heard.
+        for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         await asyncio.sleep(0.01)
         if not told_to_leave:
             os.set_inheritable(lock, True)
             if activated:
-                # The process is the same, and so the variables still speak of it.
+                # The process ID stays, so the variables of socket activation still name this process.
                 os.set_inheritable(listener.fileno(), True)
-            os.execv(sys.executable, [sys.executable, "-P", "-m", "xcached", "--lock-fd", str(lock)])  # noqa: S606
+            os.execv(sys.executable, [sys.executable, *how_it_is_run(), "--lock-fd", str(lock)])  # noqa: S606
 
 
-def take_changes(settings: Settings, trust: Trust, store: Store) -> None:
-    """Have those who do not ask for a setting each time told of a change; who may refuse it comes first."""
-    settings.when_changed(trust.take)
-    settings.when_changed(lambda new: store.limit(*limits(new, trust)))
-    settings.when_changed(lambda new: allow_descriptors(new.max_connections))
-    settings.when_changed(set_level)
+def how_it_is_run() -> list[str]:
+    """Return this process's arguments without the daemon's own: the interpreter's options and the program."""
+    return sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
 
 
-def limits(config: Config, trust: Trust) -> tuple[int, int, float]:
-    """How much the store may hold, and each user's entries, and how old; a quota is for where there are several."""
-    return config.max_size, config.user_quota if trust.shared else 0, config.max_age
+def warn_of_quota(config: Config, trust: Trust) -> None:
+    """Warn if the quota is so large that it protects nobody."""
+    if trust.shared and config.max_size and config.user_quota >= config.max_size:
+        logger.warning(
+            "user_quota (%d) is no less than max_size (%d): it protects nobody beyond a fair share",
+            config.user_quota,
+            config.max_size,
+        )
 
 
-async def leave_when_idle(server: Server, place: MeetingPlace, upkeep: Upkeep, stopping: asyncio.Event) -> None:
-    """Return when told to stop, when nobody has asked for a while, or when nobody can any more."""
+async def leave_when_idle(server: Server, rendezvous: Rendezvous, upkeep: Upkeep, stopping: asyncio.Event) -> None:
+    """Return when told to stop, when the daemon was idle for long enough, or when clients can no longer reach it."""
     while not stopping.is_set():
         idle = server.settings.now.idle_exit
-        left = server.last_request + idle - time.monotonic() if idle else _LOOK_EVERY
+        idle = max(idle, _LEAST_IDLE_SECONDS) if idle else 0.0
+        left = server.last_request + idle - time.monotonic() if idle else _POLL_SECONDS
         if left <= 0 and not server.busy():
             logger.info("leaving: idle for %g s", idle)
             return
-        if not place.stands():
-            # The end of a session may take the runtime directory with it.
+        if not rendezvous.stands():
+            # Logging out may remove the user's runtime directory.
             logger.info("leaving: the socket was removed")
             return
-        if not place.store_stands():
+        if not rendezvous.store_stands():
             logger.info("leaving: the store was removed")
             return
         upkeep.look()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(stopping.wait(), min(max(left, 0.1), _LOOK_EVERY))
+            await asyncio.wait_for(stopping.wait(), min(max(left, 0.1), _POLL_SECONDS))
 
 
 async def finish(server: Server, service: Service) -> None:
-    """Write what is in flight, answer it, and close."""
+    """Finish and answer the requests in flight, then close."""
     service.begin_to_leave()
-    done = await asyncio.get_running_loop().run_in_executor(None, service.finish, _LAST_ORDERS)
+    done = await asyncio.get_running_loop().run_in_executor(None, service.finish, _FINISH_SECONDS)
     if not done:
-        logger.error("not everything could be written within %g s", _LAST_ORDERS)
+        logger.error("not everything could be written within %g s", _FINISH_SECONDS)
     deadline = time.monotonic() + 1.0
     while server.busy() and time.monotonic() < deadline:
         await asyncio.sleep(0.01)
     server.close()
 
 
-def start_logging(config: Config, *, to_stderr: bool) -> None:
-    """Log to a file that stays bounded, and to stderr when somebody is looking; or to the journal instead."""
-    line = logging.Formatter("%(asctime)s %(process)d %(levelname)s %(message)s")
-    if leads_to_journal(2):
-        log_to(logging.StreamHandler(), JournalFormatter())
-    else:
-        log_to(logging.handlers.RotatingFileHandler(config.dir / LOG, maxBytes=_LOG_SIZE, backupCount=1), line)
-        if to_stderr:
-            log_to(logging.StreamHandler(), line)
-    set_level(config)
-    # A log that cannot be written is no reason to stop.
-    logging.raiseExceptions = False
-
-
-def log_to(handler: logging.Handler, formatter: logging.Formatter) -> None:
-    """Have the daemon's lines go there, and what its loop says of defects."""
-    handler.setFormatter(formatter)
-    for source in (logger, logging.getLogger("asyncio")):
-        source.addHandler(handler)
-
-
-def set_level(config: Config) -> None:
-    """What a daemon does is worth a line even where a program should be silent."""
-    logger.setLevel("INFO" if config.log == "warning" else config.log.upper())
-
-
 def allow_descriptors(connections: int) -> None:
-    """Have as many descriptors as the connections may need: each, what comes beside a message, and a file or two."""
+    """Raise the limit of open files to four for each connection, for its socket and the files in its requests."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 4 * connections + 256
     if soft != resource.RLIM_INFINITY and soft < wanted:

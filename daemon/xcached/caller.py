@@ -1,98 +1,89 @@
-"""What passes between the socket and the service: who asks, and the answer now or later."""
+"""The types shared by the sessions and the service: the client of a request, and its answer now or later."""
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import NamedTuple
 
-from xcache import framing, protocol
+from xcache.wire import protocol
 
-# More than a prediction hands over, and than a program loads at once.
+# Entries remembered per process: more than one prediction hands out, and more than a program loads at once.
 _MOST_GIVEN = 600
 
 
-class Given(NamedTuple):
-    """What was handed out under a key, and when."""
-
-    digest: str
-    at: float
-
-
 class Process:
-    """What the connections of one process have in common: what was handed to it. Only of that it can say anything."""
+    """A client process and the entries it was given: a complaint or a crash counts for no others."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, uid: int = 0) -> None:
         self.pid = pid
+        self.uid = uid
         self.connections = 0
-        self._given: dict[str, Given] = {}
-        self._ended_in: dict[str, float] = {}
+        # Digests of the entries it was loading when it ended, so that each counts once for all its connections.
+        self.ended_in: set[str] = set()
+        # In the order they were given.
+        self._given: dict[tuple[str, str], None] = {}
 
     def give(self, key: str, digest: str) -> None:
-        """An entry is handed out; the oldest are forgotten."""
-        self._given.pop(key, None)
-        self._given[key] = Given(digest, time.time())
+        """Note that the process was given an entry; the oldest notes are dropped."""
+        self._given.pop((key, digest), None)
+        self._given[key, digest] = None
         if len(self._given) > _MOST_GIVEN:
             del self._given[next(iter(self._given))]
 
     def was_given(self, key: str, digest: str) -> bool:
-        """Whether this is what was last handed out under the key."""
-        return key in self._given and self._given[key].digest == digest
+        """Return whether the process was given this entry and has not complained of it since."""
+        return (key, digest) in self._given
 
-    def ends_in(self, digest: str, began: float) -> bool:
-        """A connection has ended while this was being loaded; whether none that was open beside it ended in it, too."""
-        first = self._ended_in.pop(digest, -math.inf) < began
-        self._ended_in[digest] = time.monotonic()
-        if len(self._ended_in) > _MOST_GIVEN:
-            del self._ended_in[next(iter(self._ended_in))]
-        return first
-
-    def take_back(self, key: str, digest: str) -> Given | None:
-        """What was handed out, if it is this: one complaint for each time."""
-        return self._given.pop(key) if self.was_given(key, digest) else None
+    def take_back(self, key: str, digest: str) -> bool:
+        """Forget that the process was given this entry; return whether it was: each may be complained of once."""
+        was_given = self.was_given(key, digest)
+        self._given.pop((key, digest), None)
+        return was_given
 
 
 class Load(NamedTuple):
-    """What was begun to be loaded, and when by a clock that does not jump."""
+    """A load in progress: begun at ``since`` (monotonic), perhaps ``ahead`` of the program's request."""
 
     key: str
     digest: str
     since: float
-    alone: bool = True
-    """Whether it must be this one that is being loaded, and not one of several."""
+    ahead: bool
 
 
 class Caller:
-    """One connection: what the kernel says of who is there, what they say of themselves, and what they are loading."""
+    """A connected client: its process as the kernel reports it, its program as it says, and its load in progress."""
 
     def __init__(self, pid: int, uid: int, process: Process | None = None) -> None:
         self.pid = pid
         self.uid = uid
-        self.began = time.monotonic()
-        self.process = process or Process(pid)
+        self.process = process or Process(pid, uid)
         self.process.connections += 1
         self.program = ""
-        self.loading: dict[str, Load] = {}
-        # How many leases are held.
-        self.leases = 0
+        self.loading: Load | None = None
+        # Memory files that the client fills with the large contents of its next put.
+        self.files: list[int] = []
+
+    def take_files(self) -> list[int]:
+        """Return the memory files made for the next put; the caller has to close them."""
+        mine, self.files = self.files, []
+        return mine
 
     def leave(self) -> None:
-        """The connection has ended."""
+        """Note that the connection ended."""
         self.process.connections -= 1
 
 
 class Reply(NamedTuple):
-    """An answer, and descriptors that go with it."""
+    """An answer, and the descriptors to send with it."""
 
-    message: protocol.Message | framing.Packed
+    message: protocol.Message
     descriptors: tuple[int, ...] = ()
 
 
 class Later:
-    """An answer that comes later, with word of it before. Whoever has asked connects ``say`` and ``give``."""
+    """A promised answer, possibly with notices before it; the session connects ``say`` and ``give``."""
 
     def __init__(self) -> None:
         self._said: protocol.Message | None = None
@@ -100,28 +91,41 @@ class Later:
         self._give: Callable[[Reply], None] | None = None
 
     def connect(self, say: Callable[[protocol.Message], None], give: Callable[[Reply], None]) -> None:
-        """Where the word of it and the answer go; what was said already goes there now."""
+        """Set the functions that send notices and the answer; the latest notice is sent at once."""
         self._say, self._give = say, give
         if self._said is not None:
             say(self._said)
 
     def say(self, message: protocol.Message) -> None:
-        """A word before the answer."""
+        """Send a notice before the answer."""
         self._said = message
         if self._say is not None:
             self._say(message)
 
     def give(self, reply: Reply) -> None:
-        """The answer."""
-        if self._give is not None:
-            self._give(reply)
+        """Send the answer; only the first one counts."""
+        give, self._give = self._give, None
+        if give is not None:
+            give(reply)
 
 
-# None: a note that has no answer.
+# None: the message takes no answer.
 Answer = Reply | Later | Future[protocol.Message] | None
 
 
+def duplicates(descriptors: Iterable[int]) -> list[int]:
+    """Duplicate all descriptors, or none if one fails."""
+    copies: list[int] = []
+    try:
+        for descriptor in descriptors:
+            copies.append(os.dup(descriptor))  # noqa: PERF401 - the copies made before a failure must be closed
+    except OSError:
+        close_all(copies)
+        raise
+    return copies
+
+
 def close_all(descriptors: Iterable[int]) -> None:
-    """Close what was not handed on, or has been."""
+    """Close descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What the samples say: medians, spreads, ratios, and the bars they are held against; nothing is read or written."""
+"""Figures from the samples: medians, spreads, ratios, and the bars they are held against. Reads and writes nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Bar(NamedTuple):
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float]:
-    """The first and the third; of a single value, itself."""
+    """Return the first and the third quartile; both are the value itself if there is only one."""
     if len(values) < 2:
         return values[0], values[0]
     low, _, high = statistics.quantiles(values, n=4, method="inclusive")
@@ -44,26 +44,26 @@ def quartiles(values: Sequence[float]) -> tuple[float, float]:
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Ratio:
-    """Of two series that were measured side by side."""
+    """Return the ratio of two series that were measured side by side."""
     pairs = [mine / other for mine, other in zip(ours, theirs, strict=False)]
     return Ratio(statistics.median(pairs), *quartiles(pairs), len(pairs))
 
 
 def series(found: Found, name: str, kind: str, peer: str, of: str | Callable[[Any], float]) -> list[float]:
-    """One figure of all samples of a program with a peer; empty where it did not run."""
+    """Return one figure of all samples of a program with a peer; empty where it did not run."""
     samples = found["parts"].get(name, {}).get(kind, {}).get(peer, [])
     return [of(sample) if callable(of) else sample[of] for sample in samples]
 
 
 def against(found: Found, name: str, kind: str, ours: str, theirs: str, of: Any, of_theirs: Any = None) -> Ratio | None:
-    """The ratio of two peers on one program, or None where one of them did not run."""
+    """Return the ratio of two peers on one program, or None where one of them did not run."""
     mine = series(found, name, kind, ours, of)
     other = series(found, name, kind, theirs, of_theirs or of)
     return ratio(mine, other) if mine and other else None
 
 
 def loaded_beside(found: Found, name: str) -> Ratio | None:
-    """What built-in's warm start would take if all that it loads were loaded beside the program from the backend on."""
+    """Return built-in's warm start as it would be if it loaded beside the program, against how it is."""
     return _loaded_beside(found, name, "wall")
 
 
@@ -75,17 +75,17 @@ def _loaded_beside(found: Found, name: str, what: str) -> Ratio | None:
 
 
 def without_serialize(sample: Any) -> float:
-    """How long a run took beyond serialize() itself."""
+    """Return the seconds that a run took beyond serialize() itself."""
     return float(sample["wall"] - sample["serialize"])
 
 
 def programs(found: Found) -> list[str]:
-    """The programs that ran."""
+    """Return the programs that ran."""
     return [name for name in PROGRAMS if name in found["parts"]]
 
 
 def hits_by_size(found: Found, peer: str, other: str = "file") -> dict[int, Ratio]:
-    """A hit without deserialization, against the same from a file."""
+    """Return the cost of a hit without deserialization, against the same from a file."""
     sizes = found["parts"].get("micro", {}).get("sizes", {})
     return {
         int(size): ratio(values["hit"][peer], values["hit"][other])
@@ -95,7 +95,7 @@ def hits_by_size(found: Found, peer: str, other: str = "file") -> dict[int, Rati
 
 
 def rates(found: Found, kind: str) -> dict[int, Ratio]:
-    """Answers a second by xcache against redis, for each number of clients."""
+    """Return the answers a second by xcache against redis, for each number of clients."""
     peers = found["parts"].get("micro", {}).get("clients", {}).get(kind, {})
     if "redis" not in peers:
         return {}
@@ -106,14 +106,14 @@ def rates(found: Found, kind: str) -> dict[int, Ratio]:
 
 
 def by_entries(found: Found, what: str, part: str = "entries") -> dict[int, Ratio]:
-    """What something costs among so many entries, against the smallest store of the same run."""
+    """Return the cost of something in a store of each size, against the smallest store of the same run."""
     stores = found["parts"].get("micro", {}).get(part, {})
     counts = sorted(map(int, stores))
     return {count: ratio(stores[str(count)][what], stores[str(counts[0])][what]) for count in counts}
 
 
 def bars(found: Found) -> list[Bar]:
-    """Every promise, in the order in which they were made."""
+    """Return every promise, in the order in which they were made."""
     return [*_programs(found), *_costs(found), *_requests(found), *_store(found)]
 
 
@@ -161,7 +161,7 @@ def _costs(found: Found) -> list[Bar]:
         cpu[peer] = ratio(*([sample["cpu"] for sample in crowd[kind][peer]] for kind in ("cold", "alone")))
     beside = ""
     if cpu:
-        # The other three start, trace and load at least: what that costs, warm processes of the same crowd show.
+        # The other three at least start, trace and load; warm processes of the same crowd show what that costs.
         least = (
             1 + 3 / 4 * ratio(*([sample["cpu"] for sample in crowd[kind][XCACHE]] for kind in ("warm", "alone"))).value
         )

@@ -9,20 +9,19 @@ import time
 from pathlib import Path
 from typing import Any
 
-from micro import Times, client_of, get_of, hit, payload, put_of, timed
+from micro import Times, client_of, get_of, hit, put_of, timed
 from peers import Daemon, apart, rotated
 from stores import PROGRAM_SIZE, SIZE, copy_of_template, key, settle
 
-from xcache.entries import Absent
+from xcache.client.contents import Absent
+from xcache.wire import envelope
 
-# A daemon reads which keys it holds when it starts, between other things: what it costs afterwards is measured.
-_LEARNING = 10.0
-# They are over so soon that a busy moment of the machine would be most of them, were there only a few hundred.
+# Misses are so quick that a busy moment of the machine would spoil most of a few hundred.
 _MISSES = 2000
 
 
 def by_entries(folder: Path, templates: Path, counts: list[int], puts: int, starts: int) -> dict[str, Any]:
-    """Starting, missing, and putting where each put evicts, with so many entries in the store."""
+    """Measure starts, misses, and puts that each evict, with so many entries in the store."""
     found: dict[str, Any] = {}
     stores = {count: folder / f"entries-{count}" for count in counts}
     for count, store in stores.items():
@@ -47,7 +46,7 @@ def by_entries(folder: Path, templates: Path, counts: list[int], puts: int, star
 
 
 def _misses(stores: dict[int, Path], turns: int, found: dict[str, Any]) -> None:
-    """One after the other, so that all of them see the same machine."""
+    """Ask the stores one after the other, so that all of them see the same machine."""
     with contextlib.ExitStack() as stack:
         clients, daemons = {}, {}
         for count, store in stores.items():
@@ -55,7 +54,6 @@ def _misses(stores: dict[int, Path], turns: int, found: dict[str, Any]) -> None:
             stack.callback(daemons[count].stop)
             clients[count] = stack.enter_context(contextlib.closing(client_of(store)))
             clients[count].get(get_of(key(-1)))
-        time.sleep(_LEARNING)
         stack.enter_context(apart(*(daemon.pid for daemon in daemons.values())))
         for turn in range(turns):
             for count, client in rotated(clients.items(), turn):
@@ -71,15 +69,14 @@ def _puts(stores: dict[int, Path], turns: int, found: dict[str, Any]) -> None:
     with contextlib.ExitStack() as stack:
         clients = {}
         for count, store in stores.items():
-            # What is there fills it: each put has to make room for itself.
+            # The entries fill the store: each put has to make room for itself.
             daemon = Daemon(store, XCACHE_MAX_SIZE="0", XCACHE_MAX_ENTRIES=str(count))
             stack.callback(daemon.stop)
             clients[count] = stack.enter_context(contextlib.closing(client_of(store)))
-        time.sleep(_LEARNING)
         for turn in range(turns):
             for count, client in rotated(clients.items(), turn):
                 fresh, program = key(-(10**10) - turn), os.urandom(PROGRAM_SIZE)
-                sealed = payload.seal(fresh, os.urandom(SIZE - 60))
+                sealed = envelope.seal(fresh, os.urandom(SIZE - 60))
                 message = put_of(fresh, sealed, SIZE - 60, program)
                 timed(found[str(count)]["put that evicts"], lambda: client.put(message, sealed, program))  # noqa: B023
                 if turn == 0:
@@ -87,7 +84,7 @@ def _puts(stores: dict[int, Path], turns: int, found: dict[str, Any]) -> None:
 
 
 def limited(folder: Path, counts: list[int], turns: int) -> dict[str, Times]:
-    """The same puts into JAX's cache with a limit, as long as anybody would wait for them."""
+    """Measure the same puts into JAX's cache with a limit, with as many entries as anybody would wait for."""
     from jax._src.lru_cache import LRUCache
 
     found: dict[str, Times] = {}

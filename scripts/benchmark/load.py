@@ -14,12 +14,12 @@ import sys
 import time
 from typing import Any
 
-# How the end of an answer is known: xcache's say their length first, redis' ends are these.
+# An answer of xcache begins with its length; ``complete`` knows the end of one of redis.
 _LENGTH = struct.Struct(">I")
 
 
 def complete(kind: str, buffer: bytearray) -> bool:
-    """Whether an answer has come in full."""
+    """Return whether an answer has come in full."""
     if kind == "xcache":
         return len(buffer) >= 4 and len(buffer) >= 4 + _LENGTH.unpack_from(buffer)[0]
     if buffer[:1] == b"$" and buffer[1:2] != b"-":
@@ -29,7 +29,7 @@ def complete(kind: str, buffer: bytearray) -> bool:
 
 
 def connect(path: str, kind: str, hello: bytes) -> socket.socket:
-    """A connection that is ready for requests."""
+    """Return a connection that is ready for requests."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(30)
     connection.connect(path)
@@ -43,7 +43,7 @@ def connect(path: str, kind: str, hello: bytes) -> socket.socket:
 
 def drive(path: str, kind: str, hello: bytes, frames: list[bytes], clients: int, seconds: float) -> dict[str, Any]:
     """Send frames, each client its next one when the answer has come, until time or frames are over."""
-    # Distinct frames are used once; what may be asked again goes round and round.
+    # Frames of the kind "once" are sent once each; others go round and round.
     once, kind = kind.endswith(" once"), kind.removesuffix(" once")
     connections = {c.fileno(): c for c in (connect(path, kind, hello) for _ in range(clients))}
     buffers, sent = {number: bytearray() for number in connections}, dict.fromkeys(connections, 0.0)
@@ -86,7 +86,7 @@ def drive(path: str, kind: str, hello: bytes, frames: list[bytes], clients: int,
 
 
 def main() -> None:
-    """Do what stdin says."""
+    """Run the load that stdin describes."""
     task = json.load(sys.stdin)
     frames = [base64.b64decode(frame) for frame in task["frames"]]
     hello = base64.b64decode(task["hello"])

@@ -27,29 +27,29 @@ from micro import KIB, MIB
 from peers import BUILT_IN, LIMITED, NONE, XCACHE
 
 ROOT = Path(__file__).parents[2]
-# Where stores are: on a disk, which /tmp need not be.
+# The stores are on a disk, which /tmp need not be.
 ON_DISK = Path("/var/tmp")  # noqa: S108 - each run makes a folder of its own there
 TEMPLATES = ROOT / ".venvs" / "bench-stores"
 SIZES = [KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
 QUICK = ["many-small", "training", "scan-model", "serving", "library"]
 FULL = [*QUICK, "training-24", "training-48"]
-# Cold and warm, in the short run: more of those that are soon over, and of what one figure is held against.
+# Cold and warm rounds of the short run: more for short programs, and for those that a bar is about.
 QUICK_ROUNDS = {"many-small": (5, 7), "training": (5, 7), "library": (5, 7)}
-# What is started together, and how many of it.
+# The programs that are started together, and how many at once.
 CROWDS = {
     "quick": [("training", 4), ("many-small", 16)],
     "full": [(name, size) for name in ("training", "many-small") for size in (4, 16)],
 }
-# What a script was at its last run, and what it is now.
+# Pairs of programs: a script was the first at its last run, and is the second now.
 CHANGES = [("training", "serving"), ("serving", "training")]
 Part = Callable[[Path, bool], Any]
 
 
 def parts() -> dict[str, Part]:
-    """Everything there is to measure, by name."""
+    """Return all that there is to measure, by name."""
 
     def program(name: str) -> Part:
-        # In the long one, built-in with a limit runs everywhere; in the short one where the bars speak of most.
+        # In the quick mode, built-in with a limit runs only the program that most bars are about.
         def run(folder: Path, full: bool) -> Any:
             names = [NONE, BUILT_IN, XCACHE, *([LIMITED] if full or name == "training" else [])]
             long = name in ("training-24", "training-48")
@@ -90,7 +90,7 @@ def parts() -> dict[str, Part]:
 
 
 def machine() -> dict[str, Any]:
-    """What it ran on, and with which versions."""
+    """Return the machine and the versions that the benchmark ran with."""
     cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), ": unknown")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
     versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "zstandard", "jax-xcache")}
@@ -110,7 +110,7 @@ def machine() -> dict[str, Any]:
 
 
 def measure(names: list[str], full: bool, output: Path, where: Path) -> None:
-    """Measure what was named; what has been measured is kept after each part."""
+    """Measure the named parts, and write the samples to disk after each."""
     os.environ["JAX_PLATFORMS"] = "cpu"
     found: dict[str, Any] = {
         "mode": "full" if full else "quick",
@@ -137,7 +137,7 @@ def measure(names: list[str], full: bool, output: Path, where: Path) -> None:
 
 
 def rounded(found: Any) -> Any:
-    """The same with six digits: more of them say nothing, and a megabyte of them is kept in the repository."""
+    """Return the same with six digits: more would say nothing, and the repository keeps a megabyte of them."""
     if isinstance(found, float):
         return float(f"{found:.6g}")
     if isinstance(found, dict):
@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "performance.json", help="where raw samples go")
     parser.add_argument("--place", type=Path, default=ON_DISK, help="the disk to measure on (%(default)s)")
     options = parser.parse_args()
-    # Told to leave, it takes its daemons with it; whoever starts it in the background may have SIGINT ignored.
+    # A stopped benchmark stops its daemons. SIGINT is set too: a shell has background jobs ignore it.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: sys.exit("scripts/bench: stopped"))
     if options.profile:

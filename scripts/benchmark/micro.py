@@ -20,21 +20,22 @@ from peers import Daemon, apart, rotated, socket_of
 from servers import Echo, Redis, get_frame, set_frame
 from stores import key
 
-from xcache import config, framing, keys, payload, protocol
 from xcache._version import __version__
-from xcache.client import Client
-from xcache.entries import Entry
+from xcache.client.client import Client
+from xcache.client.contents import Entry
+from xcache.config import config
+from xcache.wire import envelope, framing, hashing, protocol
 
 HERE = Path(__file__).parent
 KIB, MIB = 1024, 1024**2
-# Requests of one size: more say no more.
+# The most requests of one size: more would say no more.
 _MOST = 500
-COMPONENTS = {name: keys.digest(name.encode()) for name in ("options", "flags", "platform", "toolchain")}
+COMPONENTS = {name: hashing.digest(name.encode()) for name in ("options", "flags", "platform", "toolchain")}
 Times = dict[str, list[float]]
 
 
 def content(size: int, seed: int = 0) -> bytes:
-    """Bytes that compress to about 40 %, as executables for accelerators do."""
+    """Return bytes that compress to about 40 %, as executables for accelerators do."""
     rows = np.zeros((-(-size // 64), 64), np.uint8)
     rows[:, :22] = np.random.default_rng(seed).integers(0, 256, (len(rows), 22), np.uint8)
     rows[:, 22:] = np.arange(42)
@@ -50,7 +51,7 @@ def timed(times: list[float], work: Callable[[], Any]) -> Any:
 
 
 def client_of(store: Path) -> Client:
-    """A real client of a daemon that runs."""
+    """Return a real client of a running daemon."""
     settings = {
         "XCACHE_DIR": str(store),
         "XCACHE_SOCKET": str(socket_of(store)),
@@ -62,12 +63,12 @@ def client_of(store: Path) -> Client:
 
 
 def get_of(digest: str) -> protocol.Get:
-    """A question nobody waits for."""
+    """Return a Get that waits for no lease."""
     return protocol.Get(digest, 0.0, "jit_measured", COMPONENTS["options"])
 
 
 def put_of(digest: str, sealed: bytes, raw_size: int, program: bytes) -> protocol.Put:
-    """What a client says when it hands over an entry."""
+    """Return the message with which a client hands over an entry."""
     return protocol.Put(
         key=digest,
         overwrite=False,
@@ -75,16 +76,16 @@ def put_of(digest: str, sealed: bytes, raw_size: int, program: bytes) -> protoco
         platform="cpu",
         device_kind="cpu",
         jaxlib_version="0.10.2",
-        codec=payload.CODEC,
+        codec=envelope.CODEC,
         raw_size=raw_size,
         compile_seconds=1.0,
-        digest=keys.digest(sealed),
+        digest=hashing.digest(sealed),
         stored_size=len(sealed),
-        program_digest=keys.digest(digest.encode()),
+        program_digest=hashing.digest(digest.encode()),
         program_raw_size=len(program),
-        program_stored_digest=keys.digest(program),
+        program_stored_digest=hashing.digest(program),
         program_stored_size=len(program),
-        components=COMPONENTS | {"program": keys.digest(digest.encode())},
+        components=COMPONENTS | {"program": hashing.digest(digest.encode())},
         details=dict.fromkeys(COMPONENTS, "measured"),
         payload=None,
         program=None,
@@ -92,16 +93,16 @@ def put_of(digest: str, sealed: bytes, raw_size: int, program: bytes) -> protoco
 
 
 def hit(client: Client, digest: str) -> bytes:
-    """All of a hit but the deserialization: asked, received, verified, decompressed."""
+    """Do all of a hit but the deserialization: ask, receive, verify, decompress."""
     found = client.get(get_of(digest))
     if not isinstance(found, Entry):
         raise RuntimeError(f"no entry: {found}")
-    return payload.open_sealed(digest, found.digest, found.sealed)
+    return envelope.open_sealed(digest, found.digest, found.sealed)
 
 
 @contextlib.contextmanager
 def redis_of(folder: Path, *, synced: bool) -> Iterator[Redis | None]:
-    """A redis, or None where it is not installed."""
+    """Run a redis; yield None where it is not installed."""
     try:
         server = Redis(folder, synced=synced)
     except FileNotFoundError:
@@ -114,7 +115,7 @@ def redis_of(folder: Path, *, synced: bool) -> Iterator[Redis | None]:
 
 
 def by_size(folder: Path, sizes: list[int], seconds: float) -> dict[str, dict[str, Times]]:
-    """A hit and a put for each size, by one client; beside them files, redis and a bare round trip."""
+    """Measure a hit and a put for each size, by one client; beside them files, redis and a bare round trip."""
     store = folder / "sizes"
     store.mkdir(mode=0o700)
     found: dict[str, dict[str, Times]] = {}
@@ -151,11 +152,11 @@ def _one_size(
     puts: Times,
 ) -> None:
     raw, digest = content(size), key(-size)
-    sealed = payload.seal(digest, raw)
+    sealed = envelope.seal(digest, raw)
     client.put(put_of(digest, sealed, size, b"program"), sealed, b"program")
     file = folder / "file"
     file.write_bytes(sealed)
-    head = len(sealed) - len(payload.compress(raw))
+    head = len(sealed) - len(envelope.compress(raw))
 
     def read() -> bytes:
         with file.open("rb") as opened:
@@ -187,17 +188,17 @@ def _one_size(
                 stack.callback(opened.close)
         if echo:
             stack.callback(echo.stop)
-            # Not what is large: that is digested on a thread of its own, beside the one that decompresses.
+            # Only small hits are measured apart, and beside a bare round trip.
             stack.enter_context(apart(*servers, echo.pid))
         until, turn = time.monotonic() + seconds, 0
         while turn < 5 or (time.monotonic() < until and turn < _MOST):
             turn += 1
-            # Whoever comes behind a put, or behind another, is not always the same.
+            # The order changes, so that no one always comes behind a put, or behind the same other.
             order = rotated(ways, turn + turn // 10)
             for way in order if turn % 2 else reversed(order):
                 if timed(hits[way], ways[way]) != (None if way == "round trip" else raw):
                     raise RuntimeError("something else came back")
-            # A put takes a sync: a tenth as many show as much.
+            # A put waits for a sync: a tenth as many puts as hits are enough.
             if turn % 10 == 1 or size >= MIB:
                 fresh = key(-size * 10_000 - turn)
                 again = sealed[:8] + bytes.fromhex(fresh) + sealed[40:]
@@ -209,11 +210,11 @@ def _one_size(
 
 
 def by_clients(folder: Path, clients: list[int], seconds: float, rounds: int) -> dict[str, dict[str, dict[str, Any]]]:
-    """Hits, misses and puts of 4 KiB per second: one request of each client is always under way."""
+    """Measure hits, misses and puts of 4 KiB per second: one request of each client is always under way."""
     store = folder / "clients"
     store.mkdir(mode=0o700)
     raw, digest = content(4 * KIB), key(-1)
-    sealed = payload.seal(digest, raw)
+    sealed = envelope.seal(digest, raw)
     name = digest.encode()
     hello = framing.encode(1, protocol.Hello(protocol.VERSION, __version__, os.getpid(), "bench"))
     found: dict[str, Any] = {"hit": defaultdict(dict), "miss": defaultdict(dict), "put": defaultdict(dict)}

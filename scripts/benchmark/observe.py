@@ -1,8 +1,8 @@
 """Runs one program in this process and says, in a line of JSON, where its time went and what it computed.
 
-``PROGRAM=NAME python observe.py [--phases]``. Whatever cache is in use, the same thing is measured: what is around
-jax's ``compile_or_get_cached`` from outside, on the main thread. The name is in the environment, so that any of them
-can be what this script was the last time.
+``PROGRAM=NAME python observe.py [--phases]``. It measures the same with every cache: the calls of jax's
+``compile_or_get_cached`` on the main thread, from outside. The program's name is in the environment, so that for
+xcache's predictions all programs are one script.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ import programs  # noqa: E402
 
 
 class Watch:
-    """Adds up what is spent inside some functions, on the main thread and on others, less what is spent in another."""
+    """Adds up the time inside some functions, on the main thread and on others, less that of timed ones inside."""
 
     def __init__(self) -> None:
         self.main: dict[str, float] = defaultdict(float)
         self.behind: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
         self.spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        """When the main thread was in it, and for how long."""
+        """When the main thread entered each function, and how long it stayed."""
         self._inside = threading.local()
 
     def wrap(self, owner: Any, attribute: str, name: str) -> bool:
-        """Put a function in place of another that counts its time; False where there is no such function."""
+        """Replace a function by one that counts its time; return False where there is no such function."""
         original = getattr(owner, attribute, None)
         if original is None:
             return False
@@ -45,7 +45,7 @@ class Watch:
         return True
 
     def timed(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
-        """A function that does the same and counts its time: its own, without what others of these took in it."""
+        """Return a function that does the same and counts its own time, without that of timed functions inside it."""
 
         def measured(*arguments: Any, **named: Any) -> Any:
             stack = self._inside.__dict__.setdefault("stack", [])
@@ -70,7 +70,7 @@ class Watch:
 
 
 def watch_compiles(watch: Watch) -> None:
-    """What is measured in every run: the compile path, what is compiled in it, and serialize()."""
+    """Measure, in every run, the compile path, the compiles in it, and serialize()."""
     from jax._src import compilation_cache, compiler
     from jaxlib import xla_client
 
@@ -81,7 +81,7 @@ def watch_compiles(watch: Watch) -> None:
 
 
 def watch_phases(watch: Watch) -> None:
-    """What is measured for a profile: the parts of the compile path, in xcache and in jax's cache."""
+    """Measure, for a profile, the parts of the compile path, in xcache and in jax's cache."""
     from jax._src import cache_key, compilation_cache, lru_cache
     from jaxlib import xla_client
 
@@ -99,19 +99,19 @@ def watch_phases(watch: Watch) -> None:
         return
     for module, owner_name, attribute, name in (
         ("xcache.keys.describe", "Surroundings", "components", "key"),
-        ("xcache.client", "Client", "get", "wait for the store"),
-        ("xcache.client", "Client", "announce", "announce the toolchain"),
-        ("xcache.client", "Client", "_tell", "notes to the daemon"),
-        ("xcache.client", "Client", "put", "send to the daemon"),
-        ("xcache.payload", "", "open_sealed", "verify and decompress"),
-        ("xcache.payload", "", "compress", "compress"),
+        ("xcache.client.client", "Client", "get", "wait for the store"),
+        ("xcache.client.client", "Client", "announce", "announce the toolchain"),
+        ("xcache.client.client", "Client", "_tell", "notes to the daemon"),
+        ("xcache.client.client", "Client", "put", "send to the daemon"),
+        ("xcache.wire.envelope", "", "open_sealed", "verify and decompress"),
+        ("xcache.wire.envelope", "", "compress", "compress"),
     ):
         found = importlib.import_module(module)
         watch.wrap(getattr(found, owner_name) if owner_name else found, attribute, name)
 
 
 class Traced:
-    """The time that jax spent tracing and lowering on the main thread; what is nested counts once."""
+    """The time that jax spent tracing and lowering on the main thread; nested spans count once."""
 
     def __init__(self) -> None:
         self.spans: dict[str, list[tuple[float, float]]] = {"trace": [], "lower": []}
@@ -123,7 +123,7 @@ class Traced:
             self.spans[name].append((now - seconds, now))
 
     def seconds(self, name: str) -> float:
-        """The length of all spans of a name together."""
+        """Return the length of all spans of a name together."""
         total, reached = 0.0, 0.0
         for start, end in sorted(self.spans[name]):
             total += max(0.0, end - max(start, reached))
@@ -132,7 +132,7 @@ class Traced:
 
 
 def cannot_be_hidden(ready: float, spans: Iterable[tuple[float, float]]) -> float:
-    """What is left of spans on the main thread if each of them began, elsewhere, as soon as there was a backend."""
+    """Return the seconds that the main thread would still wait if all loads began when the backend was ready."""
     left = saved = 0.0
     for start, took in spans:
         waited = max(0.0, took - (start - saved - ready))
@@ -142,7 +142,7 @@ def cannot_be_hidden(ready: float, spans: Iterable[tuple[float, float]]) -> floa
 
 
 def digest_of(result: Any) -> str:
-    """A digest of all arrays in a result."""
+    """Return a digest of all arrays in a result."""
     import jax
     import numpy as np
 
@@ -153,7 +153,7 @@ def digest_of(result: Any) -> str:
 
 
 def main() -> None:
-    """Run the program that was named, and report when everything is done: last of all that is done at exit."""
+    """Run the named program; report at exit, after everything else that happens there."""
     name, phases = os.environ["PROGRAM"], "--phases" in sys.argv
     report: dict[str, Any] = {"first line": FIRST_LINE}
     watch, traced = Watch(), Traced()
@@ -165,7 +165,7 @@ def main() -> None:
 
     jax.devices()
     ready = time.perf_counter()
-    # Innermost first: who wraps from outside measures what is inside as well.
+    # Innermost first: the outer function measures the inner one as well.
     if phases:
         watch_phases(watch)
         jax.monitoring.register_event_duration_secs_listener(traced)
@@ -178,7 +178,7 @@ def main() -> None:
 
 
 def tell(report: dict[str, Any], watch: Watch, traced: Traced, phases: bool) -> None:
-    """Print what was measured, also of what went on after the program."""
+    """Print the report, with the work that went on after the program."""
     report |= {
         "compile path": watch.main["compile path with all in it"],
         "load from a file": watch.main["load from a file with all in it"],

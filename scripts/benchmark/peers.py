@@ -1,4 +1,4 @@
-"""What is compared: how a program is told which cache to use, where its store is, and the daemon that belongs to it."""
+"""The caches that are compared: how a program is told which to use, where its store is, and its daemon."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 NONE, BUILT_IN, LIMITED, XCACHE = "no cache", "built-in", "built-in, limited", "xcache"
-# Far more than any of these stores holds: it is the bookkeeping that is measured.
+# Far more than any of these stores holds: the benchmark measures only the bookkeeping of a limit.
 LIMIT = 20 * 1024**3
 READY_WITHIN, GONE_WITHIN = 60.0, 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def rotated(names: Iterable[Any], by: int) -> list[Any]:
-    """The names, another one first in each round: who comes first has no advantage of it."""
+    """Return the names with another one first in each round, so that none has an advantage."""
     found = list(names)
     by %= len(found)
     return [*found[by:], *found[:by]]
@@ -31,9 +31,9 @@ def rotated(names: Iterable[Any], by: int) -> list[Any]:
 
 @contextlib.contextmanager
 def apart(*servers: int) -> Iterator[None]:
-    """This thread on one processor, and the processes of servers on another.
+    """Keep this thread on one processor, and the processes of servers on another.
 
-    Which pairs the kernel keeps on one of them is chance otherwise, and decides more than what is compared does.
+    Otherwise the kernel puts some pairs on one processor by chance, which changes the figures more than the peers do.
     """
     before = os.sched_getaffinity(0)
     mine, *others = sorted(before)
@@ -50,13 +50,13 @@ def apart(*servers: int) -> Iterator[None]:
 def _place(processes: Iterable[int], processors: Iterable[int]) -> None:
     for process in processes:
         for thread in Path(f"/proc/{process}/task").iterdir():
-            # It may end at that moment.
+            # The thread may end at that moment.
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), processors)
 
 
 def built_in(store: Path) -> dict[str, str]:
-    """JAX's own cache at its best: everything is kept."""
+    """Return the settings of JAX's own cache at its best: it keeps everything."""
     return {
         "JAX_COMPILATION_CACHE_DIR": str(store),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -65,12 +65,12 @@ def built_in(store: Path) -> dict[str, str]:
 
 
 def limited(store: Path) -> dict[str, str]:
-    """The same with a limit to its size."""
+    """Return the same settings with a limit to the size."""
     return built_in(store) | {"JAX_COMPILATION_CACHE_MAX_SIZE": str(LIMIT)}
 
 
 def xcache(store: Path) -> dict[str, str]:
-    """xcache as it comes; only where the store is, and that no settings of the user's matter."""
+    """Return the settings of xcache as it comes: only the paths of the store, and of no configuration of the user."""
     return {
         "XCACHE": "1",
         "XCACHE_DIR": str(store),
@@ -80,7 +80,7 @@ def xcache(store: Path) -> dict[str, str]:
 
 
 def socket_of(store: Path) -> Path:
-    """Beside the store: its path is short enough."""
+    """Return the socket's path: beside the store, whose path is short enough."""
     return store.with_suffix(".s")
 
 
@@ -122,19 +122,19 @@ class Daemon:
             os.close(reading)
 
     def cpu(self) -> float:
-        """Seconds of processor time it has used."""
+        """Return the seconds of processor time that the daemon has used."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def memory(self) -> int:
-        """Bytes of its memory that are resident."""
+        """Return the bytes of the daemon's resident memory."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
         raise RuntimeError("no VmRSS")
 
     def stop(self) -> None:
-        """Have it leave."""
+        """Stop the daemon."""
         self._process.send_signal(signal.SIGTERM)
         try:
             self._process.wait(GONE_WITHIN)
@@ -145,7 +145,7 @@ class Daemon:
 
 @dataclass
 class Peer:
-    """One of what is compared, with the store it uses at the moment."""
+    """One of the caches that are compared, with its current store."""
 
     name: str
     folder: Path
@@ -157,7 +157,7 @@ class Peer:
         self.begin()
 
     def begin(self) -> None:
-        """An empty store in place of the one there was."""
+        """Replace the store by an empty one."""
         self.end()
         self.made += 1
         self.store = self.folder / f"{self.name[-7:].replace(' ', '')}{self.made}"
@@ -175,11 +175,11 @@ class Peer:
             shutil.rmtree(self.store)
 
     def environment(self) -> dict[str, str]:
-        """What a program is given."""
+        """Return the environment of a program that uses this cache."""
         return os.environ | ENVIRONMENTS[self.name](self.store)
 
     def _remember_libraries(self) -> None:
-        """The digests of jaxlib's libraries: made by the first program after an install, and not again."""
+        """Put the digests of jaxlib's libraries into the store; only the first program after an install makes them."""
         memo = self.folder / "native-digests.json"
         if memo.exists():
             shutil.copy(memo, self.store)

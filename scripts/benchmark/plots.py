@@ -48,7 +48,7 @@ BARS = {"training": 0.70, "serving": 0.70, "many-small": 0.90, "scan-model": 0.9
 
 
 def draw(found: Found, folder: Path) -> list[str]:
-    """Draw what there are samples of; the names of the files."""
+    """Draw each plot that has samples, and return the names of the files."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.svg"):
         old.unlink()
@@ -66,7 +66,7 @@ def draw(found: Found, folder: Path) -> list[str]:
 
 
 def _bars(axes: Any, groups: list[str], values: dict[str, list[figures.Ratio | None]]) -> None:
-    """Horizontal bars in groups, with whiskers from the first to the third quartile."""
+    """Draw horizontal bars in groups, with whiskers from the first to the third quartile."""
     height = 0.8 / len(values)
     for place, (label, ratios) in enumerate(values.items()):
         known = [(row, r) for row, r in enumerate(ratios) if r is not None]
@@ -133,7 +133,7 @@ def _phases(found: Found) -> Any:
 
 
 def parts_of(samples: list[dict[str, Any]]) -> dict[str, float]:
-    """Medians of the parts of a run, which together are about its median."""
+    """Return the medians of the parts of a run, which together are about its median."""
     parts = {
         "interpreter and imports": lambda s: s["interpreter"] + s["import"],
         "backend": lambda s: s["backend"],
@@ -173,7 +173,7 @@ def _crowd(found: Found) -> Any:
 
 
 def _lines(title: str, across: str, up: str, lines: dict[str, tuple[dict[int, figures.Ratio], str, str]]) -> Any:
-    """Ratios over something that grows, both on logarithmic axes, each with a band from quartile to quartile."""
+    """Draw ratios over something that grows, on logarithmic axes, each with a band from quartile to quartile."""
     if not any(points for points, _, _ in lines.values()):
         return None
     figure, axes = plt.subplots(figsize=(7.2, 3.2))
@@ -196,7 +196,7 @@ def _lines(title: str, across: str, up: str, lines: dict[str, tuple[dict[int, fi
 
 
 def short(number: int) -> str:
-    """A size or a number, as people write it."""
+    """Return a size or a number as people write it."""
     for unit, name in ((1024**2, " MiB"), (1024, " KiB")):
         if number % unit == 0:
             return f"{number // unit}{name}"

@@ -20,7 +20,7 @@ def nothing() -> Any:
 
 
 def many_small() -> Any:
-    """An eager script, as a notebook of somebody who looks at data: about 100 distinct small programs."""
+    """An eager script, such as a notebook that looks at data: about 100 distinct small programs."""
     import jax
     import jax.numpy as jnp
 
@@ -57,7 +57,7 @@ def many_small() -> Any:
 
 
 def some_tokens(count: int) -> Any:
-    """The same batches in each run."""
+    """Return the same batches in each run."""
     import numpy as np
 
     return np.random.default_rng(0).integers(0, VOCABULARY, (count, BATCH, LENGTH + 1)).astype(np.int32)
@@ -110,7 +110,7 @@ def scan_model(layers: int = 12) -> Any:
 
 
 def serving() -> Any:
-    """What an inference server does before it listens: decode at 24 bucket shapes, prefill at 8."""
+    """An inference server before it listens: decode at 24 bucket shapes, prefill at 8."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -213,6 +213,6 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "serving": serving,
     "library": library,
 }
-# What a program imports besides jax, and how many devices it wants.
+# The modules that a program imports besides jax, and the number of devices it wants.
 IMPORTS = {"library": ("flax.nnx", "optax")}
 DEVICES = {"scan-model": 4}

@@ -1,9 +1,10 @@
-"""docs/performance.md from the samples, and nothing in it from anywhere else."""
+"""Writes docs/performance.md from the samples, and from nothing else."""
 
 from __future__ import annotations
 
 import json
 import statistics
+import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import plots
 import runs
 from figures import BUILT_IN, LIMITED, NONE, XCACHE, Found, Ratio
 
+_WIDTH = 120
 OWN = (
     "key, wait for the store, verify and decompress, deserialize, compile, serialize, compress, write the file,"
     " announce the toolchain, notes to the daemon"
@@ -29,7 +31,7 @@ ALT = {
 
 
 def phases_of(samples: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """The parts of runs with ``--phases``: each one's own time, without what is another's."""
+    """Return the parts of runs with ``--phases``: the own time of each, without that of another inside it."""
     found: dict[str, list[float]] = {}
     behind = sorted({name for sample in samples for name in sample["behind"]})
     for sample in samples:
@@ -63,14 +65,20 @@ def write(samples: Path, folder: Path) -> None:
     sections += [_pieces(found), _clients(found), _entries(found), _how()]
     text = "\n\n".join(section for section in sections if section)
     for name in plots_named(text):
-        # A plot stands where its section asks for it, if there was something to draw.
+        # A plot stands where its section asks for it, if it was drawn.
         picture = f"![{ALT[name]}](performance/{name}.svg)" if name in drawn else ""
         text = text.replace(f"<{name}>", picture)
-    (folder / "performance.md").write_text(text + "\n")
+    lines = [line if line.startswith(("|", "!", " ")) else _wrapped(line) for line in text.split("\n")]
+    (folder / "performance.md").write_text("\n".join(lines) + "\n")
+
+
+def _wrapped(line: str) -> str:
+    """Break a line of prose that is too long."""
+    return textwrap.fill(line, _WIDTH, break_long_words=False, break_on_hyphens=False) if len(line) > _WIDTH else line
 
 
 def plots_named(text: str) -> list[str]:
-    """The plots a text has a place for."""
+    """Return the plots that a text has a place for."""
     return [name for name in ALT if f"<{name}>" in text]
 
 
@@ -90,7 +98,7 @@ def _head(found: Found) -> str:
     return f"""# Performance
 
 Written by `scripts/bench --{found["mode"]}` from [performance.json](performance.json), which has every sample; nothing
-here was typed. What counts are ratios against a peer that was measured in the same run, round by round beside it: the
+here was typed. The figures are ratios against a peer that was measured in the same run, round by round beside it: the
 median of the rounds' own ratios, and in brackets their first and third quartile.
 
 Measured {found["started"]} on {what["processors"]} processors ({what["processor"]}), {what["memory GiB"]:.0f} GiB,
@@ -109,7 +117,7 @@ def _bars(found: Found) -> str:
         (bar.what, bar.bar, bar.measured, bar.spread, {True: "met", False: "**not met**", None: ""}[bar.met])
         for bar in figures.bars(found)
     ]
-    return "## What it is held against\n\n" + _table(("", "bar", "measured", "spread", ""), rows)
+    return "## The bars\n\n" + _table(("", "bar", "measured", "spread", ""), rows)
 
 
 def _programs(found: Found) -> list[str]:
@@ -144,11 +152,11 @@ def _programs(found: Found) -> list[str]:
         *("processor time", "programs"),
     )
     warm_text = (
-        "A second run with what the first has left in the cache; JAX's built-in cache is 1. If loading cost the"
-        " program nothing is what would be left of built-in's time if all that it reads, decompresses and loads were"
-        " loaded beside the program, each from the moment there is a backend, on as many processors as that takes:"
-        " what is wanted sooner than it can be loaded is waited for. The rest is Python's start and end, imports,"
-        " tracing, lowering, keys and running.\n\n<warm>\n\n<phases>"
+        "A second run, with a cache that the first run filled; JAX's built-in cache is 1. *If loading cost nothing* is"
+        " an estimate: built-in's time if everything were read, decompressed and loaded beside the program, from the"
+        " moment there is a backend, on as many processors as that takes; the program waits for anything it wants"
+        " sooner. The rest is Python's start and end, imports, tracing, lowering, keys and running.\n\n<warm>"
+        "\n\n<phases>"
     )
     cold_head = ("", "no cache took", "xcache", "built-in", "xcache beyond serialize()", "built-in beyond it", "rounds")
     cold_text = "The first run, with an empty store; without any cache is 1.\n\n<cold>"
@@ -173,9 +181,9 @@ def _beside_compiling(found: Found, names: Iterable[str]) -> str:
         cells = [f"{seconds * 1e3:.0f}" for seconds in (*on_main, *behind, took["daemon's processor time"])]
         rows.append((name, *cells[:4], f"{whole:.1%}", *cells[4:]))
     text = (
-        "What xcache does in them, in milliseconds (medians): on the main thread, altogether as a part of the time"
-        " without a cache; and behind it, where what is waited for counts as well, for the GIL, for a processor and for"
-        " the disk. `serialize()` holds the GIL."
+        "xcache's own work in cold runs, in milliseconds (medians). *Together* is the main thread's part, as a share of"
+        " the time without a cache. The work behind the main thread includes waits for the GIL, a processor and the"
+        " disk. `serialize()` holds the GIL."
     )
     head = (
         *("", "backend", "keys", "asking", "the rest", "together"),
@@ -200,9 +208,9 @@ def _changed(found: Found) -> str:
         rows.append((name, *cells, _ratio(figures.ratio(walls[runs.CHANGED], walls[BUILT_IN]))))
     head = ("", "time: changed", "unchanged", "processor time: changed", "unchanged", "changed, against built-in")
     text = (
-        "A script that was another program at its last run, with all that it wants in the cache: what is loaded ahead"
-        " is in vain until it has asked for something that the other one did not want. The same run with"
-        " `XCACHE_PREFETCH=0` is 1."
+        "A script that was another program at its last run: the cache has all that it wants, but the wrong entries are"
+        " loaded ahead. (These figures are of a version that also knew a program by the first key it asked for.) The"
+        " same run with `XCACHE_PREFETCH=0` is 1."
     )
     return f"## A program that changed completely\n\n{text}\n\n{_table(head, rows)}"
 
@@ -216,13 +224,12 @@ def _crowd(found: Found) -> str:
         for kind in ("cold", "warm"):
             cells = []
             for of in ("cpu", "wall"):
-                for peer in (XCACHE, BUILT_IN):
-                    mine, alone = ([sample[of] for sample in kinds[k][peer]] for k in (kind, "alone"))
-                    cells.append(_ratio(figures.ratio(mine, alone)))
+                ours, theirs = ([sample[of] for sample in kinds[kind][peer]] for peer in (XCACHE, BUILT_IN))
+                cells.append(_ratio(figures.ratio(ours, theirs)))
             compiled = [f"{kinds[kind][peer][-1]['compiled']}" for peer in (XCACHE, BUILT_IN)]
             rows.append((f"{name}, {kind}", *cells, *compiled))
-    head = ("", "processor time: xcache", "built-in", "time: xcache", "built-in", "compiled: xcache", "built-in")
-    text = "Processes that start at once; one alone with the same cache, cold, is 1. xcache's has its daemon's in it."
+    head = ("", "processor time", "time", "compiled: xcache", "built-in")
+    text = "Processes that start at once; the built-in cache is 1. xcache's processor time has its daemon's in it."
     return f"## Crowds\n\n{text}\n\n<crowd>\n\n{_table(head, rows)}"
 
 
@@ -268,11 +275,11 @@ def _pieces(found: Found) -> str:
     }
     text = (
         "Microseconds, medians. The pieces were measured alone, within one process: they are the work that cannot be"
-        " left out. Between two processes each takes some times as long, since after every change of process the"
-        " processor has to find its way again; the rest is the event loop's, the sockets' and the bookkeeping's."
+        " left out. Between two processes each takes several times as long, because the processor's caches are"
+        " cold after each change of process. The rest is the event loop, the sockets and the bookkeeping."
     )
     return (
-        f"## What a hit is made of\n\n{text}\n\n{_table(('4 KiB', 'µs'), rows['4096'])}"
+        f"## The pieces of a hit\n\n{text}\n\n{_table(('4 KiB', 'µs'), rows['4096'])}"
         f"\n\n{_table(('1 MiB', 'µs'), rows['1048576'])}"
     )
 
@@ -312,12 +319,12 @@ def _how() -> str:
 * Each run is a process of its own; its time is from its start to its end, exit included.
 * In each round every peer has its turn, another one first each time; the first warm round is dropped.
 * All stores are on the same disk, and have just been written: none is read from the disk.
-* Single requests of up to 64 KiB, and misses in full stores, are asked from one processor and answered on another: on
-  which of them the kernel has two processes otherwise differs from pair to pair, by more than what is compared.
-* In full stores the daemon has had ten seconds to learn which keys it holds.
+* For single requests of up to 64 KiB, and for misses in full stores, client and daemon have a processor each. Otherwise
+  the kernel places each pair differently, which changes the times by more than what is compared.
+* In full stores the measurements begin ten seconds after the daemons.
 * The built-in cache is at its best: no minimum of time or size; with a limit, one that is never reached.
 * The daemon runs before the program starts. The digests of jaxlib's libraries, which the first program after an install
   makes, are there.
-* The time blocked is what is spent on the main thread in jax's `compile_or_get_cached`, measured around it.
-* In cold runs, of every peer alike, there are clocks around the parts of the compile path, too.
+* The time blocked is the main thread's time in jax's `compile_or_get_cached`.
+* In cold runs, the parts of every peer's compile path are timed, too.
 * All runs of a program compute the same, bit for bit, or there is no report."""

@@ -34,7 +34,7 @@ class Process:
         if devices:
             environment = environment | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
         self._name = name
-        # Files and not pipes, which somebody would have to empty while the clock runs; finish() closes them.
+        # Files, because pipes would have to be emptied while the clock runs; finish() closes them.
         self._said = tempfile.TemporaryFile()  # noqa: SIM115
         self._complained = tempfile.TemporaryFile()  # noqa: SIM115
         self._spawned = time.perf_counter()
@@ -47,7 +47,7 @@ class Process:
         )
 
     def finish(self) -> Sample:
-        """Wait for it; times by the wall and by the processors, and what it reported of itself."""
+        """Wait for the program; return its times by the wall and by the processors, and its own report."""
         with self._said as said, self._complained as complained:
             _, status, usage = os.wait4(self._process.pid, 0)
             ended = time.perf_counter()
@@ -60,21 +60,21 @@ class Process:
         times = {
             "wall": ended - self._spawned,
             "cpu": usage.ru_utime + usage.ru_stime,
-            # Moments, by the one clock of the machine; only what lies between them is kept.
+            # All processes share the machine's clock; only the time between two moments is kept.
             "interpreter": report.pop("first line") - self._spawned,
             "exit": ended - report.pop("ended"),
         }
         return report | times
 
     def end(self) -> None:
-        """Leave nothing running, when the measurement is stopped."""
+        """Kill the program if the measurement is stopped."""
         if self._process.returncode is None:
             self._process.kill()
             self._process.wait()
 
 
 def run(name: str, peer: Peer, *options: str, **settings: str) -> Sample:
-    """One run; the daemon's processor time is part of what it cost."""
+    """Run a program once; the daemon's processor time is part of its cost."""
     before = peer.daemon.cpu() if peer.daemon else 0.0
     process = Process(name, peer.environment() | settings, *options)
     try:
@@ -87,7 +87,7 @@ def run(name: str, peer: Peer, *options: str, **settings: str) -> Sample:
 
 
 class Field:
-    """All that compete, in one folder on one disk."""
+    """All peers, in one folder on one disk."""
 
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self.peers: dict[str, Peer] = {}
@@ -103,18 +103,18 @@ class Field:
 
 
 def program(name: str, folder: Path, names: Sequence[str], cold: int, warm: int) -> dict[str, dict[str, list[Sample]]]:
-    """Cold rounds, each with an empty store, and warm rounds with what the last of them has left."""
+    """Run cold rounds, each with an empty store, and warm rounds with the store of the last cold one."""
     found: dict[str, dict[str, list[Sample]]] = {kind: {peer: [] for peer in names} for kind in ("cold", "warm")}
     with Field(folder, names) as field:
         for turn in range(cold):
             for peer in rotated(names, turn):
-                # The limited one differs from its twin in its bookkeeping, which one cold run shows.
+                # Built-in with a limit differs from built-in only in its bookkeeping, which one cold run shows.
                 if peer == LIMITED and turn < cold - 1:
                     continue
                 field.peers[peer].begin()
                 found["cold"][peer].append(run(name, field.peers[peer], "--phases"))
         cached = [peer for peer in names if peer != NONE]
-        # The first round is dropped: nobody's files are to be in memory later than others'.
+        # The first round is dropped, so that the files of all peers are in memory.
         for turn in range(warm + 1):
             for peer in rotated(cached, turn):
                 sample = run(name, field.peers[peer])
@@ -125,7 +125,7 @@ def program(name: str, folder: Path, names: Sequence[str], cold: int, warm: int)
 
 
 def check(name: str, found: dict[str, dict[str, list[Sample]]]) -> None:
-    """Nobody computed something else, and a warm xcache compiled only what cannot be stored."""
+    """Raise WrongError unless all computed the same, and a warm xcache compiled only programs that cannot be stored."""
     digests = {sample["digest"] for kinds in found.values() for samples in kinds.values() for sample in samples}
     if len(digests) > 1:
         raise WrongError(f"{name} did not compute the same with each cache: {found}")
@@ -136,7 +136,7 @@ def check(name: str, found: dict[str, dict[str, list[Sample]]]) -> None:
 
 
 def nothing(folder: Path, rounds: int) -> dict[str, list[Sample]]:
-    """A program that only starts jax, with xcache off and on."""
+    """Run a program that only starts jax, with xcache off and on."""
     found: dict[str, list[Sample]] = {NONE: [], XCACHE: []}
     with Field(folder, list(found)) as field:
         for turn in range(rounds + 1):
@@ -148,7 +148,7 @@ def nothing(folder: Path, rounds: int) -> dict[str, list[Sample]]:
 
 
 def changed(before: str, name: str, folder: Path, rounds: int) -> dict[str, list[Sample]]:
-    """Warm runs of a program whose script was another one at its last run, beside others of it: all have one name."""
+    """Run a warm program whose script was another one at its last run, beside unchanged ones: all have one name."""
     kinds = (CHANGED, UNCHANGED, NOTHING_AHEAD, BUILT_IN)
     found: dict[str, list[Sample]] = {kind: [] for kind in kinds}
     with Field(folder, [BUILT_IN, XCACHE]) as field:
@@ -169,7 +169,7 @@ def changed(before: str, name: str, folder: Path, rounds: int) -> dict[str, list
 
 
 def crowd(name: str, size: int, folder: Path, rounds: int) -> dict[str, dict[str, list[Sample]]]:
-    """Processes of one program that start at once, cold and then warm; and one alone, cold, beside them."""
+    """Run processes of one program that start at once, cold and then warm; and one alone, cold, beside them."""
     names = [BUILT_IN, XCACHE]
     found: dict[str, dict[str, list[Sample]]] = {kind: {p: [] for p in names} for kind in ("alone", "cold", "warm")}
     with Field(folder, names) as field:
@@ -184,7 +184,7 @@ def crowd(name: str, size: int, folder: Path, rounds: int) -> dict[str, dict[str
 
 
 def together(name: str, size: int, peer: Peer) -> Sample:
-    """Some processes at once: from the first one's start to the last one's end, and the processor time of all."""
+    """Run some processes at once: from the first one's start to the last one's end, and the processor time of all."""
     before = peer.daemon.cpu() if peer.daemon else 0.0
     started = time.perf_counter()
     processes = [Process(name, peer.environment()) for _ in range(size)]
@@ -204,7 +204,7 @@ def together(name: str, size: int, peer: Peer) -> Sample:
 
 
 def profiles(name: str, folder: Path, kind: str, rounds: int) -> Iterator[tuple[str, Sample]]:
-    """Warm or cold runs with their parts measured."""
+    """Yield warm or cold runs with their parts measured."""
     with Field(folder, PROFILED[kind]) as field:
         if kind == "warm":
             for peer in field.peers.values():

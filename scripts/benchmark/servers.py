@@ -1,4 +1,4 @@
-"""What xcache's daemon is measured against: redis over a Unix socket, and a bare round trip over one."""
+"""The servers that xcache's daemon is measured against: redis over a Unix socket, and a bare round trip over one."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class _Server:
             time.sleep(0.02)
 
     def connect(self) -> socket.socket:
-        """A connection to it."""
+        """Return a connection to the server."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.connect(os.fspath(self.path))
         return connection
 
     def stop(self) -> None:
-        """End it."""
+        """Kill the server."""
         self._process.kill()
         self._process.wait()
         self.path.unlink(missing_ok=True)
@@ -65,11 +65,11 @@ class Echo(_Server):
         self._size = size
 
     def client(self) -> socket.socket:
-        """A connection for ``round_trip``."""
+        """Return a connection for ``round_trip``."""
         return self.connect()
 
     def round_trip(self, connection: socket.socket, request: bytes) -> None:
-        """One request and its answer."""
+        """Send one request and read its answer."""
         connection.sendall(request)
         left = self._size
         while left:
@@ -99,22 +99,22 @@ class Redis(_Server):
         super().__init__([found, *(word for name, value in settings.items() for word in (f"--{name}", value))], path)
 
     def stop(self) -> None:
-        """End it, and forget what it wrote."""
+        """Kill the server, and delete its files."""
         super().stop()
         shutil.rmtree(self._own)
 
     def client(self) -> RedisClient:
-        """A connection that speaks its protocol."""
+        """Return a connection that speaks its protocol."""
         return RedisClient(self.connect())
 
 
 def get_frame(key: bytes) -> bytes:
-    """What asks redis for a key."""
+    """Return the bytes that ask redis for a key."""
     return b"*2\r\n$3\r\nGET\r\n$%d\r\n%s\r\n" % (len(key), key)
 
 
 def set_frame(key: bytes, value: bytes) -> bytes:
-    """What has redis keep a value."""
+    """Return the bytes that make redis keep a value."""
     return b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n" % (len(key), key, len(value), value)
 
 
@@ -125,7 +125,7 @@ class RedisClient:
         self._socket = connection
 
     def get(self, key: bytes) -> memoryview | None:
-        """A value, or None."""
+        """Return a value, or None."""
         self._socket.sendall(get_frame(key))
         head = self._socket.recv(65536)
         while b"\r\n" not in head:
@@ -144,7 +144,7 @@ class RedisClient:
     def set(self, key: bytes, value: bytes) -> None:
         """Keep a value."""
         head = b"*3\r\n$3\r\nSET\r\n$%d\r\n%s\r\n$%d\r\n" % (len(key), key, len(value))
-        # A large value is not copied for the sake of one call more.
+        # A second call is cheaper than a copy of a large value.
         if len(value) > 1 << 16:
             self._socket.sendall(head)
             self._socket.sendall(value)

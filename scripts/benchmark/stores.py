@@ -12,27 +12,27 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from xcached.database import SCHEMA_VERSION
-from xcached.store import Store
+from xcached.store.database import SCHEMA_VERSION
+from xcached.store.store import Store
 
-# Of an executable and of its program. Small: it is the number of rows that matters here.
+# Bytes of an executable and of its program: small, because only the number of rows matters here.
 SIZE, PROGRAM_SIZE = 400, 200
 _COMPONENTS = ("options", "flags", "platform", "toolchain")
 
 
 def key(number: int) -> str:
-    """The key of an entry; ``number`` from 0 on are there, others are not."""
+    """Return the key of an entry; those of ``number`` from 0 on are there, others are not."""
     return hashlib.sha256(b"%d" % number).hexdigest()
 
 
 def fill(store: Path, count: int) -> float:
     """Make a store of so many entries, as if they had been put one after the other; returns the seconds it took."""
     started = time.perf_counter()
-    Store(store, 0).close()
+    Store(store).close()
     with closing(sqlite3.connect(store / "store.db", isolation_level=None)) as db:
         for pragma in ("synchronous = OFF", "journal_mode = MEMORY", "cache_size = -500000"):
             db.execute(f"PRAGMA {pragma}")
-        # Indexes and triggers come back afterwards: sorted once is quicker than a million times into the middle.
+        # Indexes and triggers come back afterwards: sorting once is quicker than a million insertions.
         later = db.execute(
             "SELECT type, name, sql FROM sqlite_master WHERE type IN ('index', 'trigger') AND sql IS NOT NULL"
         ).fetchall()
@@ -94,7 +94,7 @@ def _digest(kind: str, number: int) -> str:
 
 
 def copy_of_template(templates: Path, count: int, target: Path) -> None:
-    """A store of so many entries; it is made once and kept, since making a million takes minutes."""
+    """Copy a store of so many entries; it is made once and kept, since making a million takes minutes."""
     template = templates / f"{SCHEMA_VERSION}-{SIZE}-{PROGRAM_SIZE}-{count}"
     if not template.exists():
         aside = template.with_suffix(f".{os.getpid()}")
@@ -103,12 +103,12 @@ def copy_of_template(templates: Path, count: int, target: Path) -> None:
         aside.rename(template)
     shutil.copytree(template, target)
     target.chmod(0o700)
-    # Not while others are measured.
+    # The writing to disk is over before the measurement begins.
     os.sync()
 
 
 def settle(store: Path) -> None:
-    """Have all of it in memory, as what has just been written is: the machine may have let go of some."""
+    """Read the whole store, so that it is in the page cache, as if just written."""
     for path in store.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""What a program carries when the cache is on, and when it is off: modules, not seconds (those are benchmarked)."""
+"""The modules that a program imports with the cache on, and with it off; the benchmark measures the seconds."""
 
 from __future__ import annotations
 

@@ -5,29 +5,16 @@ from __future__ import annotations
 import json
 import textwrap
 
+from support.program_files import program_text
+
 from xcache import direct
 
-FORMS = """
-import io, json, jax, numpy as np, xcache
-from jax import export
-x = np.arange(4.0, dtype=np.float32)
-lowered = jax.jit(lambda v: v * 2 + 1).lower(x)
-module = lowered.compiler_ir("stablehlo")
-bytecode = io.BytesIO(); module.operation.write_bytecode(file=bytecode)
-portable = export.export(jax.jit(lambda v: v * 2 + 1))(x).mlir_module_serialized
-device = jax.devices()[0]
-for program in (module, str(module), bytecode.getvalue(), portable):
-    executable = xcache.compile(device.client, program, [device])
-    (result,) = executable.execute_sharded([jax.device_put(x)]).disassemble_into_single_device_arrays()
-    assert np.asarray(result[0]).tolist() == [1, 3, 5, 7]
-    xcache.stats()
-print(json.dumps([xcache.stats().hits, xcache.stats().misses, xcache.stats().errors]))
-"""
+FORMS = program_text("compile_each_form")
 
 
 def example() -> str:
     text = direct.__doc__ or ""
-    return textwrap.dedent(text[text.index("    import jax") : text.index("(jax is there")])
+    return textwrap.dedent(text[text.index("    import jax") : text.index("(The example uses")])
 
 
 def test_the_example_runs_and_hits_the_second_time(place):
@@ -40,6 +27,10 @@ def test_every_form_of_a_program(place):
     place.run(FORMS)
     hits, misses, errors = json.loads(place.run(FORMS).stdout)
     assert (hits, misses, errors) == (4, 0, {})
+
+
+def test_a_program_that_asks_is_told_what_the_cache_did(place):
+    assert place.run(example(), XCACHE_LOG="info").stderr == "xcache: 0 hits, 1 miss, 0.0 s saved\n"
 
 
 def test_off_means_off(place):

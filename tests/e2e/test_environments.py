@@ -10,8 +10,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from command_line import Shell
-from places import until
+from support.command_line import Shell
+from support.places import until
 
 # 80 MB are fetched four times, or twice where pip keeps what it fetched.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -42,7 +42,7 @@ class Environment:
         return next(self.root.glob("lib/python3*/site-packages"))
 
     def install(self, version: str) -> None:
-        """As a user does it, but without what is there already."""
+        """Install jax and jaxlib with pip, as a user does, but without their dependencies: those are there already."""
         wanted = [f"jax=={version}", f"jaxlib=={version}"]
         pip = [sys.executable, "-m", "pip", "--python", self.root / "bin" / "python", "install", "--quiet", "--no-deps"]
         # Most of it is never imported.

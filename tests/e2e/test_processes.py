@@ -8,6 +8,8 @@ import subprocess
 import sys
 import textwrap
 
+from support.program_files import program_text
+
 COMPILE = """
 import jax, jax.numpy as jnp, numpy as np
 x = np.arange(4.0, dtype=np.float32)
@@ -33,29 +35,8 @@ def test_many_programs_at_once_start_one_daemon_and_agree(place):
     assert place.query("SELECT count(*) FROM entries") == [(1,)]
 
 
-FORKED = (
-    COMPILE
-    + """
-import os, warnings, xcache
-warnings.simplefilter("ignore")
-print(xcache.stats().requests, flush=True)
-pid = os.fork()
-if pid == 0:
-    from xcache.cache import current
-    # The child has connections of its own; what the parent counted stays known.
-    from xcache.protocol import Get
-    found = current()._client.get(Get("ab" * 32, 0.0, "m", "p"))
-    print("child", found.lease, flush=True)
-    os._exit(0)
-print(os.waitpid(pid, 0)[1])
-jax.jit(lambda v: v - 3)(x).block_until_ready()
-print(xcache.stats().requests, xcache.stats().errors)
-"""
-)
-
-
 def test_a_forked_child_leaves_its_parents_connection_alone(place):
-    result = place.run(FORKED, XCACHE="1")
+    result = place.run(program_text("fork_after_a_compile"), XCACHE="1")
     assert result.stdout.splitlines() == ["1", "child 0", "0", "2 {}"], result.stderr
 
 
@@ -75,7 +56,7 @@ if __name__ == "__main__":
 """
 
 
-def test_what_children_of_multiprocessing_compile_is_kept(place, tmp_path):
+def test_children_of_multiprocessing_keep_their_executables(place, tmp_path):
     for method in ("fork", "spawn", "forkserver"):
         script = tmp_path / f"{method}.py"
         script.write_text(SPAWNED.replace("v * 2 + 1", f"v * 2 + {len(method)}"))

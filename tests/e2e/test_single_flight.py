@@ -4,31 +4,8 @@ from __future__ import annotations
 
 import json
 
-from together import PROGRAM, begin, end
-
-THREADS = """
-import dataclasses, json, threading, jax, jax.numpy as jnp, xcache
-def lowered():
-    def f(x):
-        for i in range(60):
-            x = jnp.tanh(x @ x) * (i + 1)
-        return x
-    return jax.jit(f).lower(jnp.ones((16, 16)))
-# One each: jax itself would compile the same one once.
-programs = [lowered() for _ in range(5)]
-before = xcache.stats()
-barrier = threading.Barrier(5)
-def work(program):
-    barrier.wait()
-    done.append(program.compile())
-done = []
-threads = [threading.Thread(target=work, args=(program,)) for program in programs]
-for thread in threads: thread.start()
-for thread in threads: thread.join()
-stats = xcache.stats()
-results = {float(compiled(jnp.ones((16, 16))).sum()) for compiled in done}
-print(json.dumps([len(done), len(results), stats.misses - before.misses, stats.hits - before.hits]))
-"""
+from support.program_files import program_text
+from support.together import PROGRAM, begin, end
 
 JOB = """
 import dataclasses, json, os, sys, jax
@@ -57,7 +34,7 @@ def test_four_programs_started_together_compile_everything_once(place):
 
 
 def test_threads_of_one_program_compile_the_same_once(place):
-    said, _ = end(begin(place, THREADS, XCACHE_TIMEOUT="60s"))
+    said, _ = end(begin(place, program_text("compile_the_same_in_five_threads"), XCACHE_TIMEOUT="60s"))
     assert said == [5, 1, 1, 4]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 import pytest
+from support.program_files import program_text
 
 COMPILE = """
 import jax, jax.numpy as jnp, json, numpy as np
@@ -77,35 +79,7 @@ def test_refresh_compiles_anew_and_overwrites(place):
 
 
 def test_enable_and_disable_from_code(place):
-    source = (
-        COMPILE
-        + """
-import xcache
-from jax._src import compiler, traceback_util
-from jaxlib import xla_client
-def touched():
-    return (compiler.compile_or_get_cached, list(traceback_util._exclude_paths),
-            getattr(xla_client.LoadedExecutable, "serialize", None),
-            getattr(xla_client.Client, "serialize_executable", None))
-before = touched()
-with xcache.enable() as handle:
-    assert compiler.compile_or_get_cached is not before[0]
-    jax.jit(lambda v: v * 5)(x)
-    assert handle.statistics().misses == xcache.stats().misses == 1
-assert touched() == before
-jax.jit(lambda v: v * 6)(x)
-assert handle.statistics().requests == 1
-handle.uninstall()
-xcache.enable(); xcache.enable()
-jax.clear_caches()
-jax.jit(lambda v: v * 5)(x)
-assert xcache.stats().hits == 1
-xcache.disable(); xcache.disable()
-assert touched() == before
-print("null")
-"""
-    )
-    result = place.run(source)
+    result = place.run(program_text("enable_and_disable"))
     assert (result.returncode, result.stderr) == (0, "")
 
 
@@ -134,6 +108,62 @@ with xcache.enable(dir=os.environ["XCACHE_DIR"] + "-other"):
     said = place.run(source, XCACHE_AUTOSTART="0").stdout.splitlines()
     assert said[0].startswith("ConfigError max_size='much' (code)")
     assert said[1].startswith("ConfigError 'size' is not a setting")
+
+
+def test_a_mode_from_code_is_one_of_those_of_the_variable(place):
+    """Nothing is stored by a mode that there is not, nor by one that says off."""
+    result = place.run(program_text("enable_in_each_mode"))
+    assert (result.returncode, result.stderr) == (0, "")
+    assert place.query("SELECT count(*) FROM entries") == [(2,)]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "enable('off')",
+        "disable()",
+        "enable('off').uninstall()",
+        "enable().uninstall()",
+        "enable().uninstall(); xcache.enable('off').__enter__(); xcache.enable().__exit__(None, None, None)",
+    ],
+)
+def test_off_from_code_holds_whatever_the_variable_says(place, said):
+    source = "import xcache; xcache." + said + "\n" + COMPILE
+    found, _ = stats(place, source, XCACHE="1", XCACHE_AUTOSTART="0", XCACHE_LOG="error")
+    assert found["requests"] == 0
+
+
+def test_dir_lists_the_names_for_users(place):
+    """Looking imports nothing more."""
+    source = """
+import xcache, sys
+before = set(sys.modules)
+names = [name for name in dir(xcache) if not name.startswith("__")]
+assert set(sys.modules) == before
+assert names == ["Handle", "Statistics", "compile", "disable", "enable", "stats"], names
+import inspect, xcache.hook, xcache.direct
+assert [name for name in dir(xcache) if not name.startswith("__")] == names
+assert xcache.enable.__name__ == "enable" and "readonly" in xcache.enable.__doc__
+"""
+    result = place.run(source)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("wrong", ["XCACHE_MAX_SIZE", "XCACHE_DAEMON_USER", "XCACHE"])
+@pytest.mark.parametrize("log", ["info", None])
+def test_a_line_of_xcache_in_a_program_has_its_name_in_front(place, wrong, log):
+    environment = {"XCACHE": "1", wrong: "no-such-one"} | ({"XCACHE_LOG": log} if log else {})
+    said = [line for line in place.run(COMPILE, **environment).stderr.splitlines() if " 0 hits" not in line]
+    assert len(said) == 1
+    assert said[0].startswith(f"xcache: {wrong}='no-such-one' (environment)")
+
+
+def test_a_program_with_logging_of_its_own_is_told_by_that_alone(place):
+    own = "import logging; logging.basicConfig(format='own: %(name)s')\n"
+    its = "import logging; logging.getLogger('xcache').addHandler(logging.NullHandler())\n"
+    for source, said in ((own, "own: xcache\n"), (its, "")):
+        for wrong in ("XCACHE_MAX_SIZE", "XCACHE_DAEMON_USER"):
+            assert place.run(source + COMPILE, XCACHE="1", **{wrong: "no-such-one"}).stderr == said
 
 
 def test_jaxs_switch_for_persistent_caches_is_obeyed(place):
@@ -181,9 +211,9 @@ def test_with_log_info_a_program_ends_with_one_line(place):
     stats(place, XCACHE="1")
     result = place.run(COMPILE, XCACHE="1", XCACHE_LOG="info")
     assert result.stdout == ""
-    lines = [line for line in result.stderr.splitlines() if "hits" in line]
+    lines = [line for line in result.stderr.splitlines() if "saved" in line]
     assert len(lines) == 1
-    assert lines[0].startswith("xcache: 1 hits, 0 misses, ")
+    assert lines[0].startswith("xcache: 1 hit, 0 misses, ")
 
 
 def test_an_error_of_the_compiler_is_the_same_with_and_without(place):
@@ -196,3 +226,38 @@ except Exception as error:
     print([frame.name for frame in traceback.extract_tb(error.__traceback__)])
 """
     assert place.run(source, XCACHE="1").stdout == place.run(source).stdout != ""
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        COMPILE,
+        f"import xcache\nwith xcache.enable():\n{textwrap.indent(COMPILE, '    ')}",
+        f"import xcache\nhandle = xcache.enable()\n{COMPILE}\nhandle.uninstall()\nhandle.uninstall()\n",
+    ],
+    ids=["XCACHE", "with", "handle"],
+)
+def test_a_program_that_asks_is_told_once_what_the_cache_did(place, program):
+    result = place.run(program, XCACHE_LOG="info", **({"XCACHE": "1"} if program is COMPILE else {}))
+    assert result.stderr.count("s saved") == 1, result.stderr
+
+
+def test_two_threads_that_switch_it_on_leave_one_cache(place):
+    """One of two hooks once stayed when the cache was switched off."""
+    result = place.run(program_text("enable_in_two_threads"))
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_where_jax_cannot_be_used_a_direct_compile_still_is_cached(place):
+    source = """
+import jax, xcache
+from jax._src import compiler
+del compiler.compile_or_get_cached
+lowered = jax.jit(lambda v: v * 3).lower(1.0).compiler_ir()
+devices = jax.devices()[:1]
+xcache.compile(devices[0].client, lowered, devices)
+print(json.dumps(xcache.stats().misses))
+"""
+    result = place.run("import json\n" + source, XCACHE="1")
+    assert (result.returncode, json.loads(result.stdout)) == (0, 1)
+    assert "xcache is off" in result.stderr

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 PROGRAM = """
@@ -42,7 +44,7 @@ WINDOWS = 'import sys, shutil, tempfile; sys.platform = "win32"'
     ],
     ids=["a parameter more", "a function moved", "Windows"],
 )
-def test_what_is_not_supported_stays_off_with_one_line(place, change, words):
+def test_the_cache_stays_off_with_one_line_where_it_is_not_supported(place, change, words):
     result = place.run(PROGRAM.format(change=change), XCACHE="1")
     assert result.stdout.splitlines() == ["8.0", "0"], result.stderr
     assert result.stderr.count("\n") == 1
@@ -70,3 +72,14 @@ def test_a_defect_in_xcache_itself_costs_the_program_nothing(place):
     result = place.run(PROGRAM.format(change=UNCACHEABLE_KEY), XCACHE="1")
     assert result.stdout.splitlines() == ["8.0", "1"], result.stderr
     assert "compiling without the cache" in result.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a folder away")
+def test_a_strangers_folder_is_one_line(place):
+    """The daemon is not started there, and nobody is asked there, for one reason."""
+    folder = place.root / "strangers"
+    folder.mkdir()
+    os.chown(folder, 54321, 54321)
+    result = place.run(PROGRAM.format(change=""), XCACHE="1", XCACHE_SOCKET=str(folder / "s"))
+    assert result.returncode == 0
+    assert result.stderr.count("belongs to another user") == 1, result.stderr

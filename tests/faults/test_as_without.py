@@ -7,7 +7,7 @@ import sys
 import time
 
 import pytest
-from alongside import ended, makes_no_difference, running, write
+from support.alongside import ended, makes_no_difference, running, write
 
 pytestmark = pytest.mark.slow
 
@@ -208,7 +208,7 @@ print([work(k) for k in range(5)])
 HAS_ITS_OWN_DESCRIPTORS = """
 import subprocess
 print(work(1), flush=True)
-# What is inherited on purpose or by mistake: those that are not closed on exec.
+# The child inherits all descriptors that are not closed on exec, on purpose or by mistake.
 subprocess.run(["/bin/ls", "-l", "/proc/self/fd"], close_fds=False, stdout=open("listed", "w"))
 print([line.split()[-3] for line in open("listed") if "->" in line and "/proc/" not in line])
 """
@@ -295,7 +295,7 @@ def test_interrupts_at_any_time_reach_the_program_and_it_goes_on(place, seed):
     program = write(place, INTERRUPTED.format(seed=seed))
     expected = f"True {[28.0 * k + 8 for k in range(60)]}\n"
     for _ in ("cold", "warm"):
-        # What stderr may hold is what Python says where it can only ignore an interrupt, as in a finalizer.
+        # Python may report on stderr an interrupt that it can only ignore, as in a finalizer.
         with running([sys.executable, program], place, XCACHE="1") as process:
             how = ended(process)
         assert (how.code, how.stdout) == (0, expected), how.stderr
@@ -326,7 +326,7 @@ print("asks", flush=True)
 try:
     work(2)
 except KeyboardInterrupt:
-    print("interrupted", flush=True)
+    print("interrupted", xcache.stats().lost_seconds < 30, flush=True)
 os.kill(int(os.environ["DAEMON"]), signal.SIGCONT)
 print(work(3), flush=True)
 """
@@ -340,8 +340,6 @@ def test_an_interrupt_ends_the_wait_for_a_stopped_daemon(place):
         # Somewhere in the wait; earlier would be well too.
         time.sleep(0.5)
         program.send_signal(signal.SIGINT)
-        interrupted = time.monotonic()
-        assert program.stdout.readline() == "interrupted\n"
+        assert program.stdout.readline() == "interrupted True\n"
         how = ended(program)
-        assert time.monotonic() - interrupted < 30
     assert (how.code, how.stdout, how.stderr) == (0, "92.0\n", "")

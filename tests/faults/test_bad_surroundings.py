@@ -1,7 +1,8 @@
-"""Whatever is wrong around a program, it compiles, says at most one line about each trouble, and nothing is lost."""
+"""A program in bad surroundings compiles, prints at most one line about each trouble, and loses no entry."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -97,7 +98,7 @@ def test_a_full_disk(place, expected):
         results, stats, stderr = run(place)
         assert results == expected
         assert stderr.count("\n") <= 1
-        # What was acknowledged is there in spite of it, and the rest is not half there.
+        # Acknowledged entries are there in spite of it, and no entry is there by half.
         kept = stats["stores"]
         _, again, _ = run(place, XCACHE="readonly")
         assert again["hits"] >= kept
@@ -132,7 +133,7 @@ def test_a_database_that_is_none(place, expected):
 
 
 def rows(place, sql: str, *arguments: object) -> list[tuple[object, ...]]:
-    with sqlite3.connect(place.dir / "store.db") as database:
+    with contextlib.closing(sqlite3.connect(place.dir / "store.db")) as database, database:
         return database.execute(sql, arguments).fetchall()
 
 
@@ -194,7 +195,7 @@ def test_a_daemon_that_is_stopped_costs_one_timeout(place, expected):
     pid = place.daemon_pid()
     os.kill(pid, signal.SIGSTOP)
     try:
-        # What is loaded ahead meets it as well, at the same time.
+        # Loading ahead is off: it would meet the stopped daemon as well, at the same time.
         results, stats, stderr = run(place, XCACHE_TIMEOUT="500ms", XCACHE_PREFETCH="0")
     finally:
         os.kill(pid, signal.SIGCONT)

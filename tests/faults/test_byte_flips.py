@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support.places import TESTS
 
 
 @pytest.mark.slow
 def test_a_damaged_entry_is_never_loaded_and_healed_in_one_run(place, campaign):
     rounds = campaign.rounds(42)
     done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("flips.py")), str(rounds), str(campaign.seed)],
-        env=place.env | {"XCACHE": "1", "XCACHE_LOG": "error"},
+        [sys.executable, str(TESTS / "support" / "flips.py"), str(rounds), str(campaign.seed)],
+        env=place.with_support | {"XCACHE": "1", "XCACHE_LOG": "error"},
         cwd=place.root,
         capture_output=True,
         text=True,

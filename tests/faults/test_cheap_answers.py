@@ -1,4 +1,4 @@
-"""What is not there costs the store nothing, and what is counted is written down in batches."""
+"""A miss costs the store nothing, and statistics are written in batches."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import struct
 import time
 from collections.abc import Iterator
 
-from conversation import Conversation, key_of, talking
-from places import get_message, until
+from support.conversation import Conversation, key_of, talking
+from support.places import get_message, until
 
-from xcache import protocol
+from xcache.wire import protocol
 
 ASKS, AT_ONCE = 2000, 50
 FLUSH_EVERY = 5.0
@@ -35,7 +35,7 @@ def another_reader(place) -> Iterator[sqlite3.Connection]:
 
 
 def seen(place, database: sqlite3.Connection) -> tuple[object, ...]:
-    """What a write would change: SQLite's own mark of the last commit, rows, and the files with their sizes."""
+    """Return all that a write would change: SQLite's mark of the last commit, rows, and files with their sizes."""
     (version,) = database.execute("PRAGMA data_version").fetchone()
     tables = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     rows = {name: database.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in tables}  # noqa: S608
@@ -44,7 +44,7 @@ def seen(place, database: sqlite3.Connection) -> tuple[object, ...]:
 
 
 def commits(place) -> int:
-    """Transactions in the journal since it was last begun: the last page of each says so."""
+    """Count the transactions in the journal since it was last begun: the last page of each says so."""
     journal = (place.dir / "store.db-wal").read_bytes()
     _, _, page, _, *salts = _WAL_HEADER.unpack_from(journal)
     found = 0
@@ -65,7 +65,7 @@ def test_misses_write_nothing(place):
             before = seen(place, database)
             answers = ask_all(talk, [get_message(key_of(f"nowhere {n}")) for n in range(ASKS)])
             assert set(answers) == {protocol.Missing(0)}
-            # Whatever might be held back is written with this.
+            # This writes everything that might be held back.
             assert talk.ask(protocol.Sync()) == protocol.Done()
             assert seen(place, database) == before
 

@@ -8,13 +8,13 @@ import re
 import time
 
 import pytest
-from command_line import Shell
-from conversation import key_of, talking
-from ledger import Ledger
-from load import Client
-from verdict import check
+from support.command_line import Shell
+from support.conversation import key_of, talking
+from support.ledger import Ledger
+from support.load import Client
+from support.verdict import check
 
-from xcache import protocol
+from xcache.wire import protocol
 
 YEARS = 10 * 365.25 * 86400
 # Python imports a module of this name as it starts. Only the daemon, and the commands, get this clock; the real one
@@ -42,7 +42,7 @@ class Clock:
         self.now_is(0.0)
 
     def now_is(self, shift: float) -> None:
-        """So many seconds from the real time."""
+        """Set the clock to so many seconds from the real time."""
         aside = self._path.with_suffix(".new")
         aside.write_text(repr(shift))
         aside.rename(self._path)
@@ -85,7 +85,7 @@ def test_jumps_back_and_forth_between_everything(place, clock, campaign):
             place.stop()
             place.start_daemon(XCACHE_MAX_SIZE="700000")
         if number % 5 == 0:
-            # What is oldest is another matter than by the clock of these tests.
+            # Which entries are oldest differs by the clock of these tests, so an entry may have been evicted.
             with talking(place) as talk:
                 for key in ledger.all():
                     assert ledger.found(key, talk.get(key), evicting=True) is None
@@ -116,7 +116,7 @@ def test_the_age_of_a_daemon_is_not_told_by_a_clock_that_jumps(place, clock):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("restart", [False, True], ids=["the same daemon", "the next daemon"])
-def test_what_was_stored_in_a_far_future_makes_room_for_what_is_stored_now(place, clock, restart):
+def test_entries_from_a_far_future_make_room_for_new_ones(place, clock, restart):
     """The clock was years ahead for a while: that must not keep everything newer from staying."""
     clock.now_is(YEARS)
     place.start_daemon(XCACHE_MAX_SIZE="105000")
@@ -146,7 +146,7 @@ def test_nothing_is_too_old_because_the_clock_jumped(place, clock):
 
 
 @pytest.mark.slow
-def test_what_was_stored_in_a_far_past_goes_first(place, clock):
+def test_entries_from_a_far_past_go_first(place, clock):
     clock.now_is(-YEARS)
     place.start_daemon(XCACHE_MAX_SIZE="105000")
     put_many(place, "behind")

@@ -13,13 +13,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from campaigns import Campaign
-from command_line import Shell
-from conversation import key_of, talking
-from places import digest, get_message, until
+from support.campaigns import Campaign
+from support.command_line import Shell
+from support.conversation import key_of, talking
+from support.places import digest, get_message, until
 
-from xcache import protocol
 from xcache.errors import RefusedError
+from xcache.wire import protocol
 
 PAGE = 4096
 ENTRIES = 150
@@ -140,7 +140,7 @@ def test_it_is_set_aside_and_a_fresh_store_works(place, damage):
     assert aside, sorted(path.name for path in place.dir.iterdir())
     place.start_daemon()
     works_as_a_fresh_one(place)
-    # Whoever looks is told, loudly and with the name.
+    # The commands report it, with the name of the file.
     said = Shell(place).say("status")
     assert any(name in said for name in aside), said
 
@@ -169,7 +169,7 @@ def works_as_a_fresh_one(place) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("damage", HARMLESS)
-def test_what_sqlite_can_put_right_needs_no_setting_aside(place, damage):
+def test_a_database_that_sqlite_can_repair_is_not_set_aside(place, damage):
     fill(place)
     HARMLESS[damage](place.dir / "store.db")
     place.start_daemon()

@@ -6,13 +6,13 @@ import json
 import time
 from collections import Counter
 
-import crowd
 import pytest
-from conversation import key_of, talking
-from places import digest, until
-from resources import complaints, descriptors_of, helping
+from support import crowd
+from support.conversation import key_of, talking
+from support.places import digest, until
+from support.resources import complaints, descriptors_of, helping
 
-from xcache import protocol
+from xcache.wire import protocol
 
 ASKS = 1100
 

@@ -1,4 +1,4 @@
-"""Whatever the daemon does or does not do, a program with many small compiles is right, and pays once for it."""
+"""A program with many small compiles is right, and loses one allowance at most, whatever the daemon does."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ import time
 from collections.abc import Callable
 
 import pytest
-from peers import Talk, fake_daemon, relaying
-from places import until
-from small_programs import Running, hardly_noticed, reference, warm
+from support.peers import Talk, fake_daemon, relaying
+from support.places import until
+from support.small_programs import LOST_AT_MOST, Running, hardly_noticed
 
-from xcache import protocol
+from xcache.wire import protocol
 
-__all__ = ["reference", "warm"]
-
-# What is still to be stored when a program ends may find the daemon being tried once more.
+# A program that ends may not store its last entries, because the daemon is just being tried once more.
 LATE = {"not stored before exit"}
-# The lowest number that a new descriptor may not have: all below are taken. And what it is at other times.
+# The limit of descriptors that leaves none free, because all numbers below it are taken; and the usual limit.
 NONE_FREE, (_, PLENTY) = 3, resource.getrlimit(resource.RLIMIT_NOFILE)
 
 
@@ -110,7 +108,7 @@ def test_a_daemon_whose_every_answer_takes_most_of_the_timeout(warm, reference):
     slow = warm.root / "slow"
     with relaying(slow, warm, delay=0.7):
         errors = hardly_noticed(Running(warm, XCACHE_SOCKET=str(slow)).ended(), reference)
-    # Two of them are too much.
+    # Two such answers take longer than the timeout.
     assert errors.keys() - LATE == {"connection lost"}
 
 
@@ -137,7 +135,7 @@ def test_a_daemon_that_is_stopped_before(warm, reference):
 @pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "in the middle"])
 def test_a_daemon_that_is_stopped_while_things_are_loaded_ahead(warm, reference, when):
-    """Whoever meets it first says so, once; the others do not even ask."""
+    """The first request to meet it says so, once; the others do not even ask."""
     daemon = warm.start_daemon()
     stop = f"os.kill({daemon.pid}, signal.SIGSTOP)"
     if when == "before":
@@ -148,7 +146,7 @@ def test_a_daemon_that_is_stopped_while_things_are_loaded_ahead(warm, reference,
     finally:
         daemon.send_signal(signal.SIGCONT)
     if when == "before":
-        # What is asked for at the same time fails at the same time.
+        # Requests made at the same time fail at the same time.
         assert errors.keys() - LATE == {"connection lost"}
 
 
@@ -156,7 +154,7 @@ def test_a_daemon_that_is_stopped_while_things_are_loaded_ahead(warm, reference,
 def test_a_daemon_that_is_stopped_in_the_middle_and_goes_on_later(warm, reference):
     daemon = warm.start_daemon()
     stop = "if k == 20: os.kill(int(os.environ['DAEMON']), signal.SIGSTOP)"
-    # It has been told nothing meanwhile; once it goes on, it is asked again.
+    # The client asks nothing meanwhile, and asks again once the daemon goes on.
     resume = "os.kill(int(os.environ['DAEMON']), signal.SIGCONT)"
     try:
         ran = Running(warm, between=stop, after=resume, DAEMON=str(daemon.pid)).ended()
@@ -184,7 +182,7 @@ def test_a_daemon_that_is_killed_whenever_it_answers(warm, reference):
 def test_a_daemon_without_a_free_descriptor(warm, reference):
     daemon = warm.start_daemon()
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (NONE_FREE, PLENTY))
-    # It takes nobody; who connects waits in the kernel's queue.
+    # The daemon accepts nobody; clients wait in the kernel's queue.
     errors = hardly_noticed(Running(warm).ended(), reference)
     assert errors
     resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (PLENTY, PLENTY))
@@ -211,7 +209,7 @@ def test_a_daemon_that_gets_no_more_memory(warm, reference):
         pid = int(os.environ["DAEMON"])
         pages = int(open(f"/proc/{pid}/statm").read().split()[0])
         resource.prlimit(pid, resource.RLIMIT_AS, (pages * 4096, resource.RLIM_INFINITY))"""
-    # What is compiled now is new, so that there is something to write as well.
+    # Every program is compiled anew, so that the daemon has something to write as well.
     ran = Running(warm, between=limit, DAEMON=str(daemon.pid), XCACHE="refresh").ended()
     hardly_noticed(ran, reference)
     if daemon.poll() is None:
@@ -227,8 +225,8 @@ def test_a_program_without_a_free_descriptor(warm, reference):
     # listdir has one of its own while it looks.
     limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({NONE_FREE}, {PLENTY}))"
     relief = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({PLENTY}, {PLENTY}))"
-    # Without connections: those which are open would do.
-    hang_up = "from xcache.cache import current; current()._client.close()"
+    # The client closes its connections first, because open ones would do.
+    hang_up = "from xcache.process_cache import current; current()._client.abandon()"
     ran = Running(warm, before=f"{hang_up}; {limit}", after=relief).ended()
     assert hardly_noticed(ran, reference)
 
@@ -238,7 +236,7 @@ def test_a_store_that_is_removed_while_it_is_used(warm, reference):
     remove = "if k % 20 == 10: __import__('shutil').rmtree(os.environ['XCACHE_DIR'], ignore_errors=True)"
     ran = Running(warm, between=remove).ended()
     hardly_noticed(ran, reference)
-    # As many as there were before.
+    # The first ten programs were hits before the store was removed.
     assert ran.stats["hits"] >= 10
 
 
@@ -261,15 +259,13 @@ def test_many_threads_pay_for_a_stopped_daemon_once(warm, reference):
     # The loop's own compiles follow: half of them are done by now, at once.
     crowd = """
 from concurrent.futures import ThreadPoolExecutor
-begun = time.monotonic()
 with ThreadPoolExecutor(8) as pool:
     list(pool.map(lambda k: jax.jit(lambda v: v - k)(x), range(40)))
-assert time.monotonic() - begun < 15, time.monotonic() - begun
 """
     try:
         ran = Running(warm, before=crowd).ended()
     finally:
         daemon.send_signal(signal.SIGCONT)
     assert ran.results == reference.without.results
-    assert ran.in_the_loop - reference.without.in_the_loop < 12
+    assert ran.stats["lost_seconds"] < LOST_AT_MOST
     assert len(ran.stderr.splitlines()) <= len(ran.stats["errors"])

@@ -1,4 +1,4 @@
-"""A disk that is full, or read-only, at every write there is: refused, nothing lost, and as before when it is over."""
+"""A disk that is full, or read-only, at any write: puts are refused, nothing is lost, and later all is as before."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conversation import Conversation, key_of, talking
-from ledger import Ledger
-from load import Client
-from places import until
-from verdict import check
+from support.conversation import Conversation, key_of, talking
+from support.ledger import Ledger
+from support.load import Client
+from support.places import until
+from support.verdict import check
 
-from xcache import protocol
+from xcache.wire import protocol
 
 pytestmark = pytest.mark.slow
 
@@ -29,9 +29,9 @@ def mount(*arguments: str) -> None:
 
 @contextlib.contextmanager
 def small_disk(place, size: int) -> Iterator[None]:
-    """The store is on a file system of its own, of so many bytes, for as long as the block lasts."""
+    """Keep the store on a file system of its own, of so many bytes, within the block."""
     place.dir.mkdir(mode=0o700)
-    # What happens when it is full to the last page, and not before.
+    # These faults happen only when it is full to the last page.
     place.env.setdefault("XCACHE_MIN_FREE", "0")
     mount("-t", "tmpfs", "-o", f"size={size},mode=700", "tmpfs", str(place.dir))
     try:
@@ -44,14 +44,14 @@ def small_disk(place, size: int) -> Iterator[None]:
 def fill(path: Path, leave: int) -> None:
     """Take all the room there is but ``leave`` bytes."""
     free = max(0, shutil.disk_usage(path.parent).free - leave)
-    # The daemon may take some of it meanwhile.
+    # The daemon may write meanwhile.
     with contextlib.suppress(OSError), open(path, "wb", buffering=0) as file:
         for at in range(0, free, 4096):
             file.write(bytes(min(4096, free - at)))
 
 
 def test_a_disk_of_any_size_that_fills_up(place, campaign):
-    """Puts until nothing more fits; then room is made, and they are taken again."""
+    """Put until nothing more fits; after room is made, puts are taken again."""
     choose = random.Random(f"sizes {campaign.seed}")
     rounds = campaign.rounds(8)
     for number in range(rounds):
@@ -59,7 +59,7 @@ def test_a_disk_of_any_size_that_fills_up(place, campaign):
         with small_disk(place, size):
             fill_up_and_make_room(place, campaign, choose, f"a disk of {size} bytes")
     campaign.judge()
-    # Each was full, in its way.
+    # Each disk was full at least once.
     assert campaign.counts["faults tried"] >= rounds
 
 
@@ -68,7 +68,7 @@ def fill_up_and_make_room(place, campaign, choose, when: str) -> None:
     child = place.daemon()
     refused = 0
     if not started(place, child):
-        # Not even an empty store fits, and it has said so.
+        # Not even an empty store fits, and the daemon says so.
         campaign.fault()
         assert child.returncode == 1
         assert "cannot be opened" in place.said()
@@ -90,7 +90,7 @@ def fill_up_and_make_room(place, campaign, choose, when: str) -> None:
                     break
     campaign.counts["faults tried"] += refused
     check(place, ledger, campaign, f"{when}, full")
-    # What was acknowledged is not only in the memory of the one that acknowledged it.
+    # Acknowledged entries are on the disk, not only in the daemon's memory.
     child.kill()
     child.wait()
     child = place.daemon()
@@ -112,7 +112,7 @@ def started(place, child) -> bool:
 
 
 def test_a_disk_is_never_filled(place):
-    """Puts of all sizes without an end: less and less worthy entries go, or the put is refused, and room stays."""
+    """Put entries of all sizes: less worthy ones go, or the put is refused, and the disk never fills."""
     choose = random.Random("never filled")
     with small_disk(place, 64_000_000):
         place.start_daemon(XCACHE_MIN_FREE="25%")
@@ -121,13 +121,13 @@ def test_a_disk_is_never_filled(place):
             for number in range(900):
                 size = choose.choice((500, 20_000, 50_000, 400_000))
                 answers.append(talk.put(key_of(str(number)), choose.randbytes(size), choose.randbytes(100)))
-                # Up to the journal, which is a few megabytes whatever the disk.
+                # The bound allows for the journal, which is a few megabytes whatever the disk.
                 assert shutil.disk_usage(place.dir).free > 8_000_000, number
             assert answers.count(protocol.Stored(True)) > 850
             assert {answer.kind for answer in answers if isinstance(answer, protocol.Refused)} <= {"disk full"}
             assert talk.ask(protocol.Sync()) == protocol.Done()
             assert talk.status()["entries"] > 10
-            # Somebody else fills it: entries go until there is room again or none are left; then nothing is taken in.
+            # Others fill the disk: entries go until there is room or none are left; then puts are refused.
             for number in range(10):
                 fill(place.dir / f"ballast {number}", 500_000)
                 assert until(lambda: makes_room(talk) or shutil.disk_usage(place.dir).free > 15_000_000)
@@ -144,7 +144,7 @@ def test_a_disk_is_never_filled(place):
 @pytest.mark.parametrize("count", [1, 30, 200, 700])
 @pytest.mark.parametrize("way", ["makes room", "is cleared", "is started"])
 def test_a_disk_that_is_full_to_the_last_byte(place, way, count):
-    """It takes room to make room, wherever in its journal the database is just then."""
+    """Making room takes room, wherever in its journal the database is just then."""
     choose = random.Random(f"to the last byte {count}")
     place.env["XCACHE_MIN_FREE"] = "25%" if way == "makes room" else "0"
     with small_disk(place, 64_000_000):
@@ -166,7 +166,7 @@ def test_a_disk_that_is_full_to_the_last_byte(place, way, count):
             else:
                 assert isinstance(answer := talk.ask(protocol.Clear()), protocol.Removed), answer
                 assert talk.status()["entries"] == 0
-            # What was given up for that is there again, and so does it the next time.
+            # The daemon gave up its reserve for that, and makes it again for the next time.
             (place.dir / "ballast").unlink()
             assert talk.ask(protocol.Sync()) == protocol.Done()
             assert (place.dir / "reserve").exists()
@@ -174,13 +174,13 @@ def test_a_disk_that_is_full_to_the_last_byte(place, way, count):
 
 
 def makes_room(talk: Conversation) -> bool:
-    """Whether nothing is left that could go."""
+    """Return whether nothing is left that could go."""
     assert talk.ask(protocol.Sync()) == protocol.Done()
     return talk.status()["entries"] == 0
 
 
 def test_a_disk_that_is_full_for_a_while(place, campaign):
-    """The same daemon goes on: full down to each last page, then with room again."""
+    """The same daemon goes on while the disk is full to the last pages, and with room again."""
     ledger, choose = Ledger(), random.Random(f"a while {campaign.seed}")
     with small_disk(place, 6_000_000):
         child = place.start_daemon()
@@ -206,7 +206,7 @@ def test_a_disk_that_is_full_for_a_while(place, campaign):
 
 
 def test_a_disk_that_becomes_read_only_for_a_while(place, campaign):
-    """As a file system does that has met an error: what is there is served, what is new is refused."""
+    """A file system turns read-only after an error: the daemon serves its entries and refuses new ones."""
     ledger, choose = Ledger(), random.Random(f"read-only {campaign.seed}")
     with small_disk(place, 8_000_000):
         for number in range(campaign.rounds(4)):
@@ -238,7 +238,7 @@ def test_a_disk_that_becomes_read_only_for_a_while(place, campaign):
 
 
 def test_a_disk_that_is_read_only_from_the_start(place):
-    """A daemon cannot serve it, says so and leaves; it does when the disk can be written again."""
+    """A daemon that cannot write says so and leaves; once the disk can be written again, one serves the store."""
     place.start_daemon()
     with talking(place) as talk:
         assert talk.put(key_of("a"), b"a" * 100_000).kept

@@ -6,7 +6,7 @@ import signal
 import sys
 
 import pytest
-from alongside import ended, makes_no_difference, running, write
+from support.alongside import ended, makes_no_difference, running, write
 
 pytestmark = pytest.mark.slow
 
@@ -15,13 +15,13 @@ def without_standard_descriptors(path: str) -> list[str]:
     return ["/bin/sh", "-c", f"exec {sys.executable} {path} <&- >&- 2>&-"]
 
 
-# Whoever opens something first has it as descriptor 0, 1 or 2; what C++ writes to its stderr goes there too.
+# The first file opened becomes descriptor 0, 1 or 2, and C++ code writes its stderr there.
 SAYS_NOTHING = """
 import contextlib
 results = [work(k) for k in range(30)]
 with open("results", "a") as file:
     print(results, file=file)
-# Whatever has that number now, if anything has.
+# Another file may have that number by now.
 with contextlib.suppress(OSError):
     os.write(2, b"a line of somebody's log\\n")
 jax.clear_caches()

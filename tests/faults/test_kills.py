@@ -7,12 +7,12 @@ import signal
 import time
 
 import pytest
-from conversation import talking
-from ledger import Ledger
-from load import Load
-from verdict import check
+from support.conversation import talking
+from support.ledger import Ledger
+from support.load import Load
+from support.verdict import check
 
-from xcache import protocol
+from xcache.wire import protocol
 
 MAX_SIZE = 1_500_000
 
@@ -37,7 +37,7 @@ def test_a_daemon_that_is_killed_again_and_again_keeps_what_it_acknowledged(plac
         load.finish()
         campaign.fault()
         if way == "starting":
-            # What the kill before left is there to be recovered: that it is cut short must not harm either.
+            # This daemon recovers after the last kill; a kill in the middle of that must not harm either.
             child = place.daemon(**environment)
             time.sleep(choose.uniform(0.05, 0.4))
             child.kill()

@@ -2,44 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from conversation import key_of
-from places import REPOSITORY, Place, digest, until
+from support.conversation import key_of
+from support.places import REPOSITORY, TESTS, digest, until
+from support.users import ALICE, BOB, BUILDER, CAROL, DAEMON, KEY, NOBODY, TALK, Machine, become
 
-from xcache import payload
-
-KEY = key_of("a")
-# Accounts that exist in the daemon's view of the machine alone.
-DAEMON, ALICE, BOB, CAROL, BUILDER, NOBODY = 60001, 60002, 60003, 60004, 60005, 65534
-ACCOUNTS = {"xcached-test": DAEMON, "alice": ALICE, "bob": BOB, "carol": CAROL, "builder": BUILDER}
-GROUPS = {"team": (61000, ["alice", "carol"])}
-
-TALK = """
-import json, os, sys
-from pathlib import Path
-from places import Place, digest
-from conversation import Conversation, get_message, key_of
-from xcache import protocol
-KEY = key_of("a")
-def speaker():
-    place = Place(Path(sys.argv[1]))
-    place.socket = Path(os.environ["XCACHE_SOCKET"])
-    talk = Conversation(place)
-    talk.greet()
-    return talk
-talk = speaker()
-def text(answer):
-    return type(answer).__name__ + (f": {answer.kind}" if isinstance(answer, protocol.Refused) else "")
-said = []
-"""
+from xcache.wire import envelope
 
 PROGRAM = """
 import dataclasses, json, os, jax, xcache
@@ -57,87 +30,6 @@ print(json.dumps([result, dataclasses.asdict(xcache.stats())]))
 """
 
 
-@dataclasses.dataclass
-class Machine:
-    """A daemon under its own account, and users."""
-
-    place: Place
-    command: list[str]
-
-    def start(self, **environment: str) -> None:
-        """Start the daemon under its account."""
-        with self.place.said_file().open("ab") as said:
-            child = subprocess.Popen(
-                [*self.command, *become(DAEMON), sys.executable, "-P", "-m", "xcached"],
-                env=self.place.env | environment,
-                cwd="/",
-                stdin=subprocess.DEVNULL,
-                stderr=said,
-            )
-        self.place.adopt(child)
-        assert until(lambda: self.place.answers() or child.poll() is not None)
-        assert child.poll() is None, self.place.said()
-
-    def talk(self, uid: int, source: str) -> list[str]:
-        """Have a user say something to the daemon; what the source appends to ``said``."""
-        result = self.run(uid, TALK + source + "\nprint(json.dumps(said))")
-        assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout)
-
-    def run(self, uid: int, source: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a program as a user."""
-        home = self.place.root / f"home-{uid}"
-        if not home.exists():
-            home.mkdir()
-            os.chown(home, uid, uid)
-        return subprocess.run(
-            [*become(uid), sys.executable, "-c", source, str(self.place.root)],
-            env=self.place.env | {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")} | environment,
-            cwd=home,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-
-def become(uid: int) -> list[str]:
-    """A command's beginning that makes it somebody else's, who can read Python wherever root has put it."""
-    reading = ["--inh-caps", "+dac_read_search", "--ambient-caps", "+dac_read_search"]
-    return ["setpriv", "--reuid", str(uid), "--regid", str(uid), "--clear-groups", *reading]
-
-
-@pytest.fixture
-def machine(place):
-    """A machine of its own, as far as accounts go."""
-    if os.getuid() != 0:
-        pytest.skip("needs root to become several users")
-    folders = {"store": 0o700, "run": 0o755}
-    for name, mode in folders.items():
-        (place.root / name).mkdir(mode=mode)
-        (place.root / name).chmod(mode)
-        os.chown(place.root / name, DAEMON, DAEMON)
-    place.root.chmod(0o755)
-    place.socket = place.root / "run" / "s"
-    place.env |= {
-        "XCACHE_SOCKET": str(place.socket),
-        "XCACHE_DAEMON_USER": str(DAEMON),
-        "PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, *(REPOSITORY / p for p in PATHS)))),
-    }
-    accounts = "".join(f"{name}:x:{uid}:{uid}::/:/bin/sh\n" for name, uid in ACCOUNTS.items())
-    groups = "".join(f"{name}:x:{gid}:{','.join(members)}\n" for name, (gid, members) in GROUPS.items())
-    for name, lines in (("passwd", accounts), ("group", groups)):
-        (place.root / name).write_text(Path("/etc", name).read_text() + lines)
-    mounts = " && ".join(f"mount --bind {place.root}/{name} /etc/{name}" for name in ("passwd", "group"))
-    command = ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
-    everything = [*command, *become(ALICE), sys.executable, "-c", ""]
-    tried = subprocess.run(everything, capture_output=True, text=True, check=False)
-    if shutil.which("setpriv") is None or tried.returncode:
-        pytest.skip(f"accounts cannot be made up here: {tried.stderr.strip()}")
-    return Machine(place, command)
-
-
-PATHS = ("daemon", "tests", "tests/daemon")
 PUT = "said.append(text(talk.put(KEY, {!r}, **{})))"
 GET = "found = talk.get(KEY); said.append(found and found.decode('latin-1'))"
 
@@ -151,7 +43,7 @@ def get(machine: Machine, uid: int) -> str | None:
     return found
 
 
-def test_what_one_user_stored_reaches_no_other(machine):
+def test_one_users_entry_reaches_no_other_user(machine):
     machine.start()
     assert put(machine, BOB, b"evil") == ["Stored"]
     assert get(machine, ALICE) is None
@@ -162,13 +54,13 @@ def test_what_one_user_stored_reaches_no_other(machine):
 
 
 def test_a_planted_entry_never_reaches_a_program_of_another_user(machine):
-    """With jax: what Bob puts under Alice's key would end whoever loads it."""
+    """Bob puts under Alice's key an entry that would kill a program with jax that loads it."""
     machine.start()
     first = json.loads(machine.run(ALICE, PROGRAM, XCACHE="1").stdout)
     assert (first[0], first[1]["misses"], first[1]["errors"]) == (7.0, 1, {})
     ((key,),) = machine.place.query("SELECT key FROM entries")
     plant = (
-        f"from xcache import payload\nsealed = payload.seal({key!r}, b'evil')\n"
+        f"from xcache.wire import envelope\nsealed = envelope.seal({key!r}, b'evil')\n"
         f"said.append(text(talk.put({key!r}, sealed, overwrite=True)))"
     )
     assert machine.talk(BOB, plant) == ["Stored"]
@@ -181,7 +73,7 @@ def test_a_planted_entry_never_reaches_a_program_of_another_user(machine):
 
 
 FAKE = """
-from environments import Environment
+from support.environments import Environment
 fake = Environment(Path.cwd() / "fake", "1.0")
 said.append(text(talk.ask(fake.announcement())))
 parts = {name: digest(name.encode()) for name in ("program", *protocol.DESCRIBED_COMPONENTS)}
@@ -206,10 +98,10 @@ def test_users_pin_their_own_up_to_their_quota(machine):
         "for name in 'xyz': talk.put(key_of(name), name.encode() * 20_000, b'program')\n"
         "for keys in ([KEY], [key_of('x')], [key_of('z')], [key_of('y'), key_of('z')]):\n"
         "    answer = talk.ask(protocol.Pin(keys))\n"
-        "    said.append(answer.entries if isinstance(answer, protocol.Pinned) else text(answer))\n"
+        "    said.append(answer.entries + answer.already if isinstance(answer, protocol.Pinned) else text(answer))\n"
         "said.append(text(talk.ask(protocol.CollectGarbage())))\n"
     )
-    # Of x, y and z the first went for the others.
+    # Bob's quota holds two: x went to make room for y and z.
     assert machine.talk(BOB, pinning) == [0, 0, 1, 2, "Refused: not permitted"]
     refused = "said.append(text(talk.put(key_of('w'), b'w' * 20_000, b'program')))"
     assert machine.talk(BOB, refused) == ["Refused: store full"]
@@ -218,18 +110,18 @@ def test_users_pin_their_own_up_to_their_quota(machine):
 
 def test_nobody_overwrites_removes_or_sets_aside_what_is_anothers(machine):
     machine.start()
-    good = payload.seal(KEY, b"good")
+    good = envelope.seal(KEY, b"good")
     put(machine, ALICE, good)
     attack = (
         "said.append(text(talk.put(KEY, b'evil', overwrite=True)))\n"
         "said.append(talk.ask(protocol.Remove([KEY])).entries)\n"
         f"digest_of_good = {digest(good)!r}\n"
-        "said.append(text(talk.ask(protocol.Complain(KEY, digest_of_good, 'it is damaged'))))\n"
+        "said.append(text(talk.ask(protocol.Complain(KEY, digest_of_good, 'it is damaged', False))))\n"
         "said.append(talk.ask(protocol.Clear()).entries)\n"
         "said.append(text(talk.ask(protocol.MarkNotCacheable(KEY, 'm', 'no'))))\n"
         "for _ in range(3):\n"
         "    other = speaker()\n"
-        "    other.say(protocol.Loading({KEY: digest_of_good})); other.close()\n"
+        "    other.say(protocol.Loading(KEY, digest_of_good, False)); other.close()\n"
         "said.append(text(talk.ask(protocol.ZeroStatistics())))\n"
         "said.append(text(talk.ask(protocol.Stop('bye'))))\n"
     )
@@ -293,20 +185,21 @@ def test_ones_own_goes_before_that_of_others(machine):
 def test_a_reader_whose_programs_it_ends_gets_it_no_more_and_the_others_do(machine):
     machine.start(XCACHE_TRUSTED_WRITERS="builder")
     put(machine, BUILDER, b"of the builder")
-    die = "talk.get(KEY)\ntalk.say(protocol.Loading({KEY: digest(b'of the builder')}))"
+    die = "talk.get(KEY)\ntalk.say(protocol.Loading(KEY, digest(b'of the builder'), False))\nos.abort()"
     for count in (1, 2):
-        machine.talk(ALICE, die)
+        machine.run(ALICE, TALK + die)
         assert until(lambda count=count: machine.place.query("SELECT count FROM strikes") == [(count,)])
     assert get(machine, ALICE) is None
     assert get(machine, BOB) == "of the builder"
 
 
-def test_what_is_really_damaged_is_set_aside_whoever_finds_it(machine):
+def test_a_damaged_entry_is_set_aside_whoever_finds_it(machine):
     machine.start(XCACHE_TRUSTED_WRITERS="builder")
     put(machine, BUILDER, b"of the builder")
     machine.place.execute("UPDATE blobs SET content = ? WHERE digest = ?", b"altered", digest(b"of the builder"))
     complain = (
-        "talk.get(KEY)\nsaid.append(text(talk.ask(protocol.Complain(KEY, digest(b'of the builder'), 'damaged'))))"
+        "talk.get(KEY)\ncomplaint = protocol.Complain(KEY, digest(b'of the builder'), 'damaged', False)\n"
+        "said.append(text(talk.ask(complaint)))"
     )
     assert machine.talk(ALICE, complain) == ["Done"]
     assert get(machine, BOB) is None
@@ -352,7 +245,7 @@ def test_one_user_cannot_take_all_connections(machine):
         holder.communicate()
 
 
-def test_whom_the_kernel_cannot_name_is_turned_away(machine):
+def test_a_user_that_the_kernel_cannot_name_is_turned_away(machine):
     machine.start()
     result = machine.run(NOBODY, TALK)
     assert result.returncode != 0
@@ -369,7 +262,7 @@ def test_the_store_is_closed_to_users_and_the_socket_open(machine):
 
 
 def test_a_user_does_not_start_the_machines_daemon_and_trusts_no_other_account(machine):
-    """Nor does one who has planted a socket in the daemon's place find anybody."""
+    """No client talks to a socket that a user planted in the daemon's place."""
     alone = machine.run(ALICE, PROGRAM, XCACHE="1")
     assert json.loads(alone.stdout)[0] == 7.0
     assert alone.stderr.count("\n") == 1
@@ -386,6 +279,51 @@ def test_a_daemon_of_ones_own_is_not_for_others(place):
     place.start_daemon()
     place.root.chmod(0o755)
     place.socket.chmod(0o777)
-    place.env["PYTHONPATH"] = os.pathsep.join(map(str, (REPOSITORY, *(REPOSITORY / p for p in PATHS))))
+    place.env["PYTHONPATH"] = os.pathsep.join(map(str, (REPOSITORY, REPOSITORY / "daemon", TESTS)))
     assert Machine(place, []).run(ALICE, TALK).returncode != 0
     assert f"not for other users (uid {ALICE})" in (place.dir / "daemon.log").read_text()
+
+
+COMMAND = """
+import os, sys
+from xcache.cli import main, store_file
+from xcache.errors import ClosedStoreError
+def closed(path):
+    raise ClosedStoreError("not for you")
+if os.getuid():
+    # Here users may read whatever they like: become().
+    store_file._exists = closed
+main(sys.argv[2:])
+"""
+THREE = "for name in 'abc': said.append(text(talk.put(key_of(name), b'x' * 50)))"
+
+
+def command(machine: Machine, uid: int, *arguments: str, **environment: str) -> tuple[int, str, str]:
+    done = machine.run(uid, COMMAND, *arguments, **environment)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_users_are_told_of_what_is_theirs_and_root_of_everything(machine):
+    machine.start()
+    assert machine.talk(ALICE, THREE) == ["Stored"] * 3
+    assert put(machine, BOB, b"another") == ["Stored"]
+    keys = {name: key_of(name) for name in "abc"}
+    assert "pinned 2 entries; 2 entries with" in command(machine, ALICE, "pin", keys["a"], keys["b"])[1]
+    assert "pinned 1 entry; 1 entry with" in command(machine, BOB, "pin", keys["a"])[1]
+    assert "pinned 1 entry (3 already were); 4 entries with" in command(machine, 0, "pin", *keys.values())[1]
+    titles, *rows = command(machine, 0, "ls")[1].splitlines()
+    assert "user" in titles.split()
+    assert len(rows) == 4 and sum(str(BOB) in row for row in rows) == 1
+    assert "user" not in command(machine, ALICE, "ls")[1]
+    assert "of all users" in command(machine, BOB, "status")[1]
+    assert "you have stored nothing here" in command(machine, CAROL, "ls")[1]
+    code, _, refused = command(machine, ALICE, "restart")
+    assert (code, refused) == (1, "xcache: the daemon refuses: only root and the daemon's own account may do this\n")
+    # A user who has a folder of another store gets the machine's store all the same.
+    own = machine.place.root / f"home-{ALICE}" / "own"
+    own.mkdir()
+    os.chown(own, ALICE, ALICE)
+    code, said, problem = command(machine, ALICE, "status", "--json", XCACHE_DIR=str(own))
+    assert (code, json.loads(said)["running"], json.loads(said)["entries"]) == (1, True, 4)
+    assert f"serves {machine.place.dir}, not {own}" in problem
+    assert command(machine, ALICE, "stop", XCACHE_DIR=str(own))[0] == 2

@@ -3,35 +3,27 @@
 from __future__ import annotations
 
 import json
+import platform
 import signal
 
-from conversation import talking
-from places import digest
+from support.conversation import talking
+from support.places import digest
+from support.program_files import program_text
 
-from xcache import payload, protocol
+from xcache.wire import envelope, protocol
 
-# XLA itself dies of some damaged entries; here it takes a certain word, so that it always does.
-PROGRAM = """
-import faulthandler, json, os, dataclasses
-import jax, jax.numpy as jnp, xcache
-from xcache import executables
-load = executables.deserialize
-def deserialize(client, raw, *arguments):
-    if raw == b"poison":
-        os.abort()
-    return load(client, raw, *arguments)
-executables.deserialize = deserialize
-import xcache.hook.wrapper
-xcache.hook.wrapper.deserialize = deserialize
-result = float(jax.jit(lambda v: v * 3 + 1)(2.0))
-print(json.dumps([result, dataclasses.asdict(xcache.stats())]))
-"""
+PROGRAM = program_text("abort_at_poison")
+
+
+# Before Linux 6.15 a death while it was loaded ahead may remain unexplained, and then only makes the entry suspected.
+LINUX = tuple(int(number) for number in platform.release().split(".")[:2])
+MOST_DEATHS = 2 if LINUX >= (6, 15) else 3
 
 
 def poison(place) -> str:
-    """Put something whole into the place of the program's one entry that ends whoever loads it."""
+    """Replace the program's one entry by a whole one that kills every process that loads it; return its digest."""
     ((key, module),) = place.query("SELECT key, module_name FROM entries WHERE module_name LIKE '%lambda%'")
-    sealed = payload.seal(key, b"poison")
+    sealed = envelope.seal(key, b"poison")
     with talking(place) as talk:
         assert talk.put(key, sealed, module_name=module, overwrite=True) == protocol.Stored(True)
     return digest(sealed)
@@ -41,10 +33,11 @@ def test_the_third_program_compiles_and_the_fourth_finds_what_it_stored(place):
     first = place.run(PROGRAM, XCACHE="1")
     assert first.returncode == 0, first.stderr
     blob = poison(place)
-    for _ in range(2):
-        died = place.run(PROGRAM, XCACHE="1")
-        assert (died.returncode, died.stdout) == (-signal.SIGABRT, "")
-    healed = place.run(PROGRAM, XCACHE="1")
+    deaths = 0
+    while (healed := place.run(PROGRAM, XCACHE="1")).returncode:
+        assert (healed.returncode, healed.stdout) == (-signal.SIGABRT, "")
+        deaths += 1
+        assert deaths <= MOST_DEATHS
     assert (healed.returncode, healed.stderr) == (0, "")
     result, stats = json.loads(healed.stdout)
     assert (result, stats["misses"], stats["errors"]) == (7.0, 1, {})

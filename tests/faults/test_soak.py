@@ -14,51 +14,16 @@ import time
 from collections import Counter
 
 import pytest
-import steady_load
-from conversation import key_of, talking
-from places import until
-from resources import Sample, descriptors_of, helping, sample
+from support import steady_load
+from support.conversation import key_of, talking
+from support.places import until
+from support.program_files import program_text
+from support.resources import Sample, descriptors_of, helping, sample
 
-from xcache import protocol
+from xcache.wire import protocol
 
 PROCESSES = 3
 GETS_PER_SECOND = 1250
-GET_AGAIN_AND_AGAIN = """
-import sys
-from crowd import Loadable, content_of, request_of
-from jaxlib import xla_client
-from resources import descriptors_of, memory_of
-import json, os
-from xcache import config
-from xcache.cache import Cache
-gets, names = int(sys.argv[1]), [f"small {n}" for n in range(200)] + [f"large {n}" for n in range(5)]
-kinds, looks = {}, []
-
-def look():
-    looks.append([memory_of(os.getpid()), sum(descriptors_of(os.getpid()).values())])
-
-look()
-cache, reading = (Cache(config.load(), mode, "test") for mode in ("on", "readonly"))
-
-def get(cache, name):
-    outcome = cache.get_or_compile(lambda: Loadable(content_of(name)), lambda: request_of(name))
-    assert outcome.executable.raw == content_of(name)
-    kinds[outcome.kind] = kinds.get(outcome.kind, 0) + 1
-
-for name in names:
-    get(cache, name)
-assert cache._queue.finish(60) == 0
-for number in range(gets):
-    # One in ten is nowhere.
-    get(*((reading, f"nowhere {number}") if number % 10 == 9 else (cache, names[number % len(names)])))
-    if number % (gets // 10) == gets // 10 - 1:
-        look()
-cache.close()
-reading.close()
-look()
-assert (cache.statistics().errors, reading.statistics().errors) == ({}, {})
-print(json.dumps([kinds, looks]))
-"""
 SAMPLES = 80
 MAX_SIZE = 8_000_000
 ALLOWED = 2_000_000
@@ -105,7 +70,8 @@ def test_a_steady_load_leaves_nothing_behind_in_the_daemon(place, campaign):
         assert (after.descriptors, after.threads) == (before.descriptors, before.threads)
         assert (after.connections, after.leases) == (1, 0)
         assert after.stored <= MAX_SIZE
-        assert {each.threads for each in samples} == {before.threads}
+        # The thread that looks at what this user has announced comes and goes; there is one at a time.
+        assert {each.threads for each in samples} <= {before.threads, before.threads + 1}
         assert growth < ALLOWED
 
 
@@ -114,7 +80,7 @@ def test_a_steady_load_leaves_nothing_behind_in_the_daemon(place, campaign):
 def test_gets_leave_nothing_behind_in_the_program_that_makes_them(place, campaign):
     gets = 10 * round(GETS_PER_SECOND * campaign.seconds(24.0) / 10)
     place.start_daemon()
-    with helping(place, "-c", GET_AGAIN_AND_AGAIN, gets, XCACHE_TIMEOUT="300") as program:
+    with helping(place, "-c", program_text("get_again_and_again"), gets, XCACHE_TIMEOUT="300") as program:
         stdout, stderr = program.communicate(timeout=60 + gets / 100)
     assert (program.returncode, stderr) == (0, "")
     kinds, looks = json.loads(stdout)

@@ -1,4 +1,4 @@
-"""Whatever becomes of the socket, a program with many small compiles is right, and pays once for it."""
+"""A program with many small compiles is right, and loses one allowance at most, whatever happens to the socket."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_programs import Running, hardly_noticed, reference, warm
-
-__all__ = ["reference", "warm"]
+from support.program_files import program_text
+from support.small_programs import Running, hardly_noticed
 
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can be several users")
 
@@ -58,7 +57,7 @@ def replaced_by_a_socket_that_nobody_accepts_on(path: Path) -> Iterator[None]:
     with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as listener:
         listener.bind(str(path))
         listener.listen(0)
-        # One fills the queue: who comes next is not even connected.
+        # One client fills the queue: the next one is not even connected.
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as first:
             first.connect(str(path))
             yield
@@ -86,13 +85,13 @@ def test_a_socket_that_is(warm, reference, replaced):
 REPLACE = """if k == 20:
         os.unlink(os.environ["XCACHE_SOCKET"])
         open(os.environ["XCACHE_SOCKET"], "w").close()
-        current()._client.close()"""
+        current()._client.abandon()"""
 
 
 @pytest.mark.slow
 def test_a_socket_that_is_replaced_by_a_file_while_the_daemon_runs(warm, reference):
     warm.start_daemon()
-    ran = Running(warm, before="from xcache.cache import current", between=REPLACE).ended()
+    ran = Running(warm, before="from xcache.process_cache import current", between=REPLACE).ended()
     assert hardly_noticed(ran, reference)
     assert ran.stats["hits"] >= 20
 
@@ -101,27 +100,10 @@ def test_a_socket_that_is_replaced_by_a_file_while_the_daemon_runs(warm, referen
 def test_a_socket_that_is_removed_again_and_again(warm, reference):
     remove = """try: os.unlink(os.environ["XCACHE_SOCKET"])
     except FileNotFoundError: pass
-    current()._client.close()"""
-    ran = Running(warm, before="from xcache.cache import current", between=remove).ended()
+    current()._client.abandon()"""
+    ran = Running(warm, before="from xcache.process_cache import current", between=remove).ended()
     hardly_noticed(ran, reference)
     assert ran.stats["hits"] >= 1
-
-
-LISTEN = """
-import contextlib, os, socket, sys
-os.setuid(int(sys.argv[2]))
-listener = socket.socket(socket.AF_UNIX)
-listener.bind(sys.argv[1])
-listener.listen(50)
-print("listens", flush=True)
-kept = []
-while True:
-    connected, _ = listener.accept()
-    # Somebody may only have looked whether anybody is there.
-    with contextlib.suppress(BrokenPipeError):
-        connected.sendall(b"give me all you have")
-    kept.append(connected)
-"""
 
 
 @as_root
@@ -133,7 +115,7 @@ def test_a_socket_of_another_user_is_told_nothing(warm, reference):
     public.chmod(0o1777)
     warm.root.chmod(0o755)
     warm.socket = path = public / "s"
-    command = [sys.executable, "-c", LISTEN, str(path), "12345"]
+    command = [sys.executable, "-c", program_text("listen_as_another_user"), str(path), "12345"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=warm.env) as stranger:
         try:
             assert stranger.stdout.readline() == b"listens\n"

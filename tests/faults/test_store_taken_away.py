@@ -9,26 +9,26 @@ import threading
 import time
 
 import pytest
-from conversation import Conversation, key_of, talking
-from ledger import Ledger
-from load import Client
-from places import until
-from verdict import check
+from support.conversation import Conversation, key_of, talking
+from support.ledger import Ledger
+from support.load import Client
+from support.places import until
+from support.verdict import check
 
-from xcache import protocol
+from xcache.wire import protocol
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
 
 def filled(place, talk) -> None:
-    """A small entry and a large one."""
+    """Store a small entry and a large one."""
     assert talk.put(key_of("small"), b"small").kept
     assert talk.put(key_of("large"), LARGE).kept
     assert talk.ask(protocol.Sync()) == protocol.Done()
 
 
 def acknowledges_nothing(talk) -> None:
-    """Puts are refused: what would be written now, nobody would find."""
+    """Check that puts are refused: nobody would find the entries again."""
     for name, content in (("row", b"row"), ("file", LARGE + b"file")):
         answer = talk.put(key_of(name), content)
         assert isinstance(answer, protocol.Refused), answer
@@ -36,7 +36,7 @@ def acknowledges_nothing(talk) -> None:
 
 
 def a_fresh_one_works(place, child, *, empty: bool = True) -> None:
-    """The daemon leaves by itself; the next one has a store of its own, and what is put there stays."""
+    """Check that the daemon leaves by itself, and that the next one has a fresh store that keeps its entries."""
     assert until(lambda: child.poll() is not None)
     assert child.returncode == 0
     place.start_daemon()
@@ -56,7 +56,7 @@ def test_a_store_that_is_deleted_while_in_use(place):
         filled(place, talk)
         shutil.rmtree(place.dir)
         acknowledges_nothing(talk)
-        # What was open can still be read; that is as good as a miss.
+        # The daemon can still read the files it has open; a hit is as good as a miss here.
         assert talk.get(key_of("small")) in (b"small", None)
         assert talk.get(key_of("large")) is None
         a_fresh_one_works(place, child)
@@ -81,7 +81,7 @@ def test_a_store_that_is_moved_away_and_back(place):
 
 @pytest.mark.slow
 def test_a_database_that_is_deleted_while_in_use(place):
-    """Its lock stays, so that the daemon does too: nothing is acknowledged which the next one would not find."""
+    """The lock file stays, so the daemon stays too, but acknowledges nothing that the next one would not find."""
     place.start_daemon()
     with talking(place) as talk:
         filled(place, talk)
@@ -98,7 +98,7 @@ def test_a_database_that_is_deleted_while_in_use(place):
 
 @pytest.mark.slow
 def test_a_database_that_is_replaced_while_in_use(place):
-    """By a copy of yesterday's, say: the daemon writes to neither, and the next one has what is whole."""
+    """A copy of yesterday's takes its place: the daemon writes to neither, and the next one opens a whole database."""
     place.start_daemon()
     with talking(place) as talk:
         filled(place, talk)
@@ -114,13 +114,13 @@ def test_a_database_that_is_replaced_while_in_use(place):
     place.start_daemon()
     with talking(place) as talk:
         assert talk.get(key_of("small")) == b"small"
-        # SQLite takes the journal that is there for the new one's own.
+        # SQLite takes the old database's journal for that of the copy.
         assert talk.get(key_of("today")) in (None, b"today")
     assert place.query("PRAGMA integrity_check") == [("ok",)]
 
 
 def test_the_folder_of_files_is_deleted_while_in_use(place):
-    """Its entries are misses from then on, and what is put is kept: the folders are made again."""
+    """Entries in files are misses from then on; new ones are kept, because the daemon makes the folders again."""
     place.start_daemon()
     with talking(place) as talk:
         filled(place, talk)
@@ -133,7 +133,7 @@ def test_the_folder_of_files_is_deleted_while_in_use(place):
 
 
 def test_a_file_is_deleted_while_in_use(place):
-    """A miss, and the entry goes with it; what is put in its place is kept."""
+    """The daemon answers a miss and drops the entry; a new put in its place is kept."""
     place.start_daemon()
     with talking(place) as talk:
         filled(place, talk)
@@ -148,10 +148,9 @@ def test_a_file_is_deleted_while_in_use(place):
 
 @pytest.mark.slow
 def test_a_database_that_somebody_else_locks(place, campaign):
-    """Shorter than the daemon waits, and longer: reading goes on; a Put waits, and is refused or kept as it says."""
+    """The lock lasts less than the daemon waits, and longer. Gets go on; a put is kept or refused, as answered."""
     ledger, choose = Ledger(), random.Random(campaign.seed)
     place.start_daemon()
-    waits = []
     with talking(place) as talk:
         filled(place, talk)
         for seconds in (1.0, 12.0):
@@ -166,19 +165,19 @@ def test_a_database_that_somebody_else_locks(place, campaign):
                 client = Client(writer, ledger, f"{seconds}", choose, refused=True)
                 put = threading.Thread(target=client.put_anything)
                 put.start()
+                gets = 0
                 while put.is_alive():
-                    asked = time.monotonic()
                     assert talk.get(key_of("small")) == b"small"
                     assert talk.get(key_of("large")) == LARGE
-                    waits.append(time.monotonic() - asked)
+                    gets += 1
                     time.sleep(0.02)
+                # Gets that waited for the lock would have ended with the put.
+                assert seconds < 10 or gets > 2, gets
                 put.join()
                 writer.close()
             finally:
                 release.join()
             campaign.fault()
             assert talk.put(key_of(f"after {seconds}"), LARGE) == protocol.Stored(True)
-    # Not a bound on speed: who waits for the lock would have waited for seconds.
-    assert max(waits) < 1.0, max(waits)
     check(place, ledger, campaign, "afterwards")
     campaign.judge()

@@ -9,8 +9,8 @@ import signal
 import subprocess
 
 import pytest
-from conversation import Conversation, talking
-from injection import (
+from support.conversation import Conversation, talking
+from support.injection import (
     CALLS,
     KILL,
     attached,
@@ -22,10 +22,10 @@ from injection import (
     settled,
     skip_without_strace,
 )
-from ledger import Ledger
-from load import Client
-from places import until
-from verdict import check
+from support.ledger import Ledger
+from support.load import Client
+from support.places import until
+from support.verdict import check
 
 pytestmark = pytest.mark.slow
 
@@ -64,12 +64,12 @@ def work(place, ledger, choose, *, refused: bool = False) -> None:
 
 
 def chosen(found, usual: int, campaign, choose) -> list:
-    """As many of the points as there are to be rounds, from all over."""
+    """Return a random choice of the points, one for each round, in order."""
     return sorted(choose.sample(found, min(campaign.rounds(usual), len(found))))
 
 
 def count_calls_of_work(place, ledger, choose):
-    """What ``work`` makes a daemon call, when it has been there before."""
+    """Return the calls that ``work`` makes a daemon with a store do."""
     log = place.root / "calls"
     child = place.start_daemon(**LIMIT)
     work(place, ledger, choose)
@@ -123,7 +123,7 @@ def test_a_failure_of_any_call_while_working(place, campaign):
 
 
 def _faults(calls) -> dict[str, list[tuple[str, int, str]]]:
-    """What can happen at each of the calls that were made."""
+    """Return the faults for each of the calls that were made."""
     found = points(calls, CALLS)
     return {
         "kill": [(call, number, KILL) for call, number in found],
@@ -137,7 +137,7 @@ def test_a_fault_at_any_call_while_starting(place, campaign, before, what):
     choose = random.Random(f"start {before} {what} {campaign.seed}")
 
     def prepare() -> Ledger:
-        """From nothing each time, or a store whose daemon was killed at work, so that there is much to recover."""
+        """Remove the store, or make one whose daemon was killed at work, so that there is much to recover."""
         if place.dir.exists():
             shutil.rmtree(place.dir)
         ledger = Ledger()

@@ -8,14 +8,14 @@ import os
 import signal
 
 import pytest
-from places import Place, until
-from together import PROGRAM, begin, end
+from support.places import Place, until
+from support.together import PROGRAM, begin, end
 
 pytestmark = pytest.mark.slow
 
 
 def compiling(place: Place) -> list[tuple[int, int]]:
-    """Who compiles the large one, and how many wait for it."""
+    """Return the pid of each process that has long been compiling the large program, and how many wait for it."""
     with contextlib.suppress(OSError):
         result = place.run("import sys; from xcache.cli import main; sys.argv = ['xcache', 'status', '--json']; main()")
         compiles = json.loads(result.stdout)["compiles"]

@@ -6,18 +6,18 @@ import os
 import time
 
 import pytest
-from conversation import Conversation, key_of
-from places import digest, get_message, put_message, until
-from test_leases import begin_to_wait, outcome, take
-from test_other_users import ALICE, BOB, BUILDER, CAROL, machine  # noqa: F401
+from support.conversation import Conversation, key_of
+from support.leasing import begin_to_wait, outcome, take
+from support.places import digest, get_message, put_message
+from support.users import ALICE, BOB, BUILDER, CAROL
 
-from xcache import protocol
+from xcache.wire import protocol
 
 KEY = key_of("a")
 
 
 @pytest.fixture
-def users(machine):  # noqa: F811
+def users(machine):
     """Makes connections of users; trusted are the members of a team, Alice and Carol, and the builder."""
     machine.start(XCACHE_TRUSTED_WRITERS="@team builder", XCACHE_USER_QUOTA="1M")
     made = []
@@ -39,7 +39,7 @@ def users(machine):  # noqa: F811
 
 
 def still_waits(talk, request, seconds=1.5):
-    """True where there is no answer for so long, else the answer."""
+    """Return True if no answer comes for so long, else the answer."""
     talk.socket.settimeout(seconds)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -53,7 +53,7 @@ def still_waits(talk, request, seconds=1.5):
 
 
 @pytest.mark.parametrize("what", ["put", "refused put", "mark"])
-def test_what_a_stranger_stores_does_not_end_a_wait(users, what):
+def test_a_strangers_messages_do_not_end_a_wait(users, what):
     alice, carol, bob = users(ALICE), users(CAROL), users(BOB)
     take(alice)
     asked = begin_to_wait(carol)
@@ -66,7 +66,7 @@ def test_what_a_stranger_stores_does_not_end_a_wait(users, what):
     assert still_waits(carol, asked) is True
 
 
-def test_what_a_stranger_says_that_compiling_took_is_not_believed(users):
+def test_a_strangers_compile_time_is_not_believed(users):
     alice, carol, bob = users(ALICE), users(CAROL), users(BOB)
     bob.put(KEY, b"bob's", compile_seconds=0.0)
     bob.ask(protocol.Remove([KEY]))
@@ -76,7 +76,7 @@ def test_what_a_stranger_says_that_compiling_took_is_not_believed(users):
     assert word.at_most > 30, word
 
 
-def test_of_one_users_programs_one_compiles_when_a_trusted_one_gives_up(users):
+def test_one_program_of_each_user_compiles_when_a_trusted_one_gives_up(users):
     builder, bob, one, two = users(BUILDER), users(BOB), users(ALICE), users(ALICE)
     lease = take(builder)
     asked = [begin_to_wait(talk) for talk in (bob, one, two)]
@@ -86,48 +86,14 @@ def test_of_one_users_programs_one_compiles_when_a_trusted_one_gives_up(users):
     assert still_waits(two, asked[2]) is True
 
 
-def test_a_strangers_strikes_do_not_take_back_ones_own(users):
-    """There are so many of each reader's that are remembered, and not so many of all."""
-    alice = users(ALICE)
-    alice.put(KEY, b"crasher")
-    die_while_loading(users, ALICE, KEY, b"crasher", 2)
-    bob = users(BOB)
-    for n in range(1100):
-        bob.put(key_of(str(n)), b"%d" % n)
-    for start in range(0, 1100, protocol.MAX_LOADING):
-        other, loads = users(BOB), range(start, min(start + protocol.MAX_LOADING, 1100))
-        for n in loads:
-            other.get(key_of(str(n)))
-        other.say(protocol.Loading({key_of(str(n)): digest(b"%d" % n) for n in loads}))
-        other.status()
-        other.close()
-    strikes = "SELECT count(*), sum(count) FROM strikes WHERE reader_uid = ?"
-    assert until(lambda: users.place.query(strikes, BOB) == [(1000, 1000)])
-    assert users.place.query(strikes, ALICE) == [(1, 2)]
-    assert alice.put(KEY, b"crasher", overwrite=True).kind == "set aside"
-
-
-def die_while_loading(users, uid, key, payload, times):
-    for count in range(1, times + 1):
-        victim = users(uid)
-        assert victim.get(key) == payload
-        victim.say(protocol.Loading({key: digest(payload)}))
-        victim.close()
-        assert until(lambda count=count: strikes_of(users, payload) == count)
-
-
-def strikes_of(users, payload):
-    return sum(count for (count,) in users.place.query("SELECT count FROM strikes WHERE blob = ?", digest(payload)))
-
-
 def test_a_flood_of_counts_does_not_keep_the_writer_busy(users):
     alice, bob = users(ALICE), users(BOB)
     for round_ in range(30):
         bob.ask(protocol.Report({f"errors:{round_} {n}": 1 for n in range(1024)}))
-    start = time.monotonic()
     assert alice.put(KEY, b"alice's") == protocol.Stored(True)
-    assert time.monotonic() - start < 2
-    assert users.place.query("SELECT count(*) <= 1000 FROM statistics") == [(1,)]
+    # The daemon's own counts have room beside it.
+    assert users.place.query("SELECT count(*) < 1100 FROM statistics") == [(1,)]
+    assert users.place.query("SELECT amount FROM statistics WHERE name = 'stores'") == [(1.0,)]
 
 
 def test_a_quota_counts_programs_that_stay(users):
@@ -141,3 +107,16 @@ def test_a_quota_counts_programs_that_stay(users):
     total = bob.status()["bytes"]
     users_rows = users.place.query("SELECT * FROM users")
     assert total < 2_000_000, f"{total} bytes with a quota of 1 MiB: {users_rows}"
+
+
+def test_the_components_of_a_prediction_are_those_of_the_entry_that_would_be_served(users):
+    """Loading ahead relies on the components, so those that another user claims for the same key do not count."""
+    bob, alice, carol = users(BOB), users(ALICE), users(CAROL)
+    for number, (talk, made_with) in enumerate([(bob, b"bob's"), (carol, b"carol's"), (alice, b"alice's")]):
+        components = {name: digest(made_with) for name in ("program", *protocol.DESCRIBED_COMPONENTS)}
+        talk.put(KEY, b"executable %d" % number, components=components)
+    item = {"key": KEY, "options": digest(b"o"), "devices": "0", "platform": "cpu", "seconds": 0.5}
+    for talk, made_with in ((alice, b"alice's"), (carol, b"carol's")):
+        talk.ask(protocol.Remember("train.py", "", [item], {digest(b"o"): b"o"}))
+        found = talk.ask(protocol.Predict("train.py", ""))
+        assert (len(found.items), found.around) == (1, [" ".join([digest(made_with)] * 3)])

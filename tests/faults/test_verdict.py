@@ -1,16 +1,16 @@
-"""What judges the campaigns: a daemon that evicts the wrong entries is found out."""
+"""The campaigns' verdict finds a daemon that evicts the wrong entries."""
 
 from __future__ import annotations
 
 import time
 
 import pytest
-from campaigns import Campaign
-from conversation import key_of, talking
-from ledger import Ledger
-from verdict import check
+from support.campaigns import Campaign
+from support.conversation import key_of, talking
+from support.ledger import Ledger
+from support.verdict import check
 
-from xcache import protocol
+from xcache.wire import protocol
 
 
 @pytest.mark.slow
@@ -18,7 +18,7 @@ from xcache import protocol
 def test_an_eviction_is_judged(place, wrong):
     """One that is small and new is worth more than one that is large and old, whichever of them is missing."""
     place.start_daemon(XCACHE_MAX_SIZE="1000000")
-    # Its own: what it finds is no finding of this run.
+    # This campaign is separate, so that its findings do not count as findings of this run.
     ledger, campaign = Ledger(), Campaign(None, 0)
     with talking(place) as talk:
         for name, size in (("large and old", 400_000), ("small and new", 1000)):

@@ -7,9 +7,9 @@ import signal
 from typing import Any
 
 import pytest
-from places import REPOSITORY
+from support.places import REPOSITORY
 
-from xcache import config
+from xcache.config import config
 
 yaml = pytest.importorskip("yaml", reason="PyYAML comes with the extra test")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="it comes with the extra test")
@@ -66,7 +66,7 @@ def test_all_of_them_mean_the_same_account_and_folders(tmp_path):
 
 
 def test_the_probe_tells_whether_it_answers_and_nothing_else(place):
-    """With settings that are wrong it goes on, and so does its container."""
+    """A daemon with wrong settings goes on, and so must its container."""
     container = documents()["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]
     *_, program = container["livenessProbe"]["exec"]["command"]
     program = program.replace("/run/xcache/xcached.sock", str(place.socket))

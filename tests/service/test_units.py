@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from xcache import config
 from xcache.cli.service import _check_python as check_python
 from xcache.cli.units import NAMES, SERVICE, SOCKET, Scope, scope_of
+from xcache.config import config
 from xcache.errors import ConfigError, UnavailableError
 
 # "OK" is below 5; these are what was measured, so that a change for the worse is noticed.
@@ -59,7 +59,7 @@ def test_its_exposure_is_ok(kind, tmp_path):
     [("system", "/var/cache/xcache"), ("system", '/a 100% "quoted" \\ $HOME folder'), ("user", "/a b")],
 )
 def test_systemd_understands_every_line(tmp_path, kind, directory):
-    """Also with folders that have in them what means something to systemd."""
+    """Some folders have characters in them that mean something to systemd."""
     python = tmp_path / "a b 5% $HOME" / "python"
     python.parent.mkdir()
     python.symlink_to(sys.executable)
@@ -78,15 +78,15 @@ def test_systemd_understands_every_line(tmp_path, kind, directory):
 
 
 def test_a_program_that_systemd_would_not_run_is_refused():
-    with pytest.raises(ConfigError, match="systemd runs no program of such a name"):
+    with pytest.raises(ConfigError, match="systemd cannot run a program of this name"):
         scope("user").filled(SERVICE, '/opt/a "b"/python')
     for directory in ("/a\nEnvironment=B=c", "/a\\", "/a "):
-        with pytest.raises(ConfigError, match="systemd cannot be told of such a name"):
+        with pytest.raises(ConfigError, match="a systemd unit cannot hold this path"):
             scope("user", directory).filled(SERVICE, sys.executable)
 
 
-def test_what_pip_installs_for_a_user_is_found(tmp_path, monkeypatch):
-    """By the home, which the service manager knows, and nothing else of the caller's environment."""
+def test_a_package_that_pip_installed_for_a_user_is_found(tmp_path, monkeypatch):
+    """The service manager knows the home, and nothing else of the caller's environment."""
     python = tmp_path / "python"
     python.write_text('#!/bin/sh\necho "at home in $HOME$PYTHONPATH" >&2\n[ "$HOME" = /home/of/user ]\n')
     python.chmod(0o755)
@@ -103,6 +103,14 @@ def test_nothing_is_left_to_be_filled_in(kind):
         text = scope(kind).filled(unit, "/opt/python")
         assert not re.search(r"@[A-Z]+@", text)
         assert f"xcache service install --{kind}" in text
+
+
+@pytest.mark.parametrize("kind", ["system", "user"])
+def test_it_leaves_processors_disks_and_the_journal_to_others(kind):
+    text = scope(kind).filled(SERVICE, "/opt/python")
+    for line in ("CPUWeight=50", "IOWeight=50", "LogRateLimitIntervalSec=30s", "LogRateLimitBurst=300"):
+        assert f"\n{line}\n" in text
+    assert "\nPrivateMounts=yes\n" in text
 
 
 def test_the_users_socket_is_where_programs_look():
@@ -128,7 +136,7 @@ def test_a_users_own_is_refused_where_the_machine_has_one(monkeypatch, tmp_path)
 
 
 def test_the_daemon_looks_where_the_users_programs_look(monkeypatch, tmp_path):
-    """What a shell says of folders does not reach the service manager, nor does it look for units there."""
+    """The service manager knows nothing of the folders in a shell's environment, and looks for units in its own."""
     for name in ("HOME", "XDG_RUNTIME_DIR", "XDG_CACHE_HOME"):
         monkeypatch.setenv(name, f"{tmp_path}/{name}" if name != "XDG_RUNTIME_DIR" else "/run")
     monkeypatch.delenv("XDG_CONFIG_HOME", raising=False)

@@ -1,4 +1,4 @@
-"""The ``xcache`` command. Each command lives in a module that is imported when it is asked for."""
+"""The ``xcache`` command. The module of a subcommand is imported when that subcommand is called."""
 
 from __future__ import annotations
 
@@ -8,33 +8,34 @@ from typing import Any
 import click
 
 from xcache._version import __version__
+from xcache.cli.output import emit
 from xcache.errors import ConfigError, ConnectionLostError, RefusedError, XcacheError
 
-# Every command and the module it is in, in the order in which --help shows them.
+# Every command and its module, in the order in which --help shows them.
 _COMMANDS = {
     "status": "status",
-    "stats": "counting",
+    "stats": "stats",
     "ls": "listing",
     "show": "showing",
     "toolchains": "toolchains",
-    "rm": "changing",
+    "rm": "removing",
     "invalidate": "toolchains",
-    "clear": "changing",
-    "pin": "keeping",
-    "unpin": "keeping",
-    "gc": "keeping",
-    "config": "settings",
+    "clear": "removing",
+    "pin": "eviction",
+    "unpin": "eviction",
+    "gc": "eviction",
+    "config": "config",
     "start": "control",
     "stop": "control",
     "restart": "control",
     "service": "service",
 }
-# What these say by themselves leaves open who said it.
-_BEFORE = {ConnectionLostError: "the daemon was lost: ", RefusedError: "the daemon refuses: "}
+# These messages need a subject in front of them.
+_PREFIXES = {ConnectionLostError: "the daemon was lost: ", RefusedError: "the daemon refuses: "}
 
 
 class Failure(click.ClickException):
-    """What went wrong, as one line on stderr."""
+    """A command failed; the message is one line on stderr."""
 
     def show(self, file: Any = None) -> None:
         """Print the line."""
@@ -42,20 +43,20 @@ class Failure(click.ClickException):
 
 
 class Misunderstood(Failure):
-    """What was asked for makes no sense."""
+    """A command was called in a way that makes no sense."""
 
     exit_code = 2
 
 
 class Commands(click.Group):
-    """The commands; what they raise becomes one line and an exit status."""
+    """The group of commands; it turns their exceptions into one line and an exit status."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
-        """Their names."""
+        """Return the names of the commands."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command of this name, imported now."""
+        """Import the command of this name and return it, or None if there is none."""
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"{__name__}.{_COMMANDS[cmd_name]}")
@@ -63,16 +64,26 @@ class Commands(click.Group):
         return command
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command."""
+        """Run a command; with --json, a failure prints a JSON document, too."""
+        # Read now: click empties the list as it parses.
+        as_json = "--json" in ctx.args
+        try:
+            return self._invoke(ctx)
+        except (click.ClickException, click.Abort) as error:
+            if as_json:
+                emit({"error": error.format_message() if isinstance(error, click.ClickException) else "aborted"})
+            raise
+
+    def _invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except XcacheError as error:
             kind = Misunderstood if isinstance(error, ConfigError) else Failure
-            raise kind(_BEFORE.get(type(error), "") + str(error)) from None
+            raise kind(_PREFIXES.get(type(error), "") + str(error)) from None
         except click.FileError as error:
             raise Failure(error.format_message()) from None
         except BrokenPipeError:
-            # Whoever reads the output has seen enough; click leaves quietly.
+            # The reader of the output has closed the pipe; click exits quietly.
             raise
         except OSError as error:
             raise Failure(str(error)) from None
@@ -81,10 +92,11 @@ class Commands(click.Group):
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="xcache", message="%(prog)s %(version)s")
 def main() -> None:
-    """Look into the compilation cache, and look after its daemon.
+    """Inspect the compilation cache and manage its daemon.
 
-    The commands that only read work while no daemon runs, and never start one. With --json each prints one JSON
-    document, whose shape its --help shows: sizes in bytes, durations in seconds, moments in seconds since 1970.
+    Commands that only read work without a daemon and never start one. With --json each prints one JSON document, whose
+    shape its --help shows: sizes in bytes, durations in seconds, moments in seconds since 1970. A command that fails
+    prints {"error": str} instead, and the same text on stderr.
 
-    Exit status: 0 done, 1 failed, 2 asked for in a way that cannot be understood.
+    Exit status: 0 done, 1 failed, 2 wrong usage or settings.
     """

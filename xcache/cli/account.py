@@ -1,4 +1,4 @@
-"""The account of a machine's daemon, and the line that names it in /etc."""
+"""Make and remove the account of a machine's daemon, and the line in /etc that names it."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
-from xcache.config import SYSTEM_FILE, Config
+from xcache.config.config import SYSTEM_FILE, Config
 from xcache.errors import StoreError
 
-# By these it is known what install made, and uninstall may take back.
+# These mark what install made, so that uninstall removes nothing else.
 _GECOS = "xcache daemon made by xcache service install"
 _COMMENT = "  # by xcache service install"
 _SETTING = "daemon_user"
-_PATIENCE = 60
+_COMMAND_SECONDS = 60
 
 
 def prepare(name: str, home: Path, done: Callable[[str], None]) -> None:
-    """Make the account, and have every program know of it."""
+    """Make the account if it is missing, and name it in the system's settings, where every program finds it."""
     if _entry(name) is None:
         if name.isdigit():
             raise StoreError(f"there is no account with the number {name}; name one, or make it first")
@@ -32,15 +32,15 @@ def prepare(name: str, home: Path, done: Callable[[str], None]) -> None:
     if _SETTING not in tomllib.loads(text):
         if not SYSTEM_FILE.parent.exists():
             SYSTEM_FILE.parent.mkdir()
-            # Whatever the umask: programs of all users look there.
+            # Programs of all users read there, so the umask must not close the folder.
             SYSTEM_FILE.parent.chmod(0o755)
-        # In front, where no table has begun yet.
+        # At the top, before any TOML table begins.
         _write(f'{_SETTING} = "{name}"{_COMMENT}\n{text}')
         done(f"named the account in {SYSTEM_FILE}: programs of all users go to that daemon now")
 
 
 def prepare_store(settings: Config, done: Callable[[str], None]) -> None:
-    """Make the store's folder for who is to write there: the daemon may make none outside of the usual places."""
+    """Make the store's folder for the daemon's account: the daemon may make none outside of the usual places."""
     folder = settings.dir
     owner = _entry(settings.daemon_user) if settings.daemon_user else None
     if not folder.exists():
@@ -56,7 +56,7 @@ def prepare_store(settings: Config, done: Callable[[str], None]) -> None:
 
 
 def take_back(name: str, keep: Path, done: Callable[[str], None]) -> None:
-    """Undo that, as far as it was made here; the account stays for as long as it owns the store at ``keep``."""
+    """Undo ``prepare`` as far as install did it; the account stays while it owns the store at ``keep``."""
     if SYSTEM_FILE.exists():
         before = SYSTEM_FILE.read_text("utf-8").splitlines(keepends=True)
         after = [line for line in before if not (line.startswith(_SETTING) and line.rstrip().endswith(_COMMENT))]
@@ -94,7 +94,7 @@ def _write(text: str) -> None:
 def _run(*command: str) -> None:
     try:
         result = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False
         )
     except FileNotFoundError:
         raise StoreError(f"there is no {command[0]} here; make or remove the account by hand") from None

@@ -1,4 +1,4 @@
-"""Start, stop and restart: the daemon's life."""
+"""``xcache start``, ``stop`` and ``restart``."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import Any
 
 import click
 
-from xcache import config, protocol
-from xcache.cli import talking
-from xcache.cli.output import emit, json_option
-from xcache.config import Config
+from xcache.cli import daemon
+from xcache.cli.output import emit, json_option, note
+from xcache.config import config
+from xcache.config.config import Config
+from xcache.wire import protocol
 
 
 @click.command()
@@ -17,13 +18,13 @@ from xcache.config import Config
 def start(as_json: bool) -> None:
     """Start the daemon, unless it runs already.
 
-    Programs start it by themselves; this is for having it ready, or for seeing why it does not start.
+    Programs start it by themselves; this has it ready beforehand, or shows why it does not start.
 
     \b
     JSON: {"started": bool, "pid": int, "version": str, "socket": str, "directory": str}
     """
     settings = config.load()
-    connection, started = talking.reach(settings)
+    connection, started = daemon.connect_or_start(settings)
     connection.close()
     if as_json:
         emit({"started": started, **_identity(settings, connection.welcome)})
@@ -36,19 +37,22 @@ def start(as_json: bool) -> None:
 @click.command()
 @json_option
 def stop(as_json: bool) -> None:
-    """Stop the daemon, and wait until it has left.
+    """Stop the daemon, and wait until it has ended.
 
-    It finishes what it is writing. The next program that needs a daemon starts one; where systemd listens for it, the
-    next program that asks does.
+    It first finishes its writes. The next program that needs a daemon starts one, or makes systemd start it.
 
     \b
     JSON: {"stopped": bool, "pid": int or null}
     """
-    left = talking.leave(config.load())
+    # A wrong setting may be the very reason to stop the daemon.
+    settings, problems = config.load_usable()
+    for problem in problems:
+        note(problem)
+    left = daemon.stop(settings)
     if as_json:
         emit({"stopped": left is not None, "pid": left.pid if left else None})
     else:
-        click.echo(f"stopped: process {left.pid} has left" if left else "no daemon was running")
+        click.echo(f"stopped: process {left.pid} has ended" if left else daemon.none_ran_message(settings))
 
 
 @click.command()
@@ -56,21 +60,22 @@ def stop(as_json: bool) -> None:
 def restart(as_json: bool) -> None:
     """Stop the daemon, if one runs, and start a fresh one.
 
-    It follows the files of settings by itself. Variables, and where its store and its socket are, are those it was
-    started with; this is how it gets new ones.
+    A running daemon follows changes of its settings files, but keeps the environment, store and socket it was started
+    with; a restart gives it new ones. A machine's daemon that was started by hand is left alone, because only its own
+    account could start it again.
 
     \b
     JSON: {"stopped_pid": int or null, "pid": int, "version": str, "socket": str, "directory": str}
     """
     settings = config.load()
-    left = talking.leave(settings)
-    connection, _ = talking.reach(settings)
+    left = daemon.stop(settings, comes_back=True)
+    connection, _ = daemon.connect_or_start(settings)
     connection.close()
     if as_json:
         emit({"stopped_pid": left.pid if left else None, **_identity(settings, connection.welcome)})
     else:
-        before = f"process {left.pid} has left, " if left else ""
-        click.echo(f"restarted: {before}process {connection.welcome.pid} serves {settings.dir}")
+        before = f"restarted: process {left.pid} has ended, " if left else "started: "
+        click.echo(f"{before}process {connection.welcome.pid} serves {settings.dir}")
 
 
 def _identity(settings: Config, welcome: protocol.Welcome) -> dict[str, Any]:

@@ -1,21 +1,25 @@
-"""``xcache ls``: what the store holds."""
+"""``xcache ls``: list the entries of the store."""
 
 from __future__ import annotations
 
+import os
+import pwd
 import time
 from operator import itemgetter
 
 import click
 
-from xcache import config
-from xcache.cli import reading, talking
-from xcache.cli.choosing import newer_than_option, older_than_option
+from xcache.cli import daemon_listing, store_file
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_table, size
+from xcache.cli.selection import newer_than_option, older_than_option
+from xcache.config import config
 
 _SHORT_KEY = 12
 _TABLE_LIMIT = 50
 _DEVICE = Column("device", itemgetter("device_kind"), cut=True)
+_USER = Column("user", lambda entry: _account(entry["writer_uid"]))
 _PINNED = Column("pinned", lambda entry: "yes" if entry["pinned"] else "")
+_STALE = Column("stale", lambda entry: "yes" if entry["stale"] else "")
 _COLUMNS = (
     Column("key", lambda entry: entry["key"][:_SHORT_KEY]),
     Column("module", itemgetter("module_name"), cut=True),
@@ -27,7 +31,9 @@ _COLUMNS = (
     Column("hits", lambda entry: str(entry["hits"]), "right"),
     Column("age", lambda entry: ago(entry["created_at"]), "right"),
     Column("used", lambda entry: ago(entry["last_used_at"]), "right"),
+    _USER,
     _PINNED,
+    _STALE,
 )
 
 _QUARANTINED = (
@@ -40,23 +46,24 @@ _QUARANTINED = (
 @click.command()
 @click.option(
     "--sort",
-    type=click.Choice(tuple(reading.SORTS)),
+    type=click.Choice(tuple(store_file.SORTS)),
     default="used",
     show_default=True,
     help="Last used, newest, largest, most hits or longest compile first, or by name.",
 )
-@click.option("--reverse", is_flag=True, help="The other way round.")
-@click.option("--name", metavar="TEXT", help="Modules with this in their name, or a name of this pattern (jit_*).")
+@click.option("--reverse", is_flag=True, help="Reverse the order.")
+@click.option("--name", metavar="TEXT", help="Modules whose name contains this text or matches this pattern (jit_*).")
 @click.option("--platform", help="Entries for this platform (cpu, cuda, tpu).")
-@click.option("--jaxlib", metavar="VERSION", help="Entries of this jaxlib: 0.10.2, or 0.10 for all of its kind.")
+@click.option("--jaxlib", metavar="VERSION", help="Entries of this jaxlib: 0.10.2, or 0.10 for 0.10.*.")
 @older_than_option
 @newer_than_option
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
-    help=f"At most so many; 0 for all. [default: {_TABLE_LIMIT}, with --json all]",
+    help=f"Show at most this many; 0 for all. [default: {_TABLE_LIMIT}, with --json all]",
 )
-@click.option("--quarantined", is_flag=True, help="What was set aside, and why, instead.")
+@click.option("--long", is_flag=True, help="Show whole keys.")
+@click.option("--quarantined", is_flag=True, help="List the entries that were set aside, and why, instead.")
 @json_option
 def ls(
     sort: str,
@@ -67,19 +74,22 @@ def ls(
     older_than: float | None,
     newer_than: float | None,
     limit: int | None,
+    long: bool,
     quarantined: bool,
     as_json: bool,
 ) -> None:
-    """List the entries.
+    """List the entries. In the store of a whole machine, only root and the daemon's account see those of other users.
 
-    With --quarantined: those that were damaged or ended the programs which loaded them, and are served no more. Their
-    bytes are kept for a while in the file that --json names. The other options do not apply.
+    With --quarantined, list the entries that were set aside because they were damaged, crashed programs, or could not
+    be loaded and were replaced. They are no longer served. Their bytes are kept for a while in the file that --json
+    names. The other options do not apply.
 
     \b
     JSON: {"matched": int (without the limit), "entries": [{"key": str, "module_name": str, "platform": str,
            "device_kind": str, "jaxlib_version": str, "raw_size": int, "stored_size": int,
            "compile_seconds": float, "created_at": float, "last_used_at": float, "hits": int,
-           "writer_uid": int, "pinned": bool}]}
+           "writer_uid": int, "pinned": bool,
+           "stale": bool (not served: its toolchain is no longer installed anywhere)}]}
     \b
     JSON with --quarantined: {"quarantined": [{"id": int, "key": str, "writer_uid": int, "module_name": str,
            "platform": str, "device_kind": str, "jaxlib_version": str, "compile_seconds": float,
@@ -91,7 +101,7 @@ def ls(
         _list_quarantined(settings, as_json)
         return
     now = time.time()
-    wanted = reading.Wanted(
+    wanted = store_file.Wanted(
         name=name,
         platform=platform,
         jaxlib=jaxlib,
@@ -101,24 +111,24 @@ def ls(
         reverse=reverse,
         limit=limit if limit is not None else 0 if as_json else _TABLE_LIMIT,
     )
-    talking.bring_up_to_date(settings)
-    with reading.reading(settings) as store:
+    with daemon_listing.open_store_or_listing(settings, latest=True) as store:
         entries, matched = store.entries(wanted) if store else ([], 0)
         total = store.totals()["entries"] if store else 0
+        empty = store.empty if store else store_file.EMPTY
     if as_json:
         emit({"matched": matched, "entries": entries})
     elif not total:
-        click.echo(reading.EMPTY)
+        click.echo(empty)
     elif not matched:
-        click.echo(f"none of {counted(total, 'entry')} fits")
+        click.echo(f"none of {counted(total, 'entry')} match")
     else:
-        _print(entries)
+        _print(entries, long=long)
         if matched > len(entries):
             click.echo(f"... and {matched - len(entries)} more (--limit 0 shows all)")
 
 
 def _list_quarantined(settings: config.Config, as_json: bool) -> None:
-    with reading.reading(settings) as store:
+    with store_file.open_store(settings) as store:
         rows = store.quarantined() if store else []
     if as_json:
         emit({"quarantined": rows})
@@ -128,9 +138,22 @@ def _list_quarantined(settings: config.Config, as_json: bool) -> None:
         click.echo("nothing was set aside")
 
 
-def _print(entries: list[reading.Row]) -> None:
-    # On many machines the device is just a cpu, and a narrow terminal has better use for the room.
-    pinned = any(entry["pinned"] for entry in entries)
-    telling = any(entry["device_kind"] != entry["platform"] for entry in entries)
-    silent = [column for column, tells in ((_DEVICE, telling), (_PINNED, pinned)) if not tells]
-    print_table([column for column in _COLUMNS if column not in silent], entries)
+def _account(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _print(entries: list[store_file.Row], *, long: bool) -> None:
+    # A column is left out if it would say the same, or nothing, in every row.
+    is_shown = {
+        _DEVICE: any(entry["device_kind"] != entry["platform"] for entry in entries),
+        _USER: any(entry["writer_uid"] != os.getuid() for entry in entries),
+        _PINNED: any(entry["pinned"] for entry in entries),
+        _STALE: any(entry["stale"] for entry in entries),
+    }
+    shown = [column for column in _COLUMNS if is_shown.get(column, True)]
+    if long:
+        shown[0] = Column("key", itemgetter("key"))
+    print_table(shown, entries)

@@ -1,4 +1,4 @@
-"""How things look: JSON, tables, and numbers for people."""
+"""Print JSON, tables, and numbers for people."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import click
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON of the shape shown above.")
 
-# What reads a pipe wants whole lines; no line of a table is longer than this.
-_UNBOUNDED = 10_000
-# Between two columns.
-_GAP = 2
-# A column that is cut keeps this much.
-_LEAST = 10
+# The width of a table in a pipe, whose reader wants whole lines.
+_PIPE_WIDTH = 10_000
+# The space between two columns.
+_GAP_WIDTH = 2
+# A column may be cut down to this width.
+_MIN_CUT_WIDTH = 10
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 class Column(NamedTuple):
-    """A column of a table: its title, its cell in a row, and whether it may be cut where there is little room."""
+    """A column of a table: its title, its cell in a row, and whether it may be cut on a narrow terminal."""
 
     title: str
     cell: Callable[[Any], str]
@@ -37,32 +37,32 @@ def emit(document: dict[str, Any]) -> None:
 
 
 def note(message: str) -> None:
-    """Say something beside the output, on stderr."""
+    """Print a remark on stderr."""
     click.echo(f"xcache: {message}", err=True)
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
-    """Print rows under titles; on a terminal no wider than that is, if there is a way."""
-    # rich takes as long to import as everything else together, and JSON needs none of it.
+    """Print rows under titles, cut to the width of a terminal as far as the columns allow."""
+    # rich takes as long to import as everything else together, and JSON does not need it.
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    # As Text, so that brackets in a name are no markup.
+    # Text keeps rich from reading brackets in a name as markup.
     cells = [
         [Text(printable(column.cell(row)), no_wrap=True, overflow="ellipsis") for row in rows] for column in columns
     ]
-    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-    needed = -_GAP
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP_WIDTH, 0, 0), header_style="bold")
+    needed = -_GAP_WIDTH
     for column, texts in zip(columns, cells, strict=True):
         widest = max([len(column.title), *(text.cell_len for text in texts)])
-        least = min(widest, _LEAST) if column.cut else widest
-        needed += least + _GAP
+        least = min(widest, _MIN_CUT_WIDTH) if column.cut else widest
+        needed += least + _GAP_WIDTH
         table.add_column(column.title, justify=column.justify, min_width=least, no_wrap=not column.cut)
     for row in zip(*cells, strict=True):
         table.add_row(*row)
-    terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNBOUNDED
-    # What is wider than a terminal goes on in its next line, which is better than a key cut short.
+    terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+    # A table that is still too wide wraps in the terminal, which is better than keys cut short.
     console = Console(width=max(terminal, needed), highlight=False)
     with console.capture() as capture:
         console.print(table)
@@ -71,30 +71,30 @@ def print_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print names and values below each other; values are never cut."""
+    """Print a name and a value per line; values are never cut."""
     facts = list(facts)
-    width = max(len(name) for name, _ in facts) + _GAP
+    width = max(len(name) for name, _ in facts) + _GAP_WIDTH
     for name, value in facts:
         print_line(click.style(name.ljust(width), bold=True) + printable(value))
 
 
 def print_line(line: str) -> None:
-    """Print a line with what the output's encoding has for it."""
+    """Print a line, replacing characters that the output's encoding lacks."""
     encoding = sys.stdout.encoding or "utf-8"
     click.echo(line.encode(encoding, "replace").decode(encoding))
 
 
 def printable(text: str) -> str:
-    """The text without characters that would steer the terminal."""
+    """Return the text with control characters replaced, which could steer the terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def size(count: float) -> str:
-    """Bytes: ``999 B``, ``1.2 KiB``, ``325 KiB``."""
+    """Return a number of bytes as ``999 B``, ``1.2 KiB`` or ``325 KiB``."""
     if count < 1024:
         return f"{count:.0f} B"
     power = 1
-    # 1023.6 KiB are to become 1 MiB, and not 1024 KiB.
+    # 1023.6 KiB becomes 1 MiB, not 1024 KiB.
     while count / 1024**power >= 1023.5 and power < len(_UNITS) - 1:
         power += 1
     count /= 1024**power
@@ -103,7 +103,7 @@ def size(count: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """How long something took: ``3 ms``, ``1.2 s``, ``2m 05s``, ``3h 20m``."""
+    """Return a duration as ``3 ms``, ``1.2 s``, ``2m 05s`` or ``3h 20m``."""
     sign, seconds = ("-" if seconds < 0 else ""), abs(seconds)
     if seconds < 0.9995:
         return f"{sign}{seconds * 1000:.0f} ms" if seconds else "0 s"
@@ -116,7 +116,7 @@ def duration(seconds: float) -> str:
 
 
 def ago(moment: float) -> str:
-    """How long ago something was, in one unit: ``12s``, ``5m``, ``7h``, ``12d``."""
+    """Return the time since a moment in one unit: ``12s``, ``5m``, ``7h``, ``12d``."""
     seconds = max(0.0, time.time() - moment)
     for limit, length, unit in ((60, 1, "s"), (3600, 60, "m"), (48 * 3600, 3600, "h")):
         if seconds < limit:
@@ -125,12 +125,12 @@ def ago(moment: float) -> str:
 
 
 def moment(when: float) -> str:
-    """A moment in local time, and how long ago that is."""
+    """Return a moment in local time, and the time since."""
     return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(when))} ({ago(when)} ago)"
 
 
 def counted(count: int, what: str) -> str:
-    """``1 entry``, ``2 entries``."""
+    """Return a number with its noun: ``1 entry``, ``2 entries``."""
     if count == 1:
         return f"1 {what}"
     return f"{count} {what.removesuffix('y')}ies" if what.endswith("y") else f"{count} {what}s"

@@ -1,18 +1,18 @@
-"""The program an entry was compiled from: its bytecode, and as text."""
+"""Read the program that an entry was compiled from, as bytecode or text."""
 
 from __future__ import annotations
 
 import zstandard
 
-from xcache import stablehlo
 from xcache.cli import Failure
-from xcache.cli.reading import Row, StoreReader
+from xcache.cli.store_file import Row, StoreReader
 from xcache.errors import DamagedError
-from xcache.payload import MAX_RAW_SIZE
+from xcache.keys import stablehlo
+from xcache.wire.envelope import MAX_RAW_SIZE
 
 
 def bytecode(store: StoreReader, program: Row) -> bytes:
-    """The MLIR bytecode of a program."""
+    """Return the MLIR bytecode of a stored program; raise DamagedError if it is damaged."""
     digest = program["digest"]
     frame = store.content(program["blob"])
     try:
@@ -26,11 +26,11 @@ def bytecode(store: StoreReader, program: Row) -> bytes:
 
 
 def as_text(program: bytes) -> str:
-    """MLIR text, by means of the jaxlib that is installed here."""
+    """Return a program as MLIR text, printed by the installed jaxlib."""
     try:
         from jaxlib.mlir import ir
     except ImportError:
-        raise Failure("there is no jaxlib here to print a program with; --program-bytes needs none") from None
+        raise Failure("printing a program needs jaxlib, which is not here; --program-bytes works without") from None
     try:
         return str(stablehlo.parse(program))
     except (ir.MLIRError, ValueError) as error:

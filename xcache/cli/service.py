@@ -1,4 +1,4 @@
-"""``xcache service``: the daemon as a service of systemd, for a user or for the machine."""
+"""``xcache service``: run the daemon as a systemd service, for a user or for the machine."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ from typing import Any, NoReturn
 
 import click
 
-from xcache import protocol
-from xcache.cli import account, talking
+from xcache.cli import account, daemon
 from xcache.cli.output import emit, json_option, note, print_facts
 from xcache.cli.units import ACCOUNT_HOME, NAMES, SERVICE, SOCKET, Scope, scope_of
 from xcache.errors import ConfigError, StoreError, UnavailableError
+from xcache.wire import protocol
 
-_PATIENCE = 120
+_COMMAND_SECONDS = 120
+# sd_booted(3) checks for this folder; a container may have systemctl without systemd.
+_BOOTED = Path("/run/systemd/system")
+_WITHOUT = (
+    "to manage the daemon; none is needed: programs start the daemon themselves (root starts one for all users, by hand"
+    " or in a container: docs/how-to/shared-machine.md)"
+)
 _SHOWN = ("LoadState", "ActiveState", "SubState", "UnitFileState", "MainPID", "NRestarts", "StatusText", "Result")
-# Who shows whether any account can run the daemon.
-_NOBODY = 65534
+# The check runs the daemon as this uid, to see whether accounts without any rights can run it.
+_NOBODY_UID = 65534
 
 
 @click.group()
 def service() -> None:
-    """Have systemd look after the daemon: it listens, and starts the daemon for the first who asks.
+    """Have systemd manage the daemon: it listens, and starts the daemon when the first program connects.
 
-    --user is for your own programs and needs no rights; --system is one daemon for all users and for root to set up.
-    Without either it is --system for root, and --user for everybody else.
+    --user is for your own programs and needs no privileges; --system is one daemon for all users, and needs root. The
+    default is --system for root, and --user for everybody else.
     """
 
 
@@ -48,21 +54,21 @@ def _scoped(command: Callable[..., None]) -> Callable[..., None]:
 @_scoped
 @json_option
 def install(kind: str, as_json: bool) -> None:
-    """Write the units, enable them, and make sure that the daemon answers.
+    """Write the units, enable them, and check that the daemon answers.
 
-    It can be run again: after an upgrade, after the environment was moved, or to see that all is well. The daemon runs
-    from the installation that this command belongs to. With --system, an account is made where there is none, and
-    /etc/xcache/config.toml names it.
+    Run it again after an upgrade, after moving the environment, or to check that all is well. The daemon runs from the
+    installation that this command belongs to. With --system, it makes an account if there is none, and names it in
+    /etc/xcache/config.toml.
 
     \b
     JSON: {"scope": str, "done": [str], "units": [str], "socket": str, "directory": str, "pid": int, "version": str}
     """
     scope = _ready_scope(kind, to_serve=True)
-    done = Doings(quiet=as_json)
+    done = Progress(quiet=as_json)
     managers = _variables(scope.systemctl)
     for name in ("XCACHE_CONFIG", "XCACHE_DIR", "XCACHE_SOCKET"):
         if os.environ.get(name, managers.get(name)) != managers.get(name):
-            note(f"{name} is set here and the service knows nothing of it; what is to hold for it belongs into a file")
+            note(f"{name} is set here, but the service knows nothing of it; put its settings into a file")
     _check_python(scope)
     if scope.is_machines:
         account.prepare(scope.settings.daemon_user, ACCOUNT_HOME, done)
@@ -82,7 +88,7 @@ def install(kind: str, as_json: bool) -> None:
         done(f"started {SOCKET}: systemd listens on {scope.settings.socket}")
     welcome = _replace_older(scope, done)
     if not scope.is_machines and not _lingers():
-        note("it is there while you are logged in; to have it at other times: loginctl enable-linger")
+        note("the service runs only while you are logged in; to keep it at other times: loginctl enable-linger")
     if not done.said:
         done("everything is as it should be")
     done(f"checked: process {welcome.pid}, xcache {welcome.version}, serves {welcome.directory}")
@@ -105,13 +111,13 @@ def install(kind: str, as_json: bool) -> None:
 @click.option("--purge", is_flag=True, help="Delete the store as well, and the account if it was made by install.")
 @json_option
 def uninstall(kind: str, purge: bool, as_json: bool) -> None:
-    """Stop the daemon and remove what install made. The store stays, unless --purge is given.
+    """Stop the daemon and remove what install made. The store stays unless --purge is given.
 
     \b
     JSON: {"scope": str, "done": [str]}
     """
     scope = _ready_scope(kind)
-    done = Doings(quiet=as_json)
+    done = Progress(quiet=as_json)
     ours = [unit for unit in NAMES if scope.is_ours(unit)]
     for unit in NAMES:
         if scope.path(unit).exists() and unit not in ours:
@@ -146,26 +152,26 @@ def uninstall(kind: str, purge: bool, as_json: bool) -> None:
 @_scoped
 @json_option
 def status(kind: str, as_json: bool) -> None:
-    """Are the units there, enabled and active, and what does the daemon say?
+    """Show whether the units are installed, enabled and active, and the daemon's own status line.
 
     \b
     JSON: {"scope": str, "installed": bool, "enabled": bool, "listening": bool, "running": bool, "pid": int or null,
            "restarts": int, "says": str, "socket": str, "directory": str, "units": [str]}
 
-    Exit status 1 when they are not there, or systemd does not listen.
+    Exit status 1 if the units are not installed or systemd does not listen.
     """
     scope = _ready_scope(kind)
-    socket, daemon = _show(scope, SOCKET), _show(scope, SERVICE)
-    pid = int(daemon["MainPID"] or 0)
+    socket, running = _show(scope, SOCKET), _show(scope, SERVICE)
+    pid = int(running["MainPID"] or 0)
     found: dict[str, Any] = {
         "scope": scope.name,
         "installed": all(scope.is_ours(unit) for unit in NAMES),
         "enabled": socket["UnitFileState"] == "enabled",
         "listening": _listens(scope),
-        "running": daemon["ActiveState"] in ("active", "reloading"),
+        "running": running["ActiveState"] in ("active", "reloading"),
         "pid": pid or None,
-        "restarts": int(daemon["NRestarts"] or 0),
-        "says": daemon["StatusText"],
+        "restarts": int(running["NRestarts"] or 0),
+        "says": running["StatusText"],
         "socket": str(scope.settings.socket),
         "directory": str(scope.settings.dir),
         "units": [str(scope.path(unit)) for unit in NAMES if scope.path(unit).exists()],
@@ -179,7 +185,7 @@ def status(kind: str, as_json: bool) -> None:
             [
                 ("service", f"{state}, {'' if found['enabled'] else 'not '}enabled ({scope.name})"),
                 ("socket", f"{found['socket']}, {socket['ActiveState']} ({socket['SubState']}){gone}"),
-                ("daemon", f"{daemon['ActiveState']} ({daemon['SubState']})" + (f", process {pid}" if pid else "")),
+                ("daemon", f"{running['ActiveState']} ({running['SubState']})" + (f", process {pid}" if pid else "")),
                 ("restarts", str(found["restarts"])),
                 ("says", found["says"] or "-"),
                 ("store", found["directory"]),
@@ -189,48 +195,50 @@ def status(kind: str, as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-class Doings:
-    """Says what is done, and remembers it."""
+class Progress:
+    """Prints each step that is done, and remembers it."""
 
     def __init__(self, *, quiet: bool) -> None:
         self.said: list[str] = []
         self._quiet = quiet
 
     def __call__(self, what: str) -> None:
-        """Say one thing."""
+        """Report one step."""
         self.said.append(what)
         if not self._quiet:
             click.echo(what)
 
 
 def _ready_scope(kind: str, *, to_serve: bool = False) -> Scope:
-    """Whose it is; nothing has been done before it is known that there is a service manager for it."""
+    """Return the scope; fail, before anything is changed, if no service manager can serve it."""
     if not shutil.which("systemctl"):
-        raise UnavailableError("there is no systemctl here, and so no systemd that could look after the daemon")
+        raise UnavailableError(f"there is no systemctl here, and so no systemd {_WITHOUT}")
+    if not _BOOTED.is_dir():
+        raise UnavailableError(f"this machine has no systemd running {_WITHOUT}")
     if kind == "system" and os.getuid() != 0:
         raise ConfigError("--system is for root; --user is for everybody")
     return scope_of(kind, _variables, to_serve=to_serve)
 
 
 def _variables(systemctl: tuple[str, ...]) -> dict[str, str]:
-    """What the service manager has what it starts see."""
+    """Return the variables that the service manager gives the processes it starts."""
     found = {}
     for line in _ask([*systemctl, "show-environment"]).splitlines():
         name, _, value = line.partition("=")
-        # As a shell would have it where there is something to quote.
+        # systemctl quotes unusual values as a shell does.
         found[name] = ast.literal_eval(value[1:]) if value.startswith("$'") else value
     return found
 
 
 def _lingers() -> bool:
-    """Whether the service manager of this user is there without a session, as far as that is known."""
+    """Return whether this user's service manager runs without a session; True if that is unknown."""
     with contextlib.suppress(KeyError, OSError):
         return Path("/var/lib/systemd/linger", pwd.getpwuid(os.getuid()).pw_name).exists()
     return True
 
 
-def _write(scope: Scope, unit: str, done: Doings) -> bool:
-    """Write a unit; whether it was another one before."""
+def _write(scope: Scope, unit: str, done: Progress) -> bool:
+    """Write a unit; return whether that changed it."""
     path, text = scope.path(unit), scope.filled(unit, sys.executable)
     if path.exists() and not scope.is_ours(unit):
         raise StoreError(f"{path} was not written by xcache; remove or rename it first")
@@ -239,7 +247,7 @@ def _write(scope: Scope, unit: str, done: Doings) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.new")
     beside.write_text(text, "utf-8")
-    # Units are for everybody to read, whatever the umask.
+    # Everybody may read units, whatever the umask.
     beside.chmod(0o644)
     beside.replace(path)
     done(f"wrote {path}")
@@ -247,9 +255,9 @@ def _write(scope: Scope, unit: str, done: Doings) -> bool:
 
 
 def _check_python(scope: Scope) -> None:
-    """The daemon has to run from here, without the caller's environment and, for a machine, without its rights."""
-    user = _NOBODY if scope.is_machines else None
-    # Where pip --user installs is found by it.
+    """Raise UnavailableError unless the daemon runs from here without the caller's environment and privileges."""
+    user = _NOBODY_UID if scope.is_machines else None
+    # Python finds the packages of pip --user under HOME.
     home = "/" if scope.is_machines else scope.homes.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
     command = [sys.executable, "-P", "-m", "xcached", "--version"]
     try:
@@ -263,7 +271,7 @@ def _check_python(scope: Scope) -> None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=_PATIENCE,
+            timeout=_COMMAND_SECONDS,
             check=False,
         )
         problem = result.stderr.strip().rpartition("\n")[2] if result.returncode else ""
@@ -274,20 +282,20 @@ def _check_python(scope: Scope) -> None:
         raise UnavailableError(f"{whom} cannot run the daemon from here ({' '.join(command)}): {problem}")
 
 
-def _make_way(scope: Scope, done: Doings) -> None:
-    """Have a daemon leave that a program started."""
+def _make_way(scope: Scope, done: Progress) -> None:
+    """Stop a daemon that a program started."""
     with contextlib.suppress(ConfigError):
-        left = talking.leave(scope.settings)
+        left = daemon.stop(scope.settings)
         if left is not None:
-            done(f"process {left.pid}, which served {scope.settings.dir}, has left")
+            done(f"process {left.pid}, which served {scope.settings.dir}, has ended")
 
 
-def _replace_older(scope: Scope, done: Doings) -> Any:
-    """The daemon's welcome; one of another version than this makes room for a fresh one."""
+def _replace_older(scope: Scope, done: Progress) -> Any:
+    """Return the daemon's welcome, after replacing a daemon of another version."""
     from xcache._version import __version__
 
     if _show(scope, SERVICE)["ActiveState"] not in ("active", "inactive", "reloading"):
-        # It says why it cannot start, and that may have been put right.
+        # The service has failed to start, and the cause may have been mended since.
         _systemctl(scope, "stop", SERVICE)
         _systemctl(scope, "reset-failed", *NAMES, may_fail=True)
     welcome = _knock(scope)
@@ -302,14 +310,14 @@ def _replace_older(scope: Scope, done: Doings) -> Any:
 
 def _knock(scope: Scope) -> Any:
     try:
-        return talking.knock(scope.settings)
+        return daemon.await_activated(scope.settings)
     except UnavailableError as error:
         journal = "journalctl -u xcached" if scope.is_machines else "journalctl --user -u xcached"
-        raise UnavailableError(f"the daemon does not answer: {error}; more stands in: {journal}") from None
+        raise UnavailableError(f"the daemon does not answer: {error}; for more: {journal}") from None
 
 
 def _remove_empty(scope: Scope) -> None:
-    """Take folders away that are empty now."""
+    """Remove folders that are empty now."""
     folders: list[Path] = [scope.settings.socket.parent, scope.folder / "sockets.target.wants"]
     if scope.is_machines:
         folders.append(ACCOUNT_HOME)
@@ -321,7 +329,7 @@ def _remove_empty(scope: Scope) -> None:
 
 
 def _listens(scope: Scope) -> bool:
-    """Whether systemd does, and whoever comes finds the socket: it may have been removed."""
+    """Return whether systemd listens and the socket still exists, which may have been removed."""
     return scope.settings.socket.is_socket() and _show(scope, SOCKET)["ActiveState"] == "active"
 
 
@@ -338,10 +346,10 @@ def _systemctl(scope: Scope, *arguments: str, may_fail: bool = False) -> str:
 def _ask(command: list[str], *, may_fail: bool = False) -> str:
     try:
         result = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_PATIENCE, check=False
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        _fail(command, f"nothing within {_PATIENCE} s")
+        _fail(command, f"no answer within {_COMMAND_SECONDS} s")
     if result.returncode and not may_fail:
         _fail(command, result.stderr.strip() or f"exit status {result.returncode}")
     return result.stdout

@@ -1,4 +1,4 @@
-"""``xcache show``: one entry, with everything its key is made of."""
+"""``xcache show``: one entry, with every component of its key."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, BinaryIO
 
 import click
 
-from xcache import config
-from xcache.cli import reading, talking
-from xcache.cli.choosing import chosen
+from xcache.cli import daemon, store_file
 from xcache.cli.output import duration, emit, json_option, moment, note, print_facts, print_line, printable, size
 from xcache.cli.programs import as_text, bytecode
+from xcache.cli.selection import full_key
+from xcache.config import config
 
 _SUFFIX = "_component"
-# What the daemon chooses by who goes first.
-_INTERNAL = ("used_order", "uses", "used_time", "used_clock", "worth")
-# What has more lines than this fills the width of a terminal instead.
-_MANY_LINES = 30
+# Columns for eviction, which mean nothing to users.
+_INTERNAL = ("used_order", "uses", "used_time", "worth")
+# A description with more lines than this is wrapped into paragraphs on a terminal.
+_MAX_LINES = 30
 
 
 @click.command()
@@ -35,14 +35,14 @@ _MANY_LINES = 30
 def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bool) -> None:
     """Show everything about one entry.
 
-    KEY may be its beginning, as ls prints it.
+    KEY may be shortened, as ls prints it.
 
     \b
     JSON: {"key": str, "module_name": str, "platform": str, "device_kind": str, "jaxlib_version": str,
            "blob": str, "file": str or null (inside the database), "codec": str, "raw_size": int,
            "stored_size": int, "compile_seconds": float, "created_at": float, "last_used_at": float, "hits": int,
            "writer_uid": int, "writer_pid": int, "writer_program": str, "pinned": bool,
-           "stale": bool (not served: its toolchain is installed nowhere any more),
+           "stale": bool (not served: its toolchain is no longer installed anywhere),
            "footprint": int (with its program), "program": {"digest": str, "writer_uid": int, "raw_size": int,
            "stored_size": int, "codec": str, "blob": str},
            "components": {NAME: {"digest": str, "description": str or null}}}
@@ -50,13 +50,13 @@ def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bo
     if program + (program_bytes is not None) + as_json > 1:
         raise click.UsageError("--program, --program-bytes and --json exclude each other")
     settings = config.load()
-    talking.bring_up_to_date(settings)
-    with reading.reading(settings) as store:
-        key = chosen(store, prefix)
-        assert store is not None  # noqa: S101 - chosen() fails without one
-        entry = _gathered(store, key)
+    daemon.flush(settings)
+    with store_file.open_store(settings) as store:
+        key = full_key(store, prefix)
+        assert store is not None  # noqa: S101 - full_key() fails without one
+        entry = _collect(store, key)
         content = bytecode(store, entry["program"]) if program or program_bytes is not None else b""
-    # Printed after the store was closed: a reader who takes their time must not keep the daemon from tidying up.
+    # Printed after the store is closed: a pager that stays open must not keep the daemon from its checkpoints.
     if program:
         click.echo(as_text(content), nl=False)
     elif program_bytes is not None:
@@ -69,8 +69,8 @@ def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bo
         _print(entry)
 
 
-def _gathered(store: reading.StoreReader, key: str) -> dict[str, Any]:
-    """The row of an entry with what it refers to in the place of digests."""
+def _collect(store: store_file.StoreReader, key: str) -> dict[str, Any]:
+    """Return an entry's row with its program, file and components in place of their digests."""
     entry = store.entry(key)
     components = {
         name.removesuffix(_SUFFIX): {"digest": digest, "description": store.description(digest)}
@@ -91,7 +91,7 @@ def _print(entry: dict[str, Any]) -> None:
         [
             ("key", entry["key"]),
             ("module", entry["module_name"]),
-            ("platform", f"{entry['platform']}, {entry['device_kind']}"),
+            ("platform", ", ".join(dict.fromkeys((entry["platform"], entry["device_kind"])))),
             ("jaxlib", entry["jaxlib_version"]),
             ("executable", _sizes(entry)),
             ("digest", entry["blob"]),
@@ -99,7 +99,11 @@ def _print(entry: dict[str, Any]) -> None:
             ("compile time", duration(entry["compile_seconds"])),
             ("hits", str(entry["hits"])),
             *([("pinned", "stays whatever the limits say")] if entry["pinned"] else []),
-            *([("stale", "not served: what compiled it is installed nowhere (toolchains)")] if entry["stale"] else []),
+            *(
+                [("stale", "not served: its toolchain is no longer installed (xcache toolchains)")]
+                if entry["stale"]
+                else []
+            ),
             ("created", moment(entry["created_at"])),
             ("last used", moment(entry["last_used_at"])),
             ("written by", f"{entry['writer_program']} (process {entry['writer_pid']}, uid {entry['writer_uid']})"),
@@ -125,7 +129,7 @@ def _print_description(description: str | None) -> None:
         click.echo("  none" if description == "" else "  no description was kept")
         return
     lines = [printable(line) for line in description.split("\n")]
-    if len(lines) > _MANY_LINES and sys.stdout.isatty():
+    if len(lines) > _MAX_LINES and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns - 2
         lines = textwrap.wrap("  ".join(lines), width, break_long_words=False, break_on_hyphens=False)
     for line in lines:

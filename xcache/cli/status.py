@@ -1,69 +1,87 @@
-"""``xcache status``: how the daemon and the store are."""
+"""``xcache status``: the state of the daemon and the store."""
 
 from __future__ import annotations
 
 import contextlib
+import os
+from pathlib import Path
 from typing import Any
 
 import click
 
-from xcache import config, protocol
-from xcache.cli import reading, talking
+from xcache.cli import daemon, store_file
+from xcache.cli.config import length
 from xcache.cli.output import counted, duration, emit, json_option, note, print_facts, print_line, printable, size
-from xcache.cli.settings import length
-from xcache.config import Config
-from xcache.connection import Connection
-from xcache.errors import ClosedStoreError, UnavailableError
+from xcache.client.connection import Connection
+from xcache.client.launcher import Launcher
+from xcache.config import config
+from xcache.config.config import Config
+from xcache.errors import ClosedStoreError, ConfigError, UnavailableError, UntrustedError
+from xcache.wire import protocol
+from xcache.wire.ownership import check_directory
+
+_TOTALS = ("entries", "bytes")
 
 
 @click.command()
 @json_option
 def status(as_json: bool) -> None:
-    """Is the daemon running, what is being compiled, and how full is the store?
+    """Show whether the daemon runs, what is being compiled, and how full the store is.
 
-    Connections are those of others. The limits are the daemon's while one runs, else those of the settings. What was
-    set aside is listed by ls --quarantined.
+    This command's own connection is not counted. The limits are the daemon's while one runs, else those of the
+    settings. ls --quarantined lists the entries that were set aside.
 
     \b
     JSON: {"running": bool, "problem": str or null, "pid": int or null, "version": str or null,
            "uptime_seconds": float or null, "connections": int or null, "socket": str, "directory": str,
-           "entries": int, "bytes": int, "max_size": int (0: no limit), "max_entries": int (0: no limit),
-           "max_age": float (0: no limit), "quarantined": int or null,
-           "free": int or null (bytes on the disk, where some are to stay free),
-           "to_stay_free": int or null (bytes, by min_free; 0: none; null: it is the daemon who knows),
-           "damaged_databases": [str],
-           "configuration_problem": str or null (why the daemon goes on with the settings it had),
+           "entries": int or null, "bytes": int or null, "max_size": int (0: no limit),
+           "max_entries": int (0: no limit), "max_age": float (0: no limit), "quarantined": int or null,
+           "stale": int or null (entries that are not served),
+           "closed": str or null (why the store cannot be read here),
+           "free": int or null (bytes on the disk, if min_free applies),
+           "to_stay_free": int or null (bytes, by min_free; 0: none; null: only the daemon knows),
+           "damaged_databases": [str], "settings_problems": [str] (why programs run without the cache),
+           "configuration_problem": str or null (why the daemon keeps its former settings),
            "compiles": [{"key": str, "module_name": str, "pid": int, "program": str, "seconds": float,
                          "waiting": int}]}
 
-    Exit status 1 when a daemon is there and does not answer.
+    A value that cannot be known is null. Exit status 1 if a daemon has the store but does not answer, or programs get
+    another store than the settings name.
     """
-    settings = config.load()
+    settings, problems = config.load_usable()
     facts: dict[str, Any] = {}
+    address = Launcher(settings).address() or settings.socket
     compiles: list[dict[str, Any]] = []
     problem = None
+    directory = str(settings.dir)
     try:
-        connection = talking.find(settings)
+        connection, problem = daemon.find_with_any_store(settings)
         if connection is not None:
+            address, directory = connection.path, connection.welcome.directory
             facts, compiles = _ask(connection, settings.timeout)
-    except UnavailableError as error:
+    except UntrustedError as error:
+        problem = f"{error} ({error.kind})"
+    except (UnavailableError, ConfigError) as error:
         problem = str(error)
-    held = _held(settings, facts)
+    if not facts and (unusable := _unusable(settings)):
+        problems.append(unusable)
+    held = _held(settings._replace(dir=Path(directory)), facts)
     found = {
         "running": bool(facts),
         "problem": problem,
         "pid": facts.get("pid"),
         "version": facts.get("version"),
         "uptime_seconds": facts.get("uptime_seconds"),
-        # One of them is this command's.
+        # This command's own connection is one of them.
         "connections": facts["connections"] - 1 if facts else None,
-        "socket": str(settings.socket),
-        "directory": str(settings.dir),
+        "socket": str(address),
+        "directory": directory,
         **held,
         **{limit: facts.get(limit, getattr(settings, limit)) for limit in ("max_size", "max_entries", "max_age")},
         "free": facts.get("free") if facts.get("to_stay_free") else None,
         "to_stay_free": facts.get("to_stay_free"),
         "damaged_databases": _damaged(settings),
+        "settings_problems": problems,
         "configuration_problem": facts.get("configuration_problem") or None,
         "compiles": compiles,
     }
@@ -72,9 +90,13 @@ def status(as_json: bool) -> None:
     else:
         _print(found)
     for path in found["damaged_databases"]:
-        note(f"a damaged database was set aside and a fresh one begun; look into it or delete it: {path}")
-    if found["configuration_problem"]:
-        note(f"the daemon goes on with the settings it had: {found['configuration_problem']}")
+        note(f"a damaged database was set aside and a fresh one begun; inspect or delete it: {path}")
+    refused = found["configuration_problem"]
+    for each in problems:
+        also = ", and the daemon keeps its former settings" if each == refused else ""
+        note(f"programs run without the cache{also}: {each}")
+    if refused and refused not in problems:
+        note(f"the daemon keeps its former settings: {refused}")
     if problem:
         note(problem)
         click.get_current_context().exit(1)
@@ -87,16 +109,27 @@ def _ask(connection: Connection, timeout: float) -> tuple[dict[str, Any], list[d
 
 
 def _held(settings: Config, facts: dict[str, Any]) -> dict[str, Any]:
-    """How much there is, from the store itself, or else from the daemon who alone may look into it."""
+    """Return the store's totals, from the store itself, or from the daemon's status if only the daemon may read it."""
     try:
-        with reading.reading(settings) as store:
+        with store_file.open_store(settings) as store:
             totals = store.totals() if store else {}
-            quarantined = len(store.quarantined()) if store else 0
-    except ClosedStoreError:
-        if not facts:
-            raise
-        totals, quarantined = facts, None
-    return {"entries": totals.get("entries", 0), "bytes": totals.get("bytes", 0), "quarantined": quarantined}
+            held: dict[str, Any] = {name: totals.get(name, 0) for name in _TOTALS}
+            quarantined, stale = (len(store.quarantined()), store.stale_entries()) if store else (0, 0)
+    except ClosedStoreError as error:
+        held = {name: facts.get(name) for name in _TOTALS}
+        return {**held, "quarantined": None, "stale": None, "closed": str(error)}
+    return {**held, "quarantined": quarantined, "stale": stale, "closed": None}
+
+
+def _unusable(settings: Config) -> str | None:
+    """Return why this user's programs could not start a daemon on the existing store, or None."""
+    if not Launcher(settings).may_start() or not settings.dir.exists():
+        return None
+    try:
+        check_directory(settings.dir)
+    except UntrustedError as error:
+        return str(error)
+    return None if os.access(settings.dir, os.W_OK | os.X_OK) else f"{settings.dir} cannot be written"
 
 
 def _damaged(settings: Config) -> list[str]:
@@ -107,20 +140,24 @@ def _damaged(settings: Config) -> list[str]:
 
 
 def _held_of(found: dict[str, Any]) -> str:
-    """How much there is, and how much there may be."""
+    """Describe how many entries and bytes the store holds, and may hold."""
+    if found["entries"] is None:
+        return f"cannot be known: {found['closed']}"
     entries, limit = counted(found["entries"], "entry"), found["max_size"]
     if most := found["max_entries"]:
         entries += f" of {most} ({found['entries'] / most:.0%})"
     full = f" of {size(limit)} ({found['bytes'] / limit:.0%})" if limit else "" if most else ", no limit"
-    return f"{entries}, {size(found['bytes'])}{full}"
+    return f"{entries}, {size(found['bytes'])}{full}" + (", of all users" if found["closed"] else "")
 
 
 def _print(found: dict[str, Any]) -> None:
     if found["running"]:
-        daemon = f"running, xcache {found['version']}, process {found['pid']}"
+        state = f"running, xcache {found['version']}, process {found['pid']}"
+    elif found["problem"]:
+        state = "cannot be reached"
     else:
-        daemon = "does not answer" if found["problem"] else "not running"
-    rows = [("daemon", daemon)]
+        state = "nobody listens on this socket" if found["closed"] else "not running"
+    rows = [("daemon", state)]
     if found["running"]:
         rows += [("up for", duration(found["uptime_seconds"])), ("connections", str(found["connections"]))]
     rows += [("socket", found["socket"]), ("store", found["directory"]), ("holds", _held_of(found))]
@@ -128,7 +165,9 @@ def _print(found: dict[str, Any]) -> None:
         rows.append(("keeps", f"what was used within {length(found['max_age'])}"))
     if found["to_stay_free"] and found["free"] < found["to_stay_free"]:
         lacking = f"{size(found['free'])} free, and {size(found['to_stay_free'])} are to stay free (min_free)"
-        rows.append(("disk", f"{lacking}: entries go, and nothing is stored"))
+        rows.append(("disk", f"{lacking}: the daemon evicts entries and stores nothing"))
+    if found["stale"]:
+        rows.append(("stale", f"{counted(found['stale'], 'entry')}, not served (xcache toolchains)"))
     if found["quarantined"]:
         rows.append(("set aside", f"{counted(found['quarantined'], 'entry')} (xcache ls --quarantined)"))
     print_facts(rows)

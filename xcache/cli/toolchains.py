@@ -1,4 +1,4 @@
-"""``xcache toolchains`` and ``xcache invalidate``: what compiled the entries, and what is of no more use."""
+"""``xcache toolchains`` and ``xcache invalidate``: the compilers of the entries, and removing what they made."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from xcache import config
-from xcache.cli import Failure, Misunderstood, reading, talking
-from xcache.cli.changing import remove
-from xcache.cli.choosing import older_than_option
+from xcache.cli import Failure, Misunderstood, daemon, store_file
+from xcache.cli.config import length
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, note, print_table, printable, size
-from xcache.cli.settings import length
+from xcache.cli.removing import remove
+from xcache.cli.selection import older_than_option
+from xcache.config import config
 
 _SHORT = 12
 _COLUMNS = (
@@ -31,11 +31,11 @@ _COLUMNS = (
 @click.command()
 @json_option
 def toolchains(as_json: bool) -> None:
-    """List what compiled the entries, and where that is installed.
+    """List the toolchains that compiled the entries, and where they are installed.
 
-    What is stale is installed nowhere any more: its entries are not served, go first when room is needed, and are
-    removed after a grace time (XCACHE_STALE_GRACE), unless it is installed again. "elsewhere" are installations that
-    the daemon cannot see, such as a container's.
+    A stale toolchain is no longer installed anywhere: its entries are not served, are evicted first, and are removed
+    after a grace time (XCACHE_STALE_GRACE) unless it is installed again. "elsewhere" means an installation that the
+    daemon cannot see, such as a container's.
 
     \b
     JSON: {"toolchains": [{"digest": str, "state": "live", "stale" or "unknown", "platform": str or null,
@@ -45,8 +45,8 @@ def toolchains(as_json: bool) -> None:
            "seen_at": float}]}]}
     """
     settings = config.load()
-    is_watched = talking.bring_up_to_date(settings)
-    with reading.reading(settings) as store:
+    is_watched = daemon.flush(settings)
+    with store_file.open_store(settings) as store:
         rows = store.toolchains() if store else []
     if as_json:
         emit({"toolchains": rows})
@@ -55,16 +55,16 @@ def toolchains(as_json: bool) -> None:
         if not is_watched:
             note("no daemon runs; this is what the last one saw")
     else:
-        click.echo(reading.EMPTY)
+        click.echo(store_file.EMPTY)
 
 
 @click.command()
-@click.option("--toolchain", metavar="DIGEST", help="Compiled by this one; its beginning will do (see toolchains).")
-@click.option("--jaxlib", metavar="VERSION", help="Compiled by this jaxlib: 0.10.2, or 0.10 for all of its kind.")
-@click.option("--platform", help="For this platform (cpu, cuda, tpu).")
+@click.option("--toolchain", metavar="DIGEST", help="Compiled by this toolchain; may be shortened (see toolchains).")
+@click.option("--jaxlib", metavar="VERSION", help="Compiled by this jaxlib: 0.10.2, or 0.10 for 0.10.*.")
+@click.option("--platform", help="Compiled for this platform (cpu, cuda, tpu).")
 @older_than_option
-@click.option("--name", metavar="TEXT", help="Modules with this in their name, or a name of this pattern (jit_*).")
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@click.option("--name", metavar="TEXT", help="Modules whose name contains this text or matches this pattern (jit_*).")
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @json_option
 def invalidate(
     toolchain: str | None,
@@ -75,10 +75,10 @@ def invalidate(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Remove the entries that fit all of these, so that they are compiled anew.
+    """Remove the entries that match all given options, pinned ones included, so that they are compiled anew.
 
-    Pinned ones too. At least one of the options is needed; for everything there is clear. Starts a daemon when none
-    runs and there is something to remove.
+    At least one option is needed; clear removes everything. Starts a daemon if none runs and there is something to
+    remove.
 
     \b
     JSON: {"matched": int, "removed": int, "bytes": int (that came free, or would), "dry_run": bool}
@@ -94,18 +94,18 @@ def invalidate(
     if all(value is None for value in given.values()):
         raise Misunderstood("say which entries: --toolchain, --jaxlib, --platform, --older-than or --name")
     for what, value in given.items():
-        # Of a variable that is not set, most likely; taken for the beginning of a name it would fit everything.
+        # The value is probably of an unset shell variable; as part of a name it would match everything.
         if value == "":
-            raise Misunderstood(f"--{what} says nothing; for everything there is clear")
+            raise Misunderstood(f"--{what} is empty; to remove everything: xcache clear")
     reason = ", ".join(f"{what} {value}" for what, value in given.items() if value is not None)
-    wanted = reading.Wanted(
+    wanted = store_file.Wanted(
         toolchain=toolchain,
         jaxlib=jaxlib,
         platform=platform,
         created_before=None if older_than is None else time.time() - older_than,
         name=name,
     )
-    with reading.reading(settings) as store:
+    with store_file.open_store(settings) as store:
         if store and toolchain is not None:
             wanted = dataclasses.replace(wanted, toolchain=_the_one(store, toolchain))
         entries, _ = store.entries(wanted) if store else ([], 0)
@@ -118,15 +118,15 @@ def invalidate(
     if as_json:
         emit({"matched": len(entries), "removed": removed, "bytes": freed, "dry_run": dry_run})
     elif not keys:
-        click.echo(f"none of {counted(total, 'entry')} fits" if total else reading.EMPTY)
+        click.echo(f"none of {counted(total, 'entry')} match" if total else store_file.EMPTY)
     elif dry_run:
         click.echo(f"would remove {counted(len(entries), 'entry')}, {size(freed)}")
     else:
         click.echo(f"removed {counted(removed, 'entry')}, {size(freed)}")
 
 
-def _the_one(store: reading.StoreReader, prefix: str) -> str:
-    """The toolchain that begins like this."""
+def _the_one(store: store_file.StoreReader, prefix: str) -> str:
+    """Return the digest of the one toolchain that begins with the prefix."""
     found = [row for row in store.toolchains() if row["digest"].startswith(prefix.lower())]
     if not found:
         raise Failure(f"no toolchain begins with {printable(prefix)}; xcache toolchains lists them")
@@ -145,4 +145,6 @@ def _where(row: dict[str, Any]) -> str:
     if not there:
         return ""
     place = there[0]["place"] + ("" if there[0]["state"] == "here" else f" ({there[0]['state']})")
-    return f"{place} and {len(there) - 1} more" if len(there) > 1 else str(place)
+    # Several users may have announced one place.
+    others = len({one["place"] for one in there}) - 1
+    return f"{place} and {others} more" if others else str(place)

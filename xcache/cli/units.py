@@ -1,4 +1,4 @@
-"""The units of systemd as they are to be: templates that ship with xcache, filled in for this installation."""
+"""The systemd units: templates that ship with xcache, filled in for this installation."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import NamedTuple
 
 import xcache
-from xcache import config
-from xcache.config import Config
+from xcache.config import config
+from xcache.config.config import Config
 from xcache.errors import ConfigError
 
 NAMES = ("xcached.socket", "xcached.service")
 SOCKET, SERVICE = NAMES
 ACCOUNT = "xcache"
-# Home of the machine's account, and where its own settings would be.
+# Home of the machine's account; its own settings would be there.
 ACCOUNT_HOME = Path("/var/lib/xcache")
-_OURS = "XCACHE_"
-# By this line a file is known to be ours; every template has it.
+_PREFIX = "XCACHE_"
+# Every template holds this text, which marks a unit as written by xcache.
 _MARK = "xcache service install"
 
 
 class Scope(NamedTuple):
-    """For whom there is a service, and what it is made of."""
+    """A service for one user or for the machine: its folder, its systemctl and its settings."""
 
     name: str
     folder: Path
@@ -32,32 +32,32 @@ class Scope(NamedTuple):
     settings: Config
     socket: str
     homes: Mapping[str, str]
-    """Variables that the service manager has otherwise than the user's programs."""
+    """Variables whose values in the service manager differ from those of the user's programs."""
 
     @property
     def is_machines(self) -> bool:
-        """Whether it is the one for all users."""
+        """Whether it is the service for all users."""
         return self.name == "system"
 
     def path(self, unit: str) -> Path:
-        """Where a unit is written."""
+        """Return the path of a unit."""
         return self.folder / unit
 
     def is_ours(self, unit: str) -> bool:
-        """Whether what stands there was written here."""
+        """Return whether xcache wrote the unit that exists there."""
         try:
             return _MARK in self.path(unit).read_text("utf-8", "replace")
         except OSError:
             return False
 
     def filled(self, unit: str, python: str) -> str:
-        """A unit's text for an interpreter that has xcache."""
+        """Return a unit's text, with ``python`` as the interpreter."""
         if any(character in "\"'\\" or not character.isprintable() for character in python):
-            raise ConfigError(f"systemd runs no program of such a name: {python!r}; install xcache elsewhere")
-        # A line of a unit ends with its line, and goes on after a backslash.
+            raise ConfigError(f"systemd cannot run a program of this name: {python!r}; install xcache elsewhere")
+        # A line break would end the value, and a backslash at the end would continue it.
         for path in (self.settings.dir, self.settings.socket, *self.homes.values()):
             if not str(path).isprintable() or str(path) != str(path).strip() or str(path).endswith("\\"):
-                raise ConfigError(f"systemd cannot be told of such a name: {str(path)!r}")
+                raise ConfigError(f"a systemd unit cannot hold this path: {str(path)!r}")
         text = (_templates() / self.name / unit).read_text("utf-8")
         values = {
             "SOCKET": self.socket,
@@ -72,10 +72,10 @@ class Scope(NamedTuple):
 
 
 def scope_of(kind: str, variables: Callable[[tuple[str, ...]], Mapping[str, str]], *, to_serve: bool = True) -> Scope:
-    """The user's or the machine's, by the settings that a service finds: those of files.
+    """Return the scope of the user's or the machine's service, with the settings that the service itself will find.
 
-    ``variables`` are those of the service manager that such a command talks to. A user's own is ``to_serve`` only where
-    the machine has none.
+    ``variables`` returns the environment of the service manager behind a systemctl command. With ``to_serve``, raise
+    ConfigError for a user's service on a machine that has one for all users.
     """
     if kind == "system":
         systemctl: tuple[str, ...] = ("systemctl",)
@@ -85,36 +85,38 @@ def scope_of(kind: str, variables: Callable[[tuple[str, ...]], Mapping[str, str]
         return Scope(kind, Path("/etc/systemd/system"), systemctl, settings, socket, {})
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if not runtime.startswith("/"):
-        raise ConfigError("XDG_RUNTIME_DIR is not set: there is no service manager of this user here; log in properly")
+        raise ConfigError(
+            "XDG_RUNTIME_DIR is not set, so this user has no service manager here; log in as this user first"
+        )
     systemctl = ("systemctl", "--user")
     managers = variables(systemctl)
-    # What the service manager does not know of must not be what the units are made for.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_OURS)} | _ours(managers)
+    # The service gets the manager's settings, not those of this command's environment.
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)} | _ours(managers)
     settings = config.load(environ)
     if settings.daemon_user and not to_serve:
-        # It was installed before the machine had one.
+        # The user's service was installed before the machine had one for all.
         settings = config.load(environ, daemon_user="", dir=settings.own_dir)
     if settings.daemon_user:
         raise ConfigError(
             f"this machine has one daemon for all users (daemon_user={settings.daemon_user!r},"
-            f" {settings.sources['daemon_user']}); a user's own would serve nobody"
+            f" {settings.sources['daemon_user']}); a user's own daemon would serve nobody"
         )
-    # By its name, so that the unit holds for every session.
+    # %t is the runtime folder of each session, so the unit holds for every session.
     usual = settings.socket == Path(runtime) / "xcache" / "xcached.sock"
     socket = "%t/xcache/xcached.sock" if usual else without_specifiers(str(settings.socket))
-    # What a shell says of these does not reach the manager, nor what it starts.
+    # Values set in a shell reach neither the manager nor the services it starts.
     theirs = _homes(managers)
     homes = {name: path for name, path in _homes(environ).items() if path != theirs[name]}
     return Scope(kind, Path(theirs["XDG_CONFIG_HOME"], "systemd", "user"), systemctl, settings, socket, homes)
 
 
 def _ours(environ: Mapping[str, str]) -> dict[str, str]:
-    """The settings among variables."""
-    return {name: value for name, value in environ.items() if name.startswith(_OURS)}
+    """Return the variables that are settings of xcache."""
+    return {name: value for name, value in environ.items() if name.startswith(_PREFIX)}
 
 
 def _homes(environ: Mapping[str, str]) -> dict[str, str]:
-    """Where somebody with these variables looks for a user's files."""
+    """Return the home, cache and configuration folders that these variables name."""
     home = environ.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
     found = {"HOME": home}
     for name, usual in (("XDG_CACHE_HOME", ".cache"), ("XDG_CONFIG_HOME", ".config")):
@@ -124,17 +126,17 @@ def _homes(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def without_specifiers(text: str) -> str:
-    """Text in which systemd shall see no specifier."""
+    """Escape a text so that systemd finds no specifier in it."""
     return text.replace("%", "%%")
 
 
 def escaped(text: str) -> str:
-    """What stands between quotes in a unit."""
+    """Escape a text for quotes in a unit."""
     return without_specifiers(text).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _templates() -> Path:
     package = Path(xcache.__file__).parent
     installed = package / "systemd"
-    # In a checkout they are where one looks for them.
+    # A checkout has them in the daemon's folder.
     return installed if installed.is_dir() else package.parent / "daemon" / "systemd"

@@ -1,17 +1,17 @@
-"""Takes the place of jax's file cache, and gives it back: the only package that knows jax's internals."""
+"""Replace jax's file cache by xcache, and restore it. Only this package knows jax's internals."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import sys
-import threading
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from xcache import config
+from xcache import logs
 from xcache._version import __version__
+from xcache.config import config
 from xcache.errors import UnsupportedError, XcacheError
 
 if TYPE_CHECKING:
@@ -19,39 +19,46 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xcache")
 _PACKAGE = str(Path(__file__).parent.parent)
-_lock = threading.RLock()
 _installed: Handle | None = None
 
 
 class Handle:
-    """An installed hook; ``uninstall()``, or leaving a ``with``, restores jax exactly."""
+    """An installed hook; ``uninstall()``, or leaving a ``with``, restores jax exactly.
+
+    Only jaxlib's ``serialize()`` stays replaced while an executable from the cache lives, which needs that.
+    """
 
     def __init__(self, settings: config.Config, mode: str) -> None:
-        # Imported here: what costs time is paid by those who use it.
-        from xcache import cache
+        # Imported here, because a program with the cache off should not pay for these.
+        from xcache import cache, process_cache
         from xcache.hook import ahead, jax_versions, wrapper
-        from xcache.keys import describe
+        from xcache.keys import cpu_clients, describe
 
         self._jax = jax_versions.probe()
         surroundings = describe.Surroundings(
             self._jax.jaxlib_folder, self._jax.jaxlib_version, settings.own_dir, self._jax.cuda_folder
         )
-        self._cache = cache.Cache(settings, mode, __version__, ahead.Loader(self._jax, surroundings))
+        loader = ahead.Loader(self._jax, surroundings, everywhere=settings.sources["prefetch"] != "default")
+        self._cache = cache.Cache(settings, mode, __version__, loader)
         self._undo = contextlib.ExitStack()
         try:
-            # How to undo a step comes before it: Ctrl-C in between must not leave half a hook.
+            # Each undo is registered before its step: Ctrl-C in between must not leave half a hook.
             self._undo.callback(self._forget)
-            self._undo.callback(cache.leave, self._cache)
-            self._undo.enter_context(_logging(settings))
+            # Undone after the cache is closed, so that the cache's last line is still logged at the chosen level.
+            self._undo.enter_context(logs.shown(settings))
+            self._undo.callback(process_cache.leave, self._cache)
+            self._undo.enter_context(cpu_clients.watched())
             compiler = self._jax.compiler
             self._original = compiler.compile_or_get_cached
             self._wrapped = wrapper.wrap(self._original, self._jax, self._cache, surroundings)
             self._undo.callback(self._restore)
             compiler.compile_or_get_cached = self._wrapped
-            # jax leaves its own frames out of tracebacks; xcache's are to be seen as little.
+            # jax leaves its own frames out of tracebacks; do the same with xcache's.
             self._undo.callback(self._show_frames)
             self._jax.excluded_paths.append(_PACKAGE)
-            cache.use(self._cache)
+            process_cache.use(self._cache)
+            # An executable that was loaded ahead must not keep a client alive after jax clears its backends.
+            self._watch = self._jax.watch_clearing(self._cache.look_at_clients)
             self._cache.warm_up()
             self._become_the_installed()
         except BaseException:
@@ -59,11 +66,14 @@ class Handle:
             raise
 
     def uninstall(self) -> None:
-        """Restore jax and finish what is still to be stored. Calling it again does nothing."""
-        self._undo.close()
+        """Restore jax and finish pending stores. Calling it again does nothing."""
+        from xcache import process_cache
+
+        with process_cache.switching:
+            self._undo.close()
 
     def statistics(self) -> Statistics:
-        """What was counted since the hook was installed."""
+        """Return what was counted since the hook was installed."""
         return self._cache.statistics()
 
     def __enter__(self) -> Handle:
@@ -76,44 +86,89 @@ class Handle:
 
     def _become_the_installed(self) -> None:
         global _installed
-        with _lock:
-            _installed = self
+        _installed = self
 
     def _forget(self) -> None:
         global _installed
-        with _lock:
-            if _installed is self:
-                _installed = None
+        if _installed is self:
+            _installed = None
 
     def _restore(self) -> None:
         if self._jax.compiler.compile_or_get_cached is self._wrapped:
             self._jax.compiler.compile_or_get_cached = self._original
         elif self._jax.compiler.compile_or_get_cached is not self._original:
-            logger.warning("jax's compile function was replaced by somebody else; xcache could not take itself out")
+            logger.warning("another library has replaced jax's compile function; xcache could not remove its own")
 
     def _show_frames(self) -> None:
         with contextlib.suppress(ValueError):
             self._jax.excluded_paths.remove(_PACKAGE)
 
 
-def install(mode: str = "on", **settings: Any) -> Handle:
-    """Switch the cache on in this process, with these settings over all others."""
+class _Off(Handle):
+    """The handle of a cache that is off."""
+
+    def __init__(self) -> None:
+        self._undo = contextlib.ExitStack()
+
+    def statistics(self) -> Statistics:
+        """Return zeros."""
+        from xcache.statistics import Statistics
+
+        return Statistics()
+
+
+def enable(mode: str | int = "on", **settings: Any) -> Handle:
+    """Switch the cache on in this process, before or after its first compile, in place of ``XCACHE``.
+
+    ``mode`` is one of
+
+        "on"        look up, and store what was compiled (also "1" or 1)
+        "readonly"  look up, never store
+        "refresh"   compile anew and overwrite
+        "off"       switch the cache off, like disable() (also "0" or 0)
+
+    ``settings`` are those that ``xcache config`` lists, in lower case and without the prefix. They win over the
+    environment and all files: ``enable(dir="/scratch/me/xcache", max_size="10G")``. Leaving a ``with`` block, the
+    handle's ``uninstall()``, or ``disable()`` switches the cache off, even if XCACHE or an outer block switched it on.
+    Raise ConfigError for a mode or setting that is not understood.
+    """
+    mode = config.mode_from_code(mode)
+    if mode == "off":
+        disable()
+        return _Off()
     if sys.platform == "win32":
         raise UnsupportedError("xcache does not run on Windows; it stays off")
     loaded = config.load(**settings)
-    disable()
-    return Handle(loaded, mode)
+    from xcache import process_cache
+
+    with process_cache.switching:
+        _uninstall()
+        handle = Handle(loaded, mode)
+        process_cache.only_when_asked()
+        return handle
 
 
 def disable() -> None:
-    """Switch the cache off, if it is on."""
+    """Switch the cache off, and keep it off whatever XCACHE says."""
+    from xcache import process_cache
+
+    with process_cache.switching:
+        _uninstall()
+        process_cache.only_when_asked()
+
+
+def _uninstall() -> None:
+    """Uninstall the hook, if any, and close a cache that ``xcache.compile`` may have made."""
+    from xcache import process_cache
+
     if _installed is not None:
         _installed.uninstall()
+    process_cache.use_none()
 
 
 def stats() -> Statistics:
-    """What this process counted; all zero while the cache is off."""
-    from xcache.cache import current
+    """Return what this process has counted; all zero while the cache is off."""
+    from xcache.process_cache import current
     from xcache.statistics import Statistics
 
     cache = current()
@@ -121,38 +176,13 @@ def stats() -> Statistics:
 
 
 def install_from_environment() -> None:
-    """What the plugin does: install as ``XCACHE`` says, or say in one line why not."""
-    if _installed is not None:
-        return
+    """Switch the cache on as ``XCACHE`` says, or log in one line why not."""
     try:
         mode = config.mode()
         if mode != "off":
-            install(mode)
+            from xcache import process_cache
+
+            if process_cache.may_be_made():
+                enable(mode)
     except (XcacheError, OSError) as error:
-        logger.warning("%s; xcache is off", error)
-
-
-@contextlib.contextmanager
-def _logging(settings: config.Config) -> Any:
-    """Apply the level that was asked for; without any asking, logging is the program's own business."""
-    if settings.sources["log"] == "default":
-        yield
-        return
-    handler = _StderrHandler()
-    handler.setFormatter(logging.Formatter("xcache: %(message)s"))
-    before = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(settings.log.upper())
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(before)
-
-
-class _StderrHandler(logging.StreamHandler[TextIO]):
-    """Writes to stderr, unless the program has a handler of its own that will."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers:
-            super().emit(record)
+        logs.complain("%s; xcache is off", error)

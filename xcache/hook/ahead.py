@@ -1,8 +1,9 @@
-"""Loading an executable before jax asks for it, with the options and devices that it was loaded with last time."""
+"""Load an executable before jax asks for it, with the options and devices that it was loaded with last time."""
 
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from time import sleep
 from typing import Any
@@ -12,64 +13,93 @@ from xcache.errors import UncacheableError
 from xcache.executables import deserialize
 from xcache.hook.jax_versions import Jax
 from xcache.keys.describe import Surroundings
-from xcache.prefetch import Item
+from xcache.prefetch.prefetcher import Item
+from xcache.request import Ahead
 
-# The backend is being made at the moment, and a large machine takes its time for that; another may be there already.
-_LONGEST_WAIT, _LONGEST_WAIT_BESIDE = 120.0, 2.0
-_LOOK_EVERY = 0.002
+# A large machine takes long to make a backend. If jax has another backend already, this one will hardly come.
+_LONGEST_WAIT_SECONDS, _LONGEST_WAIT_BESIDE_SECONDS = 120.0, 2.0
+_POLL_SECONDS = 0.002
 
 
 class Loader:
     """Loads onto a backend as soon as jax has one."""
 
-    def __init__(self, jax: Jax, surroundings: Surroundings) -> None:
+    def __init__(self, jax: Jax, surroundings: Surroundings, *, everywhere: bool) -> None:
+        """``everywhere``: the user has switched loading ahead on for GPU and TPU, too."""
         self._jax = jax
         self._surroundings = surroundings
-        # By platform and devices.
-        self._around: dict[tuple[str, tuple[int, ...]], tuple[str, str, str]] = {}
+        self._everywhere = everywhere
+        # Digests of flags, platform and toolchain, by client and devices; weak, so that they keep no client alive.
+        self._around: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], tuple[str, str, str]]]
+        self._around = weakref.WeakKeyDictionary()
+        # Platforms whose backend did not appear in time.
+        self._missing: set[str] = set()
 
     def prepare(self, items: Sequence[Item]) -> None:
-        """Find out what the toolchain is: of the libraries of others than the CPU, only when they are at work."""
+        """Digest the CPU's toolchain beforehand; other platforms' libraries only once their backend exists."""
         if any(item.platform == "cpu" for item in items):
             with contextlib.suppress(UncacheableError):
                 self._surroundings.toolchain_files("cpu")
 
     def is_foreign(self, item: Item) -> bool:
-        """Whether it is known that it was made with something else than this process has."""
-        return self._around.get((item.platform, item.devices), item.around) != item.around
+        """Return whether it is known that this process must not load the item.
 
-    def check(self, item: Item, is_over: Callable[[], bool]) -> None:
-        """UncacheableError unless it was made with exactly what this process has: XLA may crash on anything else."""
-        where = item.platform, item.devices
-        if where not in self._around:
-            backend = self._backend(item.platform, is_over)
-            self._around[where] = self._surroundings.around(
-                backend, self._devices(backend, item), self._jax.custom_key(), tuple(self._jax.flag_prefixes())
+        No process of a job of several loads ahead: all of them must use their devices in the same order. On a GPU or
+        TPU loading ahead takes device memory, and has not been shown to do no harm.
+        """
+        if self._jax.distributed.client is not None or not (item.platform == "cpu" or self._everywhere):
+            return True
+        backend = self._backend(item.platform)
+        around = None if backend is None else self._around.get(backend, {}).get(item.devices)
+        return item.platform in self._missing or around not in (None, item.around)
+
+    def onto(self, item: Item, is_over: Callable[[], bool]) -> Ahead:
+        """Wait for a backend, and return the client and devices to load the item onto.
+
+        Raise UncacheableError unless flags, platform and toolchain are this process's: XLA may crash on others.
+        """
+        backend = self._wait_for_backend(item.platform, is_over)
+        devices = self._devices(backend, item)
+        known = self._around.setdefault(backend, {})
+        if item.devices not in known:
+            known[item.devices] = self._surroundings.around(
+                backend, devices, self._jax.custom_key(), tuple(self._jax.flag_prefixes()), item.options
             )
         if self.is_foreign(item):
-            raise UncacheableError("it was made with something else")
+            raise UncacheableError("it was made with other flags, platform or toolchain")
+        return Ahead(item.options, backend, devices)
 
-    def __call__(self, item: Item, raw: bytes) -> Any:
-        """The executable; whatever jaxlib raises when it cannot be loaded."""
+    def is_there(self, client: Any) -> bool:
+        """Return whether jax still uses this client: after ``clear_backends()`` it makes another."""
+        return any(backend is client for backend in list(self._jax.backends().values()))
+
+    def __call__(self, ahead: Ahead, raw: bytes) -> Any:
+        """Load and return the executable; jaxlib raises various exceptions if it cannot."""
         from jaxlib import xla_client
 
-        backend = self._backend(item.platform, lambda: False)
-        placed = xla_client.DeviceList(self._devices(backend, item))
-        return deserialize(backend, raw, placed, xla_client.CompileOptions.ParseFromString(item.options))
+        placed = xla_client.DeviceList(ahead.devices)
+        return deserialize(ahead.client, raw, placed, xla_client.CompileOptions.ParseFromString(ahead.options))
 
     def _devices(self, backend: Any, item: Item) -> tuple[Any, ...]:
         devices = {device.id: device for device in backend.devices()}
+        if not devices.keys() >= set(item.devices):
+            raise UncacheableError("its devices are not here")
         return tuple(devices[number] for number in item.devices)
 
-    def _backend(self, platform: str, is_over: Callable[[], bool]) -> Any:
-        deadline = monotonic() + _LONGEST_WAIT
-        while monotonic() < deadline and not is_over():
-            # Looked at and never asked for: to make one is the program's decision.
-            backends = list(self._jax.backends().values())
-            for backend in backends:
-                if backend.platform == platform:
-                    return backend
-            if backends:
-                deadline = min(deadline, monotonic() + _LONGEST_WAIT_BESIDE)
-            sleep(_LOOK_EVERY)
+    def _backend(self, platform: str) -> Any:
+        # Never ask jax for a backend: making one is the program's decision.
+        return next((backend for backend in list(self._jax.backends().values()) if backend.platform == platform), None)
+
+    def _wait_for_backend(self, platform: str, is_over: Callable[[], bool]) -> Any:
+        deadline = monotonic() + _LONGEST_WAIT_SECONDS
+        while not is_over():
+            backend = self._backend(platform)
+            if backend is not None:
+                return backend
+            if self._jax.backends():
+                deadline = min(deadline, monotonic() + _LONGEST_WAIT_BESIDE_SECONDS)
+            if monotonic() >= deadline:
+                self._missing.add(platform)
+                break
+            sleep(_POLL_SECONDS)
         raise UncacheableError(f"there is no backend for {platform}")

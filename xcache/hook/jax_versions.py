@@ -1,14 +1,15 @@
-"""What differs between versions of jax, in one place.
+"""The differences between versions of jax.
 
-| what | where it moved |
+| difference | since jax |
 |---|---|
 | ``compile_or_get_cached`` takes ``executable_devices`` | 0.6.1 |
 | ``backend_compile_and_load`` | 0.6.2 |
+| caches to clear with the backends are registered as objects, not by their functions | 0.7.0 |
 | executables with Python callbacks hold no pointer | 0.11.0 |
 | locations can be stripped from Mosaic kernels | 0.12.0 |
 
-What moved in jaxlib stands in ``xcache.executables`` and ``xcache.keys.platform``. A version that is not listed works
-if the shapes checked here are those it has.
+``xcache.executables`` and ``xcache.keys.platform`` handle the differences between versions of jaxlib. A version that is
+not listed works if the signatures checked here fit it.
 """
 
 import inspect
@@ -60,10 +61,11 @@ class Jax(NamedTuple):
     jaxlib_version: str
     cuda_folder: Path | None
     backends: Callable[[], dict[str, Any]]
+    watch_clearing: Callable[[Callable[[], None]], object]
 
 
 def probe() -> Jax:
-    """Find everything in the jax that is installed; UnsupportedError when something has another shape."""
+    """Find the parts of the installed jax; raise UnsupportedError if one is missing or has another signature."""
     try:
         import jaxlib
         from jax._src import (
@@ -105,12 +107,37 @@ def probe() -> Jax:
             jaxlib_version=version_str,
             cuda_folder=Path(lib.cuda_path) if lib.cuda_path else None,
             backends=lambda: getattr(xla_bridge, "_backends", {}),
+            watch_clearing=lambda listener: _watch_clearing(util, listener),
         )
     except (ImportError, AttributeError) as error:
-        raise UnsupportedError(f"this version of jax has another shape: {error}") from None
+        raise UnsupportedError(f"xcache does not know this version of jax: {error}") from None
+
+
+class _Listener:
+    """Poses as one of jax's caches, which ``clear_caches()`` and ``clear_backends()`` clear."""
+
+    def __init__(self, listener: Callable[[], None]) -> None:
+        self.cache_clear = listener
+
+    def cache_info(self) -> str:
+        return "holds nothing"
+
+    def cache_keys(self) -> list[Any]:
+        return []
+
+
+def _watch_clearing(util: Any, listener: Callable[[], None]) -> object:
+    """Call ``listener`` whenever jax clears its caches, for as long as the returned object lives."""
+    made = _Listener(listener)
+    if hasattr(util, "register_cache"):
+        util.register_cache(made, "xcache")
+    elif hasattr(util, "cache_clearing_funs"):
+        util.cache_clearing_funs.add(made.cache_clear)
+    return made
 
 
 def _check(function: Callable[..., Any], expected: Sequence[str]) -> None:
     found = tuple(inspect.signature(function).parameters)
     if found != tuple(expected):
-        raise UnsupportedError(f"this version of jax has another shape: {function.__name__} takes {', '.join(found)}")
+        message = f"xcache does not know this version of jax: {function.__name__} takes {', '.join(found)}"
+        raise UnsupportedError(message)

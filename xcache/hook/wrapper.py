@@ -1,4 +1,4 @@
-"""What stands in place of jax's ``compile_or_get_cached``."""
+"""The function that replaces jax's ``compile_or_get_cached``."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from xcache import keys, stablehlo
+from xcache import keys
 from xcache.cache import Cache
 from xcache.errors import UncacheableError
 from xcache.executables import deserialize, iterate_once, must_be_serialized_first, serialize
 from xcache.hook.jax_versions import Jax
-from xcache.keys import describe
+from xcache.keys import custom_calls, describe, stablehlo
+from xcache.keys.platform import GPU
 from xcache.request import Ahead, Request
 
 logger = logging.getLogger("xcache")
@@ -20,8 +21,8 @@ logger = logging.getLogger("xcache")
 def wrap(
     original: Callable[..., Any], jax: Jax, cache: Cache, surroundings: describe.Surroundings
 ) -> Callable[..., Any]:
-    """A function that does what ``original`` does, from the cache when it can."""
-    said = False
+    """Return a function that does what ``original`` does, from the cache if possible."""
+    has_logged = False
 
     def compile_or_get_cached(
         backend: Any,
@@ -32,16 +33,16 @@ def wrap(
         executable_devices: Any,
         pgle_profiler: Any = None,
     ) -> Any:
-        nonlocal said
+        nonlocal has_logged
         iterate_once(executable_devices)
-        reason = _not_ours(jax, devices, compile_options, pgle_profiler)
+        reason = _reason_to_leave_to_jax(jax, backend, devices, compile_options, pgle_profiler)
         if reason is not None:
             cache.count_uncacheable(reason)
             return original(
                 backend, computation, devices, compile_options, host_callbacks, executable_devices, pgle_profiler
             )
-        if not said:
-            said = True
+        if not has_logged:
+            has_logged = True
             jax.record_event("/jax/compilation_cache/tasks_using_cache")
             if jax.config.compilation_cache_dir.value:
                 logger.debug("jax's own cache in %s is bypassed", jax.config.compilation_cache_dir.value)
@@ -49,7 +50,7 @@ def wrap(
             jax.compiler.logger.info("Dumped the module to %s.", dumped_to)
 
         def compile_now() -> Any:
-            # Looked up at the call: whoever replaced it in jax means this one too.
+            # Look it up at each call: the program may have replaced it in jax.
             return jax.compiler.backend_compile_and_load(
                 backend, computation, executable_devices, compile_options, host_callbacks
             )
@@ -72,6 +73,11 @@ def wrap(
                 extra_flags=jax.custom_key(),
                 flag_prefixes=tuple(jax.flag_prefixes()),
             )
+            # An executable with callbacks into the program cannot be loaded without them. One with the program's own
+            # custom calls runs the program's code when it is loaded, which may not be ready for that yet.
+            runs_program_code = (
+                bool(host_callbacks) or custom_calls.foreign(computation, parts["program"].content) is not None
+            )
             return Request(
                 key=keys.combine(parts),
                 module_name=stablehlo.name(computation),
@@ -82,12 +88,11 @@ def wrap(
                 details=lambda: describe.texts(parts),
                 load=lambda raw: deserialize(backend, raw, executable_devices, compile_options, host_callbacks),
                 serialize=lambda executable: serialize(backend, executable),
-                # What has callbacks into the program cannot be loaded without them.
-                ahead=None if host_callbacks else Ahead(options, tuple(device.id for device in executable_devices)),
+                ahead=None if runs_program_code else Ahead(options, backend, tuple(executable_devices)),
                 serialize_first=lambda: must_be_serialized_first(backend.platform, parts["program"].content),
-                toolchain_files=lambda: surroundings.toolchain_files(backend.platform),
-                # A compile on several processes at once may need all of them to be at it.
-                may_wait=jax.distributed.client is None,
+                toolchain_files=lambda: surroundings.toolchain_files(backend.platform, options),
+                # The processes of one job may all have to compile at once.
+                may_wait=jax.distributed.client is None and not describe.span_processes(devices.flat),
             )
 
         outcome = cache.get_or_compile(compile_now, request)
@@ -107,9 +112,10 @@ def wrap(
     return compile_or_get_cached
 
 
-def _not_ours(jax: Jax, devices: Any, options: Any, pgle_profiler: Any) -> str | None:
-    """Why a compile is jax's own business from beginning to end, or None."""
+def _reason_to_leave_to_jax(jax: Jax, backend: Any, devices: Any, options: Any, pgle_profiler: Any) -> str | None:
+    """Return why xcache leaves a compile to jax's own function, or None."""
     config = jax.config
+    several_processes = describe.span_processes(devices.flat)
     if not config.enable_compilation_cache.value:
         return "jax_enable_compilation_cache is off"
     if (
@@ -120,8 +126,9 @@ def _not_ours(jax: Jax, devices: Any, options: Any, pgle_profiler: Any) -> str |
         or options.profile_version > 0
     ):
         return "profile-guided optimization"
-    if config.share_binary_between_hosts.value and jax.distributed.client is not None:
-        processes = {device.process_index for device in devices.flat}
-        if len(processes) > 1:
-            return "binary shared between hosts"
+    if several_processes and config.share_binary_between_hosts.value and jax.distributed.client is not None:
+        return "binary shared between hosts"
+    if several_processes and backend.platform in GPU:
+        # XLA divides autotuning among the job's processes: one that compiles waits up to a day for one that does not.
+        return "GPU program of several processes"
     return None

@@ -1,27 +1,34 @@
-"""All components of a program's key together."""
+"""Collect all components of a program's key."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from xcache.errors import UncacheableError
-from xcache.keys import Component, flags, options, platform, program, toolchain
+from xcache.keys import COMPONENTS, Component, custom_calls, flags, options, platform, program, toolchain
+from xcache.wire.protocol import InstalledFile
 
-_GPU = ("gpu", "cuda", "rocm")
-_LONGEST_TEXT = 16_000
+_MAX_TEXT_LENGTH = 16_000
+# Stands between two texts of LIBTPU_INIT_ARGS, in the form of a flag.
+_CHANGED = "--changed-to"
 
 
 class Surroundings:
-    """Everything a key needs beside the program; what cannot change while the process lives is found once."""
+    """Everything a key needs besides the program. Facts that cannot change within a process are found once."""
 
-    def __init__(self, jaxlib_folder: Path, jaxlib_version: str, memo: Path | None, cuda: Path | None) -> None:
+    def __init__(self, jaxlib_folder: Path, jaxlib_version: str, memo: Path | None, cuda: Path | None = None) -> None:
         self._jaxlib = jaxlib_folder
         self._version = jaxlib_version
         self._memo = memo
-        self._cuda = cuda
-        self._toolchains: dict[str, toolchain.Toolchain | UncacheableError] = {}
+        self._cuda = () if cuda is None else (str(cuda),)
+        self._toolchains: dict[object, toolchain.Toolchain | UncacheableError] = {}
+        # libtpu reads its flags once, before the first client is made; the program may change them before and after.
+        self._libtpu_texts: tuple[str, ...] = (os.environ.get("LIBTPU_INIT_ARGS", ""),)
+        self._libtpu_flags: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
     def components(
         self,
@@ -37,10 +44,11 @@ class Surroundings:
         extra_flags: str = "",
         flag_prefixes: tuple[str, ...] = (),
     ) -> dict[str, Component]:
-        """The components of ``module``'s key; the cheap ones, which may find it uncacheable, first."""
+        """Return the components of ``module``'s key. The cheap ones come first: they may find it uncacheable."""
+        places = platform.places(client) if client.platform in platform.GPU else None
         parts = {
-            "options": options.canonical(serialized_options, ignore_device_numbers=client.platform in _GPU),
-            "flags": flags.collect(extra=extra_flags, prefixes=flag_prefixes),
+            "options": options.canonical(serialized_options, places=places),
+            "flags": self._flags(client, extra_flags, flag_prefixes),
             "platform": platform.describe(client, devices),
             "program": program.canonical(
                 module,
@@ -50,40 +58,82 @@ class Surroundings:
                 strip_kernels=strip_kernels,
             ),
         }
-        made = {name: Component(name, parts[name]) for name in ("program", "options", "flags", "platform")}
-        return made | {"toolchain": Component("toolchain", self._toolchain(client.platform).content)}
+        # The registration of such a call decides how XLA partitions it, and whether a GPU's command buffer holds it.
+        on_gpu, is_partitioned = client.platform in platform.GPU, options.partitions(serialized_options) > 1
+        if (on_gpu or is_partitioned) and custom_calls.foreign(module, parts["program"]):
+            raise UncacheableError(f"foreign custom call {'on a GPU' if on_gpu else 'in several partitions'}")
+        parts["toolchain"] = self._toolchain(client.platform, serialized_options).content
+        return {name: Component(name, parts[name]) for name in COMPONENTS}
 
     def around(
-        self, client: Any, devices: Sequence[Any], extra_flags: str = "", flag_prefixes: tuple[str, ...] = ()
+        self,
+        client: Any,
+        devices: Sequence[Any],
+        extra_flags: str = "",
+        flag_prefixes: tuple[str, ...] = (),
+        serialized_options: bytes = b"",
     ) -> tuple[str, str, str]:
-        """Digests of flags, platform and toolchain: what keys have in common whatever the program."""
+        """Return the digests of flags, platform and toolchain, which the keys of all programs share."""
         return (
-            Component("flags", flags.collect(extra=extra_flags, prefixes=flag_prefixes)).digest,
+            Component("flags", self._flags(client, extra_flags, flag_prefixes)).digest,
             Component("platform", platform.describe(client, devices)).digest,
-            Component("toolchain", self._toolchain(client.platform).content).digest,
+            Component("toolchain", self._toolchain(client.platform, serialized_options).content).digest,
         )
 
-    def toolchain_files(self, platform_name: str) -> tuple[toolchain.InstalledFile, ...]:
-        """The files that compile for a platform, as they were found when that was first asked."""
-        return self._toolchain(platform_name).files
+    def toolchain_files(self, platform_name: str, serialized_options: bytes = b"") -> tuple[InstalledFile, ...]:
+        """Return the compiler's files for a platform, as they were when first asked for."""
+        return self._toolchain(platform_name, serialized_options).files
 
-    def _toolchain(self, platform_name: str) -> toolchain.Toolchain:
-        known = self._toolchains.get(platform_name)
-        if known is None:
+    def _flags(self, client: Any, extra: str, prefixes: tuple[str, ...]) -> bytes:
+        environ = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "LIBTPU_INIT_ARGS": self._libtpu(client)}
+        return flags.collect(environ, extra=extra, prefixes=prefixes)
+
+    def _libtpu(self, client: Any) -> str:
+        """Return every text that libtpu's flags had before the client was first seen."""
+        if client not in self._libtpu_flags:
+            texts, now = self._libtpu_texts, os.environ.get("LIBTPU_INIT_ARGS", "")
+            if now != texts[-1]:
+                # Replaced, because two threads that see the client at once must not both append to it.
+                self._libtpu_texts = texts = (*texts, now)
+            # Their places count: which of them libtpu has read is not known.
+            self._libtpu_flags[client] = f" {_CHANGED} ".join(texts)
+        return self._libtpu_flags[client]
+
+    def _toolchain(self, platform_name: str, serialized_options: bytes) -> toolchain.Toolchain:
+        folders: tuple[str, ...] = ()
+        where: object = platform_name
+        if platform_name in platform.GPU:
+            folders = (*options.cuda_data_dirs(serialized_options), *self._cuda)
+            # XLA searches these for tools at each compile.
+            where = platform_name, folders, os.environ.get("PATH"), _current_folder()
+        known = self._toolchains.get(where)
+        if known is None or (isinstance(known, toolchain.Toolchain) and not known.is_in_place()):
             try:
-                known = toolchain.describe(platform_name, self._jaxlib, self._version, self._memo, self._cuda)
+                known = toolchain.describe(platform_name, self._jaxlib, self._version, self._memo, folders)
             except UncacheableError as error:
                 known = error
-            self._toolchains[platform_name] = known
+            self._toolchains[where] = known
         if isinstance(known, UncacheableError):
             raise UncacheableError(str(known))
         return known
 
 
+def span_processes(devices: Iterable[Any]) -> bool:
+    """Return whether devices belong to more than one process of a job."""
+    return len({device.process_index for device in devices}) > 1
+
+
+def _current_folder() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:
+        return ""
+
+
 def texts(parts: Mapping[str, Component]) -> dict[str, str]:
-    """What a person can read of each component; the program is kept as a whole elsewhere."""
+    """Return the readable text of each component but the program, which is stored whole elsewhere."""
     return {
-        name: part.content.decode("utf-8", "replace")[:_LONGEST_TEXT]
+        name: part.content.decode("utf-8", "replace")[:_MAX_TEXT_LENGTH]
         for name, part in parts.items()
         if name != "program"
     }

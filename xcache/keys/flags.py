@@ -1,4 +1,8 @@
-"""The flags component: XLA_FLAGS, LIBTPU_INIT_ARGS and ``--xla*`` arguments, as XLA itself would parse them."""
+"""The flags component: XLA_FLAGS, LIBTPU_INIT_ARGS and ``--xla*`` arguments, as XLA itself would parse them.
+
+They are three lists. XLA and libtpu each parse their own, so a flag in one list says nothing about the flag of the same
+name in another. The order counts, because some flags add to an earlier flag of the same name.
+"""
 
 from __future__ import annotations
 
@@ -7,37 +11,22 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 
-from xcache.errors import UncacheableError
-from xcache.keys import digest, lines
+from xcache.keys import lines, named_files
 from xcache.keys.options import LEFT_OUT
 
 _ONLY_DUMP_OR_LOG = re.compile(
     r"xla_(\w+_)?dump_\w+|xla_tpu_sdc_checker_(streamz_metric|\w+_callbacks|\w+_are_present)"
 )
 _LEFT_OUT_NAMES = frozenset(LEFT_OUT.values())
-# Files that XLA reads while compiling: their content counts, so it stands beside their name.
-_READ_FROM = frozenset(
-    {
-        "xla_candidate_configs_file",
-        "xla_gpu_algorithm_denylist_path",
-        "xla_gpu_experimental_collective_perf_table_path",
-        "xla_gpu_experimental_matmul_perf_table_path",
-        "xla_gpu_gemm_autotuner_override_file",
-        "xla_gpu_llvm_ir_file",
-        "xla_gpu_load_autotune_results_from",
-        "xla_gpu_pgle_profile_file_or_directory_path",
-        "xla_gpu_ptx_file",
-        "xla_gpu_target_config_filename",
-        "xla_gpu_topology_filename",
-    }
-)
 _FLAG = re.compile(
     r"""\s*(?P<name>-[A-Za-z0-9_-]*)  # a flag starts with a dash
         (?:=(?:"(?P<double>(?:\\.|[^"\\])*)"?|'(?P<single>[^']*)'?)|(?P<plain>\S*))""",
     re.VERBOSE | re.DOTALL,
 )
+_NAME = re.compile(r"[\w-]*")
+
+_Flag = tuple[str, str]
 
 
 def collect(
@@ -47,41 +36,48 @@ def collect(
     extra: str = "",
     prefixes: tuple[str, ...] = (),
 ) -> bytes:
-    """The flags that count, as sorted lines; jax lets a program add text and prefixes of arguments of its own."""
+    """Return the flags that count, a line each, in order; a program can have jax add ``extra`` and ``prefixes``."""
     environ = os.environ if environ is None else environ
     arguments = tuple(arg for arg in (sys.argv if argv is None else argv) if arg.startswith(("--xla", *prefixes)))
-    flags = _parse_all(_text(environ.get("XLA_FLAGS", "")), environ.get("LIBTPU_INIT_ARGS", ""), arguments)
-    added = {f"{name} content": digest(_read(flags[name], "a flag names")) for name in _READ_FROM.intersection(flags)}
-    if extra:
-        added["custom key"] = extra
-    return lines(flags | added) if added else _joined(tuple(flags.items()))
+    text, flags = _parse_all(_text(environ.get("XLA_FLAGS", "")), environ.get("LIBTPU_INIT_ARGS", ""), arguments, extra)
+    files = named_files.digests(flags)
+    return b"\n".join([text, *(lines({f"content of {name}": digest}) for name, digest in files)]) if files else text
 
 
 @functools.lru_cache(maxsize=64)
-def _parse_all(xla_flags: str, libtpu: str, arguments: tuple[str, ...]) -> dict[str, str]:
-    flags = dict([*_split(xla_flags), *_split(libtpu), *map(_split_one, arguments)])
-    return {name: value for name, value in flags.items() if _counts(name)}
+def _parse_all(xla_flags: str, libtpu: str, arguments: tuple[str, ...], extra: str) -> tuple[bytes, tuple[_Flag, ...]]:
+    """Return the lines of all three lists, and the flags in them."""
+    sources = {
+        "XLA_FLAGS": _split(xla_flags),
+        "LIBTPU_INIT_ARGS": _split(libtpu),
+        "argument": map(_split_one, arguments),
+    }
+    rows, flags = [], []
+    for source, parsed in sources.items():
+        for name, value in parsed:
+            if _counts(name):
+                flags.append((name, value))
+                # The name of an argument may hold any characters.
+                rows.append(lines({f"{source} {name if _NAME.fullmatch(name) else repr(name)}": value}))
+    if extra:
+        rows.append(lines({"custom key": extra}))
+    return b"\n".join(rows), tuple(flags)
 
 
 def _counts(name: str) -> bool:
     return name not in _LEFT_OUT_NAMES and not _ONLY_DUMP_OR_LOG.fullmatch(name)
 
 
-@functools.lru_cache(maxsize=64)
-def _joined(flags: tuple[tuple[str, str], ...]) -> bytes:
-    return lines(dict(flags))
-
-
 def _text(xla_flags: str) -> str:
-    """XLA takes a value that does not begin with a dash for the name of a file with flags."""
+    """Return the flags as text: XLA takes a value that does not begin with a dash for the name of a file of flags."""
     if not xla_flags.strip() or xla_flags.lstrip().startswith("-"):
         return xla_flags
-    return _read(xla_flags, "XLA_FLAGS names").decode("utf-8", "surrogateescape")
+    return named_files.read(xla_flags, "XLA_FLAGS names").decode("utf-8", "surrogateescape")
 
 
-def _split(text: str) -> Iterator[tuple[str, str]]:
+def _split(text: str) -> Iterator[_Flag]:
     at = 0
-    # Matched where it stands: to cut off what has been read would copy the rest of a long file for each of its flags.
+    # The match starts at an offset, because cutting off each flag would copy the rest of a long file every time.
     while match := _FLAG.match(text, at):
         at = match.end()
         if match["plain"] is None:
@@ -91,22 +87,10 @@ def _split(text: str) -> Iterator[tuple[str, str]]:
             yield _split_one(match["name"] + match["plain"])
     rest = text[at:].strip()
     if rest:
-        # XLA ignores what follows the first thing that is no flag; counting it is the safe side.
-        yield "rest", rest
+        # XLA ignores everything from the first word that is no flag; counting it is safe.
+        yield "", rest
 
 
-def _split_one(argument: str) -> tuple[str, str]:
+def _split_one(argument: str) -> _Flag:
     name, equals, value = argument.lstrip("-").partition("=")
     return name, value if equals else "true"
-
-
-def _read(name: str, who_names_it: str) -> bytes:
-    """The bytes of a file, to which nothing may happen by reading: a pipe would be empty for XLA, or never end."""
-    path = Path(name)
-    try:
-        if path.is_file():
-            return path.read_bytes()
-    except (OSError, ValueError):
-        # ValueError: a null character, as it may stand in a file of flags.
-        pass
-    raise UncacheableError(f"{who_names_it} a file that cannot be read")

@@ -1,26 +1,31 @@
-"""The options component: the CompileOptions protocol buffer, less what changes no code.
+"""The options component: the CompileOptions protocol buffer, without the fields that change no code.
 
-It is read on the wire, by field number: jaxlib's Python attributes show only some of its fields, and a field that a
-newer jaxlib adds has to count from its first day. Field numbers of a protocol buffer are never given to another field;
-those below were read from jaxlib 0.6.2 and 0.12.0 by setting each flag and comparing the bytes.
+This module reads the serialized message by field number: jaxlib's Python attributes show only some of its fields, and a
+field that a newer jaxlib adds must count from its first day. The number of a protocol buffer's field is never reused.
+The numbers below were found in jaxlib 0.6.2 and 0.12.0 by setting each flag and comparing the bytes.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 
 from xcache.errors import UncacheableError
+from xcache.keys import named_files
+from xcache.keys.wire import field_at, fields, varint
 
 # CompileOptionsProto > executable_build_options > debug_options
 _BUILD = (3,)
 _DEBUG = (3, 3)
+_PARTITIONS = (3, 5)
 _DEVICE_ASSIGNMENT = (3, 9)
 _DEVICE_ASSIGNMENT_IDS = (3, 9, 3)
-# Maps, which protocol buffers may write in any order.
-_MAPS = {(7,), (3, 3, 357), (3, 3, 500)}
+# compiler_options={"xla_...": ...}
+_OVERRIDES = (7,)
+# Protocol buffers may write maps in any order.
+_MAPS = {_OVERRIDES, (3, 3, 357), (3, 3, 500)}
+_CUDA_DATA_DIR = 61
 
-# Flags that only dump, log or print, and names of caches and tool directories (whose tools are in the toolchain).
+# Flags that only dump, log or print, and those that name caches or tool folders (the toolchain has the tools).
 LEFT_OUT = {
     61: "xla_gpu_cuda_data_dir",
     102: "xla_force_host_platform_device_count",
@@ -72,67 +77,131 @@ LEFT_OUT = {
 _LEFT_OUT_NAMES = frozenset(LEFT_OUT.values())
 
 _Path = tuple[int, ...]
+# Each device's id, process and slice.
+_Places = tuple[tuple[int, object, object], ...]
+
+
+def canonical(serialized: bytes, *, places: _Places | None = None) -> bytes:
+    """Return the fields that count, a ``path=value`` line each, and a digest of each file they name.
+
+    With ``places`` the devices' ids do not count, only their processes and slices.
+    """
+    text, strings = _read(serialized, places)
+    files = named_files.digests(strings)
+    return b"\n".join([text, *(f"content of {name}={digest}".encode() for name, digest in files)]) if files else text
+
+
+def partitions(serialized: bytes) -> int:
+    """Return how many partitions XLA is to make of a program."""
+    found = field_at(serialized, _PARTITIONS)
+    return found if isinstance(found, int) else 1
 
 
 @functools.lru_cache(maxsize=512)
-def canonical(serialized: bytes, *, ignore_device_numbers: bool) -> bytes:
-    """The fields that count as sorted-by-map ``path=value`` lines; on GPU without the numbering of devices."""
-    rows: list[tuple[_Path, str]] = []
+def cuda_data_dirs(serialized: bytes) -> tuple[str, ...]:
+    """Return the CUDA folders that the options name: the one from flags or jax, and any that overrides it."""
     try:
-        _collect((), serialized, ignore_device_numbers, rows)
+        build = [value for number, value in fields(serialized) if number == _BUILD[0] and isinstance(value, bytes)]
+        debug = [value for part in build for number, value in fields(part) if number == 3 and isinstance(value, bytes)]
+        named = [value for part in debug for number, value in fields(part) if number == _CUDA_DATA_DIR]
+        overrides = [_override(value) for number, value in fields(serialized) if (number,) == _OVERRIDES]
     except (IndexError, ValueError):
         raise UncacheableError("compile options that cannot be read") from None
-    # Sorting is stable: repeated fields keep their order, and maps (whose order says nothing) lose it.
+    chosen = [value.decode("utf-8", "surrogateescape") for value in named if isinstance(value, bytes)]
+    chosen += [value for name, value in overrides if name == LEFT_OUT[_CUDA_DATA_DIR]]
+    return tuple(dict.fromkeys(value for value in chosen if value))
+
+
+@functools.lru_cache(maxsize=512)
+def _read(serialized: bytes, places: _Places | None) -> tuple[bytes, tuple[tuple[str, str], ...]]:
+    """Return the lines, and the options with a text as value, which may name a file."""
+    rows: list[tuple[_Path, str]] = []
+    strings: list[tuple[str, str]] = []
+    try:
+        _collect((), serialized, None if places is None else _Mesh(places), rows, strings)
+    except (IndexError, ValueError):
+        raise UncacheableError("compile options that cannot be read") from None
+    # The sort is stable: repeated fields keep their order, while the entries of maps are sorted.
     rows.sort(key=lambda row: (row[0], row[1] if row[0] in _MAPS else ""))
-    return "\n".join(f"{'.'.join(map(str, path))}={value}" for path, value in rows).encode()
+    strings.sort(key=lambda option: option[0])
+    return "\n".join(f"{'.'.join(map(str, path))}={value}" for path, value in rows).encode(), tuple(strings)
 
 
-def _collect(path: _Path, message: bytes, ignore_device_numbers: bool, rows: list[tuple[_Path, str]]) -> None:
-    for number, value in _fields(message):
+def _collect(
+    path: _Path, message: bytes, mesh: _Mesh | None, rows: list[tuple[_Path, str]], strings: list[tuple[str, str]]
+) -> None:
+    for number, value in fields(message):
         here = (*path, number)
-        if (path == _DEBUG and number in LEFT_OUT) or (ignore_device_numbers and here == _DEVICE_ASSIGNMENT_IDS):
+        if path == _DEBUG and number in LEFT_OUT:
             continue
         if isinstance(value, bytes) and here in (_BUILD, _DEBUG, _DEVICE_ASSIGNMENT):
-            _collect(here, value, ignore_device_numbers, rows)
-        elif not (here == (7,) and isinstance(value, bytes) and _override_name(value) in _LEFT_OUT_NAMES):
-            rows.append((here, value.hex() if isinstance(value, bytes) else str(value)))
-
-
-def _override_name(entry: bytes) -> str:
-    """The key of one entry of env_option_overrides: ``compiler_options={"xla_...": ...}``."""
-    return next((v.decode("utf-8", "replace") for n, v in _fields(entry) if n == 1 and isinstance(v, bytes)), "")
-
-
-def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """The fields of one message as (number, value), in the order they stand in."""
-    at = 0
-    while at < len(message):
-        tag, at = _varint(message, at)
-        number, kind = tag >> 3, tag & 7
-        if kind == 0:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if kind == 2:
-            length, at = _varint(message, at)
-        elif kind in (1, 5):
-            length = 8 if kind == 1 else 4
+            _collect(here, value, mesh, rows, strings)
+        elif mesh is not None and here == _DEVICE_ASSIGNMENT_IDS and isinstance(value, bytes):
+            rows.append((here, mesh.renumbered(value)))
         else:
-            raise ValueError(f"wire type {kind}")
-        if at + length > len(message):
-            raise IndexError("cut short")
-        yield number, message[at : at + length]
-        at += length
+            name, text = _option(here, value)
+            if here == _OVERRIDES and name in _LEFT_OUT_NAMES:
+                continue
+            rows.append((here, value.hex() if isinstance(value, bytes) else str(value)))
+            if text:
+                strings.append((name, text))
 
 
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, at
-        shift += 7
-        if shift > 63:
-            raise ValueError("varint")
+def _option(path: _Path, value: int | bytes) -> tuple[str, str]:
+    """Return the name and text of an option whose value is a text, else two empty strings."""
+    if path == _OVERRIDES:
+        return _override(value)
+    if path[:-1] == _DEBUG and isinstance(value, bytes):
+        text = value.decode("utf-8", "surrogateescape")
+        if path[-1] in named_files.READ_BY_XLA:
+            return named_files.READ_BY_XLA[path[-1]], text
+        # Bytes of numbers and messages hold characters that are in no file name.
+        return f"field {path[-1]}", text if text.isprintable() and text not in ("inf", "nan") else ""
+    return "", ""
+
+
+def _override(entry: int | bytes) -> tuple[str, str]:
+    """Return the name in one entry of env_option_overrides, and its value if it is a text."""
+    parts = dict(fields(entry)) if isinstance(entry, bytes) else {}
+    name, value = parts.get(1, b""), parts.get(2, b"")
+    text = dict(fields(value)).get(1, b"") if isinstance(value, bytes) else b""
+    return (
+        name.decode("utf-8", "replace") if isinstance(name, bytes) else "",
+        text.decode("utf-8", "surrogateescape") if isinstance(text, bytes) else "",
+    )
+
+
+class _Mesh:
+    """Renumbers devices, processes and slices in the order in which an assignment names them."""
+
+    def __init__(self, places: _Places) -> None:
+        self._places = {number: (process, slice_index) for number, process, slice_index in places}
+        self._devices: dict[object, int] = {}
+        self._processes: dict[object, int] = {}
+        self._slices: dict[object, int] = {}
+
+    def renumbered(self, message: bytes) -> str:
+        """Return the devices of one computation: ``device@process/slice`` for each replica."""
+        return " ".join(self._named(number) for number in _device_numbers(message))
+
+    def _named(self, number: int) -> str:
+        process, slice_index = self._places.get(number, (None, None))
+        device = self._devices.setdefault(number, len(self._devices))
+        process = self._processes.setdefault(process, len(self._processes))
+        return f"{device}@{process}/{self._slices.setdefault(slice_index, len(self._slices))}"
+
+
+def _device_numbers(message: bytes) -> list[int]:
+    """Return the device ids of one ComputationDevice, packed or not."""
+    found: list[int] = []
+    for number, value in fields(message):
+        if number != 1:
+            raise ValueError(f"field {number} of a device assignment")
+        if isinstance(value, int):
+            found.append(value)
+            continue
+        at = 0
+        while at < len(value):
+            one, at = varint(value, at)
+            found.append(one)
+    return found

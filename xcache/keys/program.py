@@ -1,4 +1,4 @@
-"""The program component: StableHLO as bytecode, without what says only where it was written."""
+"""The program component: StableHLO as bytecode, without its source locations."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from xcache.errors import UncacheableError
-from xcache.stablehlo import bytecode
+from xcache.keys.stablehlo import bytecode
 
 # Names of custom calls as they stand, uncompressed, in the strings of MLIR bytecode. Looking for them there costs
 # microseconds; walking the operations costs milliseconds.
 _PARTITIONING = b"CustomSPMDPartitioning"
-# Holds a pointer to a function that the compiler calls: without compiling, nobody would call it.
+# Holds a pointer to a function that only the compiler calls; a cached executable would never call it.
 _INSPECTING = b"InspectSharding"
 _CALLBACKS = (b"python_cpu_callback", b"python_gpu_callback")
 _MOSAIC = b"tpu_custom_call"
-# jax 0.8 and 0.9 call an unnamed axis of pmap by the address of an object.
+# jax 0.8 and 0.9 name an unnamed axis of pmap after the address of an object.
 _TEMPORARY_AXIS = b"<axis 0x"
 
 
@@ -28,7 +28,7 @@ def canonical(
     callbacks_hold_pointers: bool,
     strip_kernels: Callable[[Any], None] | None = None,
 ) -> bytes:
-    """The bytes that stand for ``module``: equal for the same program, wherever it was written.
+    """Return the bytes that stand for ``module``: equal for the same program, wherever it was written.
 
     ``strip_kernels`` takes locations out of kernels that are embedded in custom calls. Raises UncacheableError for a
     program that holds a pointer into this process.
@@ -51,7 +51,7 @@ def canonical(
 
 
 def _with_numbered_axes(module: Any, content: bytes) -> bytes:
-    """Number the axes that are named by an address: names of the same length, equal where they were equal."""
+    """Replace the addresses in axis names by numbers of the same length, equal where they were equal."""
     meshes = [
         str(operation.operation) for operation in module.body.operations if operation.operation.name == "sdy.mesh"
     ]
@@ -61,7 +61,7 @@ def _with_numbered_axes(module: Any, content: bytes) -> bytes:
 
 
 def _clone(module: Any) -> Any:
-    # ip=False: otherwise it is put wherever this thread is building a module right now, into the user's own.
+    # Without ip=False, MLIR would insert the clone into the module that this thread is building, if any.
     return module.operation.clone(ip=False)
 
 

@@ -1,89 +1,91 @@
-"""The toolchain component: what compiles. Versions, and digests of the native libraries that are mapped right now."""
+"""The toolchain component: versions, and digests of the compiler's native libraries and tools."""
 
 import functools
 import hashlib
 import json
 import os
 import re
-import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xcache.descriptors import check_file_size
 from xcache.errors import UncacheableError
-from xcache.keys import lines
+from xcache.keys import cuda, lines
+from xcache.wire.protocol import InstalledFile
 
 MEMO = "native-digests.json"
-# A file changed within this many seconds before it was hashed could change again without its times showing it.
-_SETTLED = 2.0
-_LARGE = 1 << 20
-_PLUGIN = re.compile(r"(libtpu|.*pjrt.*|xla_(cuda|rocm)_plugin)[^/]*\.(so|dylib)[0-9.]*")
-# Libraries that XLA:GPU hands parts of the compile to, or whose version it bakes into what it emits.
-_GPU_LIBRARY = re.compile(
-    r"lib(nvJitLink|nvptxcompiler|nvrtc|nvvm|cudnn\w*|cublas\w*|cuda|amd_comgr\w*|MIOpen)\.so[0-9.]*"
-)
-
-
-class InstalledFile(NamedTuple):
-    """A file of a toolchain as it was found, and the digest of its content."""
-
-    path: str
-    size: int
-    mtime_ns: int
-    inode: int
-    digest: str
+# A file that changed this recently may change again without its mtime or ctime showing it.
+_SETTLED_SECONDS = 2.0
+_LARGE_BYTES = 1 << 20
+_MAX_MEMO_BYTES = 1 << 20
+# A memo with more files than this is rid of those that no longer exist.
+_MAX_MEMO_FILES = 256
+_PLUGIN = re.compile(r"(libtpu|.*pjrt.*|xla_cuda_plugin)[^/]*\.(so|dylib)[0-9.]*")
+_GPU_LIBRARY = re.compile(cuda.LIBRARY)
 
 
 class Toolchain(NamedTuple):
-    """What compiles: as sorted lines, and the files it consists of."""
+    """The compiler: its description as sorted lines, and its files."""
 
     content: bytes
     files: tuple[InstalledFile, ...]
+    # XLA runs these at each compile, so replacing one makes another toolchain at once.
+    tools: tuple[InstalledFile, ...] = ()
+
+    def is_in_place(self) -> bool:
+        """Return whether the tools are still the files that were described."""
+        return all(_is_in_place(file) for file in self.tools)
 
 
-def describe(platform: str, jaxlib: Path, version: str, memo: Path | None, cuda: Path | None = None) -> Toolchain:
-    """The compiler of ``platform``; ``memo`` is a folder where digests are remembered."""
-    # It takes longer than all the rest, and on CPU hardly anybody asks.
+def describe(
+    platform: str, jaxlib: Path, version: str, memo: Path | None, cuda_folders: Iterable[str] = ()
+) -> Toolchain:
+    """Describe the compiler of ``platform``; ``memo`` is a folder where digests are remembered."""
     mapped = functools.cache(_mapped_files)
     libraries = sorted([*jaxlib.glob("*.so"), *jaxlib.glob("*.dylib")])
     if not libraries:
         raise UncacheableError("jaxlib without a native library")
+    plugins: list[Path] = []
     if platform != "cpu":
         plugins = [path for path in mapped() if _PLUGIN.fullmatch(path.name)]
         if not plugins:
             raise UncacheableError(f"no native library known for platform {platform}")
-        libraries += plugins
-    if platform in ("gpu", "cuda", "rocm"):
-        libraries += [path for path in mapped() if _GPU_LIBRARY.fullmatch(path.name)]
-        libraries += _cuda_tools(cuda)
-    facts: dict[str, object] = {"jaxlib": version}
-    # By name alone: where it is installed changes no code.
     digests = _Digests(memo)
-    files = [digests.of(path, mapped) for path in libraries]
+    # Files count by name and content; the folder they are installed in changes no code.
+    facts: dict[str, object] = {"jaxlib": version}
+    files = [digests.of(path, mapped) for path in (*libraries, *plugins)]
+    tools: list[InstalledFile] = []
+    if platform in ("gpu", "cuda"):
+        files += [digests.of(path, mapped) for path in mapped() if _GPU_LIBRARY.fullmatch(path.name)]
+        facts |= cuda.versions()
+        for kind, paths in cuda.candidates(cuda_folders, [*plugins, *libraries[:1]]).items():
+            for path in paths:
+                file = digests.of(path)
+                # Their order counts, because XLA takes the first that suits it.
+                name = f"{kind} {path.name}"
+                facts[name] = f"{facts.get(name, '')} {file.digest}".strip()
+                tools.append(file)
     digests.save()
-    for path, file in zip(libraries, files, strict=True):
-        known = facts.setdefault(path.name, "")
-        facts[path.name] = " ".join(sorted([*str(known).split(), file.digest]))
-    return Toolchain(lines(facts), tuple(files))
+    _check_no_other_is_mapped(files, mapped())
+    for file in files:
+        known = facts.setdefault(name := Path(file.path).name, "")
+        facts[name] = " ".join(sorted({*str(known).split(), file.digest}))
+    return Toolchain(lines(facts), tuple(dict.fromkeys([*files, *tools])), tuple(tools))
 
 
-def _cuda_tools(cuda: Path | None) -> list[Path]:
-    """The ptxas, nvlink and libdevice that XLA will run: in the CUDA folder it was told of, else on the path."""
-    found = []
-    for name in ("ptxas", "nvlink"):
-        inside = cuda / "bin" / name if cuda else None
-        tool = str(inside) if inside and inside.is_file() else shutil.which(name)
-        if tool:
-            found.append(Path(tool))
-    if cuda:
-        found += sorted((cuda / "nvvm" / "libdevice").glob("*.bc"))
-    return found
+def _is_in_place(file: InstalledFile) -> bool:
+    try:
+        found = Path(file.path).stat()
+    except OSError:
+        return False
+    return (found.st_size, found.st_mtime_ns, found.st_ino) == (file.size, file.mtime_ns, file.inode)
 
 
 def _mapped_files() -> dict[Path, int]:
-    """Files mapped into this process and their inodes; nothing where there is no /proc."""
+    """Return the files mapped into this process with their inodes, or nothing without /proc."""
     try:
         maps = Path("/proc/self/maps").read_text("utf-8", "surrogateescape")
     except OSError:
@@ -95,7 +97,7 @@ def _mapped_files() -> dict[Path, int]:
 
 @functools.cache
 def _started() -> float:
-    """When this process began, as file times are counted; never, where that cannot be told."""
+    """Return when this process began, in the time of files; infinity if that cannot be told."""
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
@@ -104,7 +106,7 @@ def _started() -> float:
 
 
 class _Digests:
-    """Digests of large files, remembered against everything that shows that a file has changed."""
+    """Digests of large files, remembered in a memo until the file's size, inode, mtime or ctime changes."""
 
     def __init__(self, folder: Path | None) -> None:
         self._memo = None if folder is None else folder / MEMO
@@ -113,8 +115,8 @@ class _Digests:
         if self._memo is not None:
             self._known = _read_memo(self._memo)
 
-    def of(self, path: Path, mapped: Callable[[], dict[Path, int]]) -> InstalledFile:
-        """What ``path`` holds; it must not have been replaced since this process mapped it."""
+    def of(self, path: Path, mapped: Callable[[], dict[Path, int]] = dict) -> InstalledFile:
+        """Return ``path`` with its digest; raise UncacheableError if it was replaced since this process mapped it."""
         try:
             stat = path.stat()
             _check_in_place(stat, mapped)
@@ -124,7 +126,7 @@ class _Digests:
                     stat = os.fstat(file.fileno())
                     _check_in_place(stat, mapped)
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
-                if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED:
+                if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED_SECONDS:
                     self._known[str(path)] = [*_mark(stat), digest]
                     self._changed = True
         except OSError:
@@ -136,20 +138,22 @@ class _Digests:
         return str(known[-1]) if isinstance(known, list) and known[-1] and known[:-1] == _mark(stat) else None
 
     def save(self) -> None:
-        """Write what was learned; a memo that cannot be written is only slower."""
+        """Write new digests to the memo. Failing to write it only costs time later."""
         if self._memo is None or not self._changed:
             return
         try:
             self._memo.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if self._memo.parent.stat().st_uid != os.getuid():
                 return
+            content = json.dumps(self._known)
+            check_file_size(len(content))
             handle, name = tempfile.mkstemp(prefix=MEMO, dir=self._memo.parent)
             try:
                 with os.fdopen(handle, "w") as file:
-                    json.dump(self._known, file)
+                    file.write(content)
                 Path(name).replace(self._memo)
             except BaseException:
-                # On a full disk every process would leave one.
+                # On a full disk every process would leave such a file.
                 Path(name).unlink(missing_ok=True)
                 raise
         except OSError:
@@ -157,17 +161,28 @@ class _Digests:
 
 
 def _check_in_place(stat: os.stat_result, mapped: Callable[[], dict[Path, int]]) -> None:
-    """UncacheableError for what has been replaced since this process mapped it."""
-    # Small ones only lead to the large one. That no inode matches proves nothing on layered file systems, but then the
-    # file is older than the process.
-    if stat.st_size >= _LARGE and stat.st_ctime > _started() - 1:
+    """Raise UncacheableError for a library that was replaced since this process mapped it."""
+    # Small libraries only load the large one. On a layered file system the inodes may never match, but there the file
+    # is older than the process.
+    if stat.st_size >= _LARGE_BYTES and stat.st_ctime > _started() - 1:
         inodes = mapped().values()
         if inodes and stat.st_ino not in inodes:
             raise UncacheableError("a native library was replaced while the program runs")
 
 
+def _check_no_other_is_mapped(files: Iterable[InstalledFile], mapped: Iterable[Path]) -> None:
+    """Raise UncacheableError if the process runs a library from elsewhere in place of one of these files.
+
+    A link to an environment may have been changed, or its folder renamed, after the process mapped the library.
+    """
+    described = {Path(os.path.realpath(file.path)) for file in files if file.size >= _LARGE_BYTES}
+    names = {path.name for path in described}
+    if any(path.name in names and path not in described for path in mapped):
+        raise UncacheableError("a native library was replaced while the program runs")
+
+
 def _mark(stat: os.stat_result) -> list[int]:
-    """What shows that a file has changed."""
+    """Return the numbers that change when a file does."""
     return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
 
@@ -175,8 +190,8 @@ def _read_memo(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
-            # Whoever can write this file decides what the keys are.
-            if stat.st_uid != os.getuid() or stat.st_mode & 0o022 or stat.st_size > 1 << 20:
+            # The memo decides the keys, so only this user may be able to write it.
+            if stat.st_uid != os.getuid() or stat.st_mode & 0o022 or stat.st_size > _MAX_MEMO_BYTES:
                 return {}
             known = json.load(file)
     except (OSError, ValueError):
@@ -185,5 +200,7 @@ def _read_memo(path: Path) -> dict[str, Any]:
 
 
 def _living(known: dict[str, Any]) -> dict[str, Any]:
-    """Forget files that are gone, so that the memo does not grow with every environment there ever was."""
-    return {path: mark for path, mark in known.items() if Path(path).exists()} if len(known) > 256 else known
+    """Forget files that are gone, so that a memo does not grow with every environment there ever was."""
+    if len(known) <= _MAX_MEMO_FILES:
+        return known
+    return {path: mark for path, mark in known.items() if Path(path).exists()}

@@ -1,0 +1,110 @@
+"""Builds the parts of a daemon around its store, and wires them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from xcache._version import __version__
+from xcache.config.config import Config
+from xcache.wire import protocol
+from xcached.host.reload import LiveSettings
+from xcached.requests.administration import Administration
+from xcached.requests.leases import Leases
+from xcached.requests.lookup import Lookup
+from xcached.requests.predictions import Predictions
+from xcached.requests.process_ends import ProcessEnds
+from xcached.requests.puts import Puts
+from xcached.requests.service import Service
+from xcached.requests.strikes import Strikes
+from xcached.requests.trust import ROOT, Trust
+from xcached.store.evictor import Evictor
+from xcached.store.intake import Intake
+from xcached.store.limits import Limits
+from xcached.store.quarantine import Quarantine
+from xcached.store.runs import Runs
+from xcached.store.store import Store
+from xcached.store.writer import WriterThread
+from xcached.toolchains.rows import ToolchainRows
+from xcached.toolchains.toolchains import Toolchains
+
+
+def limits_of(config: Config, *, shared: bool) -> Limits:
+    """Return the limits that the settings give a store; a quota only where users share it."""
+    quota = config.user_quota if shared else 0
+    return Limits(config.max_size, quota, config.max_entries, config.max_age, config.min_free)
+
+
+def assemble(
+    store: Store,
+    settings: LiveSettings,
+    trust: Trust,
+    stop: Callable[[str], None],
+    restart: Callable[[str], None],
+    connections: Callable[[], int],
+) -> Service:
+    """Return a service that answers requests on the running loop.
+
+    ``restart`` restarts the daemon, which then replaces a damaged store; ``connections`` returns how many are open.
+    """
+    loop = asyncio.get_running_loop()
+
+    def damaged(error: Exception) -> None:
+        store.database.note_damage()
+        restart(f"the database is damaged: {error}")
+
+    def damaged_behind(error: Exception) -> None:
+        loop.call_soon_threadsafe(damaged, error)
+
+    quarantine = Quarantine(
+        store,
+        settings.now.dir / "quarantine",
+        may_judge=lambda reader, writer: reader == writer or trust.administers(reader),
+    )
+    runs = Runs(store)
+    # The toolchains are built below; the writer thread, which asks for the stale ones, starts after them.
+    evictor = Evictor(store, stale=lambda: toolchains.useless(), beside=(quarantine.sweep, runs.sweep))
+    writer = WriterThread(store, damaged_behind, evictor)
+    writer.call(quarantine.sweep)
+    intake = Intake(store.files, writer)
+    strikes = Strikes(store, writer, quarantine)
+    endings = ProcessEnds(loop)
+    rows = ToolchainRows(store)
+    toolchains = Toolchains(
+        rows,
+        writer,
+        grace=lambda: settings.now.stale_grace,
+        reads=trust.reads,
+        accounts=() if trust.shared else (os.getuid(), ROOT),
+    )
+    lookup = Lookup(store, trust, quarantine, strikes, endings, toolchains, writer)
+    leases = Leases(
+        trusts=trust.reads, look_up=lookup.find, expected=lookup.expected_seconds, call_later=loop.call_later
+    )
+    puts = Puts(store, settings, writer, intake, strikes, leases)
+    administration = Administration(
+        store, evictor, settings, writer, quarantine, strikes, runs, leases, rows, trust, stop, connections
+    )
+
+    def take_limits(new: Config) -> None:
+        limits = limits_of(new, shared=trust.shared)
+        writer.call(lambda: evictor.change(limits))
+
+    settings.when_changed(take_limits)
+    writer.start()
+    return Service(
+        store,
+        writer,
+        intake,
+        quarantine,
+        runs,
+        strikes,
+        endings,
+        toolchains,
+        lookup,
+        leases,
+        puts.handlers | administration.handlers | {protocol.Predict: Predictions(runs, lookup).predict},
+        protocol.Welcome(protocol.VERSION, __version__, os.getpid(), protocol.path_text(settings.now.dir)),
+        damaged,
+    )

@@ -1,0 +1,1 @@
+"""The daemon's own process: its settings, log, service manager, and the folders it watches."""

@@ -1,0 +1,184 @@
+"""The daemon's current settings, and their changes while it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from xcache.config import config
+from xcache.config.config import Config
+from xcache.config.table import FIXED, SETTINGS
+from xcache.errors import ConfigError
+from xcached.host.watching import Depth, Watcher
+
+logger = logging.getLogger("xcached")
+
+# Time for an editor to finish writing a file, which it does in several steps.
+_SETTLED_SECONDS = 0.1
+# Longer if the file is empty or gone: it may be about to be written, and defaults could empty a large store.
+_EMPTIED_SECONDS = 1.0
+
+
+class Identity(NamedTuple):
+    """A file's stat values, which change when the file does."""
+
+    device: int
+    inode: int
+    size: int
+    written: int
+    changed: int
+
+
+class Change(NamedTuple):
+    """The new state of the files, and whether one of them became empty or vanished."""
+
+    files: list[Identity | None]
+    emptied: bool
+
+
+class LiveSettings:
+    """The current settings, as ``now``; users ask each time and keep no copy."""
+
+    def __init__(self, load: Callable[[], Config] = config.load) -> None:
+        """``load`` reads the settings. A ConfigError is raised here; in a reload it keeps the old settings."""
+        self._load = load
+        self._takers: list[Callable[[Config], None]] = []
+        self._seen = look_at_files()
+        self.now = load()
+        self.problem = ""
+        """Why the settings in the files are not in use; empty if they are."""
+
+    def when_changed(self, take: Callable[[Config], None]) -> None:
+        """Call ``take`` with new settings before they become ``now``. Only the first may refuse them (ConfigError)."""
+        self._takers.append(take)
+
+    def change(self) -> Change | None:
+        """Return how the files differ from those last read; None if they do not."""
+        found = look_at_files()
+        if found == self._seen:
+            return None
+        pairs = zip(self._seen, found, strict=False)
+        return Change(found, any(old and old.size and not (now and now.size) for old, now in pairs))
+
+    def reload(self) -> None:
+        """Read the settings again: all of a valid change is taken, and nothing of an invalid one."""
+        # Look at the files first, so that a change during the reading is noticed.
+        self._seen = look_at_files()
+        try:
+            new = self._load()
+            # Check the account first: the next check advises a restart, which cannot help if the account is unknown.
+            new.daemon_uid()
+            _refuse_fixed(self.now, new)
+            changes = _changes(self.now, new)
+            for take in self._takers if changes else ():
+                take(new)
+        except (ConfigError, OSError) as error:
+            self.problem = str(error)
+            logger.error("the settings were not changed: %s", error)
+            return
+        self.problem = ""
+        self.now = new
+        for change in changes:
+            logger.info("setting changed: %s", change)
+        if not changes:
+            logger.info("the settings were read again; nothing changed")
+
+
+class Following:
+    """Reloads the settings when their files change: told by watchdog, or found by a regular ``look``."""
+
+    def __init__(self, settings: LiveSettings, changed: Callable[[], None]) -> None:
+        """``changed`` is called on the loop's thread after each reload."""
+        self._settings = settings
+        self._changed = changed
+        self._loop = asyncio.get_running_loop()
+        self._waiting: asyncio.TimerHandle | None = None
+        self._watcher = Watcher(self._something_happened)
+        self._watch()
+
+    def look(self) -> None:
+        """Schedule a reload if the files changed."""
+        if self._waiting is None and self._settings.change() is not None:
+            self._look_soon()
+        self._watch()
+
+    def close(self) -> None:
+        """Stop following."""
+        self._watcher.close()
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    def _watch(self) -> None:
+        self._watcher.watch(dict.fromkeys(_folders(), Depth.FILES))
+
+    def _something_happened(self) -> None:
+        # This is watchdog's thread; the loop may be closed by now.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._look_soon)
+
+    def _look_soon(self) -> None:
+        if self._waiting is not None:
+            self._waiting.cancel()
+        change = self._settings.change()
+        patience = _EMPTIED_SECONDS if change is not None and change.emptied else _SETTLED_SECONDS
+        self._waiting = self._loop.call_later(patience, self._settled, change)
+
+    def _settled(self, change: Change | None) -> None:
+        self._waiting = None
+        if self._settings.change() != change:
+            # Still being written, perhaps on a file system that reports nothing.
+            self._look_soon()
+            return
+        if change is not None:
+            self._settings.reload()
+            self._changed()
+        self._watch()
+
+
+def _refuse_fixed(old: Config, new: Config) -> None:
+    for name in FIXED:
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after:
+            raise ConfigError(
+                f"{name} cannot change from {str(before)!r} to {str(after)!r} ({new.sources.get(name)}) while the"
+                " daemon runs; restart it"
+            )
+
+
+def _changes(old: Config, new: Config) -> list[str]:
+    """Return each change as ``name: old -> new (source)``."""
+    pairs = [(setting.name, getattr(old, setting.name), getattr(new, setting.name)) for setting in SETTINGS]
+    return [
+        f"{name}: {before} -> {after} ({new.sources.get(name)})" for name, before, after in pairs if before != after
+    ]
+
+
+def look_at_files() -> list[Identity | None]:
+    """Return each settings file's identity; None for one that does not exist."""
+    return [_identity(path) for path in config.files()]
+
+
+def _identity(path: Path) -> Identity | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    # chmod changes ctime, not mtime.
+    return Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _folders() -> list[str]:
+    """Return the folders in which a change of the files shows, links and missing parents included."""
+    folders: dict[str, None] = {}
+    for path in config.files():
+        for place in (path, Path(os.path.realpath(path))):
+            folder = place.parent
+            while not folder.is_dir() and folder != folder.parent:
+                folder = folder.parent
+            folders[str(folder)] = None
+    return list(folders)

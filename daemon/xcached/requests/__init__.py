@@ -1,0 +1,1 @@
+"""The requests: each one's meaning, on the serving thread."""

@@ -1,0 +1,304 @@
+"""Leases on keys, so that one client compiles while the others wait for it. Belongs to the serving thread."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from xcache.wire import protocol
+from xcached.caller import Caller, Later, Reply
+from xcached.requests.lease_holders import LeaseHolders
+
+logger = logging.getLogger("xcached")
+
+# Seconds between notices to waiting clients, which give the daemon up after a second of silence.
+_NOTIFY_SECONDS = 0.25
+# A client waits at most this many times the last compile's time, and this many seconds more.
+_WAIT_FACTOR, _WAIT_EXTRA_SECONDS = 3.0, 5.0
+_MOST_SHOWN = 200
+# Names may be as long as a message allows.
+_MAX_NAME_LENGTH = 500
+# Leases and waits of one user: more than all of a user's programs need at once. Beyond it clients just compile.
+_MOST_HELD, _MOST_WAITING = 10_000, 2000
+
+
+class Waiter:
+    """A client that waits for another client's compile."""
+
+    def __init__(self, caller: Caller, wanted: protocol.Get, answer: Later, until: float) -> None:
+        self.caller = caller
+        self.wanted = wanted
+        self.answer = answer
+        self.until = until
+        self.lease: Lease | None = None
+        """The lease it waits for; None when the wait is over or the client is gone."""
+
+
+class Lease:
+    """One compile: the client that does it, and the clients that wait for it in order of arrival."""
+
+    def __init__(self, number: int, wanted: protocol.Get, holder: Caller) -> None:
+        self.number = number
+        self.key = wanted.key
+        self.module_name = wanted.module_name[:_MAX_NAME_LENGTH]
+        self.holder = holder
+        self.since = time.monotonic()
+        self.is_current = True
+        self.waiters: dict[Waiter, None] = {}
+
+
+class _OfCaller:
+    """The leases and waits of one connection."""
+
+    def __init__(self) -> None:
+        self.held: dict[Lease, None] = {}
+        self.waits: dict[Waiter, None] = {}
+
+
+class Leases:
+    """Grants each key to one client at a time, among clients that trust each other."""
+
+    def __init__(
+        self,
+        trusts: Callable[[int, int], bool],
+        look_up: Callable[[Caller, protocol.Get], Reply | None],
+        expected: Callable[[Caller, protocol.Get], float | None],
+        call_later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        """``trusts(reader, writer)``; ``look_up`` finds a stored entry; ``expected`` returns compile times."""
+        self._trusts = trusts
+        self._look_up = look_up
+        self._expected = expected
+        self._call_later = call_later
+        self._by_key: dict[str, list[Lease]] = {}
+        # The same leases by holder's user, oldest first.
+        self._of_user: dict[int, dict[Lease, None]] = {}
+        self._of_caller: dict[Caller, _OfCaller] = {}
+        # Leases that have waiters, and the number of each user's waits.
+        self._waited_for: dict[Lease, None] = {}
+        self._waits: Counter[int] = Counter()
+        self._holders = LeaseHolders()
+        self._ticking = False
+        self._last_number = 0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._of_user.values()))
+
+    def ask(self, caller: Caller, wanted: protocol.Get) -> Reply | Later:
+        """Grant the lease, or queue behind its holder."""
+        # "not >", because NaN must not wait either.
+        if not wanted.wait > 0:
+            return Reply(protocol.Missing(0))
+        lease = self._trusted(caller, wanted.key)
+        if lease is not None and self._waits[caller.uid] < _MOST_WAITING:
+            return self._wait(lease, caller, wanted)
+        if lease is not None or len(self._of_user.get(caller.uid, ())) >= _MOST_HELD:
+            return Reply(protocol.Missing(0))
+        return Reply(protocol.Missing(self._grant(caller, wanted).number))
+
+    def settle(self, key: str, writer: int) -> None:
+        """Answer the clients that waited for a user's entry, now that it is stored or known not to be cacheable."""
+        for lease in self._end_all(key, writer):
+            for waiter in self._dequeue(lease):
+                waiter.answer.give(self._found_for(waiter) or Reply(protocol.Missing(0)))
+        # A client waiting for another user's compile may get this entry; if not, it waits on.
+        for lease in list(self._by_key.get(key, ())):
+            for waiter in list(lease.waiters):
+                found = self._found_for(waiter) if self._trusts(waiter.caller.uid, writer) else None
+                # Sending an answer may reveal that other clients have gone.
+                if found is not None and waiter.lease is lease:
+                    self._end_wait(waiter)
+                    waiter.answer.give(found)
+
+    def _found_for(self, waiter: Waiter) -> Reply | None:
+        try:
+            # A new entry may consist of the same bytes that the client found unusable before.
+            return self._look_up(waiter.caller, waiter.wanted._replace(unusable=""))
+        except Exception:
+            # A failure for one waiter must not keep the others from their answers.
+            logger.exception("the entry of a finished compile could not be looked up")
+            return None
+
+    def fail(self, key: str, writer: int) -> None:
+        """Tell all waiters to compile: a user's executable could not be stored, and theirs could not be either."""
+        for lease in self._end_all(key, writer):
+            _tell_to_compile(self._dequeue(lease))
+
+    def release(self, caller: Caller, key: str, number: int) -> None:
+        """Pass the lease on, for a holder that gave up; any connection of its process may say so."""
+        for lease in self._by_key.get(key, ()):
+            if lease.number == number and (lease.holder.pid, lease.holder.uid) == (caller.pid, caller.uid):
+                self._pass_on(lease)
+                return
+
+    def leave(self, caller: Caller) -> None:
+        """End the leases and waits of a connection that has ended."""
+        mine = self._of_caller.get(caller)
+        if mine is None:
+            return
+        for waiter in list(mine.waits):
+            self._end_wait(waiter)
+        for lease in list(mine.held):
+            self._pass_on(lease)
+
+    def close(self) -> None:
+        """Tell all waiters to compile, because the daemon is leaving."""
+        for lease in [lease for leases in self._of_user.values() for lease in leases]:
+            self._end(lease)
+            _tell_to_compile(self._dequeue(lease))
+
+    def compiles(self, visible: Callable[[int], bool]) -> list[dict[str, protocol.Scalar]]:
+        """Return the compiles in progress of the users that are ``visible``, the longest first."""
+        now = time.monotonic()
+        seen = [leases.keys() for uid, leases in self._of_user.items() if visible(uid)]
+        leases = heapq.merge(*seen, key=lambda lease: lease.number)
+        return [
+            {
+                "key": lease.key,
+                "module_name": lease.module_name,
+                "pid": lease.holder.pid,
+                "program": lease.holder.program,
+                "seconds": round(now - lease.since, 3),
+                "waiting": len(lease.waiters),
+            }
+            for lease in itertools.islice(leases, _MOST_SHOWN)
+        ]
+
+    def _grant(self, caller: Caller, wanted: protocol.Get) -> Lease:
+        self._last_number += 1
+        lease = Lease(self._last_number, wanted, caller)
+        self._by_key.setdefault(wanted.key, []).append(lease)
+        self._of_user.setdefault(caller.uid, {})[lease] = None
+        self._of_caller.setdefault(caller, _OfCaller()).held[lease] = None
+        return lease
+
+    def _wait(self, lease: Lease, caller: Caller, wanted: protocol.Get) -> Later:
+        seconds = min(wanted.wait, self._worth_waiting(caller, wanted))
+        waiter = Waiter(caller, wanted, Later(), time.monotonic() + seconds)
+        self._waits[caller.uid] += 1
+        self._of_caller.setdefault(caller, _OfCaller()).waits[waiter] = None
+        self._enqueue(waiter, lease)
+        _tell(lease, waiter, time.monotonic())
+        if not self._ticking:
+            self._ticking = True
+            self._call_later(_NOTIFY_SECONDS, self._tick)
+        return waiter.answer
+
+    def _enqueue(self, waiter: Waiter, lease: Lease) -> None:
+        waiter.lease = lease
+        lease.waiters[waiter] = None
+        self._waited_for[lease] = None
+
+    def _end_wait(self, waiter: Waiter) -> None:
+        """End a wait."""
+        if waiter.lease is not None:
+            waiter.lease.waiters.pop(waiter, None)
+            if not waiter.lease.waiters:
+                self._waited_for.pop(waiter.lease, None)
+        waiter.lease = None
+        mine = self._of_caller.get(waiter.caller)
+        if mine is None or waiter not in mine.waits:
+            return
+        del mine.waits[waiter]
+        self._waits[waiter.caller.uid] -= 1
+        if not self._waits[waiter.caller.uid]:
+            del self._waits[waiter.caller.uid]
+        self._forget_idle(waiter.caller, mine)
+
+    def _forget_idle(self, caller: Caller, mine: _OfCaller) -> None:
+        if not mine.held and not mine.waits:
+            del self._of_caller[caller]
+
+    def _dequeue(self, lease: Lease) -> Iterator[Waiter]:
+        """Yield the waiters of a lease that has ended, as long as each is still waiting."""
+        for waiter in list(lease.waiters):
+            # Answering one waiter may reveal that others have gone.
+            if waiter.lease is lease:
+                self._end_wait(waiter)
+                yield waiter
+
+    def _worth_waiting(self, caller: Caller, wanted: protocol.Get) -> float:
+        seconds = self._expected(caller, wanted)
+        return math.inf if seconds is None else _WAIT_FACTOR * seconds + _WAIT_EXTRA_SECONDS
+
+    def _end_all(self, key: str, holder: int) -> list[Lease]:
+        """End and return a user's leases on a key."""
+        taken = [lease for lease in self._by_key.get(key, ()) if lease.holder.uid == holder]
+        for lease in taken:
+            self._end(lease)
+        return taken
+
+    def _end(self, lease: Lease) -> None:
+        lease.is_current = False
+        self._waited_for.pop(lease, None)
+        leases = self._by_key[lease.key]
+        leases.remove(lease)
+        if not leases:
+            del self._by_key[lease.key]
+        theirs = self._of_user[lease.holder.uid]
+        del theirs[lease]
+        if not theirs:
+            del self._of_user[lease.holder.uid]
+        mine = self._of_caller[lease.holder]
+        del mine.held[lease]
+        self._forget_idle(lease.holder, mine)
+
+    def _pass_on(self, lease: Lease) -> None:
+        """Grant the lease to the first waiter; waiters that do not trust it form a line of their own."""
+        if not lease.is_current:
+            return
+        self._end(lease)
+        granted = []
+        for waiter in list(lease.waiters):
+            following = self._trusted(waiter.caller, lease.key)
+            if following is not None:
+                self._enqueue(waiter, following)
+            else:
+                granted.append((waiter.answer, self._grant(waiter.caller, waiter.wanted).number))
+                self._end_wait(waiter)
+        lease.waiters.clear()
+        # Answer last: it may reveal that a client has gone, whose new lease is then passed on in turn.
+        for answer, number in granted:
+            answer.give(Reply(protocol.Missing(number)))
+
+    def _trusted(self, caller: Caller, key: str) -> Lease | None:
+        """Return the lease that a client would wait for."""
+        trusted = (lease for lease in self._by_key.get(key, ()) if self._trusts(caller.uid, lease.holder.uid))
+        return next(trusted, None)
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        waited_for = list(self._waited_for)
+        lost = self._holders.look({lease.holder.pid for lease in waited_for}, now)
+        for lease in waited_for:
+            for waiter in [waiter for waiter in lease.waiters if now >= waiter.until]:
+                # Sending an answer may reveal that another client has gone, and end its lease.
+                if waiter.lease is lease:
+                    self._end_wait(waiter)
+                    _tell_to_compile([waiter])
+            if not lease.is_current or not lease.waiters:
+                continue
+            if why := lost.get(lease.holder.pid):
+                logger.info("process %d %s; the next one compiles %s", lease.holder.pid, why, lease.module_name)
+                self._pass_on(lease)
+            else:
+                for waiter in list(lease.waiters):
+                    _tell(lease, waiter, now)
+        self._ticking = bool(self._waited_for)
+        if self._ticking:
+            self._call_later(_NOTIFY_SECONDS, self._tick)
+
+
+def _tell(lease: Lease, waiter: Waiter, now: float) -> None:
+    holder = lease.holder
+    waiter.answer.say(protocol.Wait(holder.pid, holder.program, now - lease.since, max(0.0, waiter.until - now)))
+
+
+def _tell_to_compile(waiters: Iterable[Waiter]) -> None:
+    for waiter in waiters:
+        waiter.answer.give(Reply(protocol.Missing(0)))

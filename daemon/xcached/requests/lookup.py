@@ -1,0 +1,95 @@
+"""Finds stored entries for a client: by writers it trusts, and neither quarantined nor stale."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from xcache.wire import protocol
+from xcached.caller import Caller, Reply
+from xcached.requests.process_ends import ProcessEnds
+from xcached.requests.strikes import Strikes
+from xcached.requests.trust import ROOT, Trust
+from xcached.store.quarantine import Quarantine
+from xcached.store.reader import Hit
+from xcached.store.store import Entry, Store
+from xcached.store.writer import WriterThread
+from xcached.toolchains.toolchains import Toolchains
+
+
+class Lookup:
+    """Reads the store on the serving thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        trust: Trust,
+        quarantine: Quarantine,
+        strikes: Strikes,
+        endings: ProcessEnds,
+        toolchains: Toolchains,
+        writer: WriterThread,
+    ) -> None:
+        self._store = store
+        self._trust = trust
+        self._quarantine = quarantine
+        self._strikes = strikes
+        self._endings = endings
+        self._toolchains = toolchains
+        self._writer = writer
+
+    def find(self, caller: Caller, wanted: protocol.Get) -> Reply | None:
+        """Return an entry, or a mark that there can be none, by a writer the client trusts; None for neither."""
+        hits = [hit for hit in self._in_order(caller, wanted.key) if hit.digest != wanted.unusable]
+        if hits and self._toolchains.is_stale(hits[0].toolchain, caller.uid):
+            # The program runs on a toolchain that is gone: it compiles, and nobody needs to wait for the result.
+            return Reply(protocol.Missing(0))
+        for hit in hits:
+            reply = self.hand_over(caller, wanted.key, hit)
+            if reply is not None:
+                return reply
+        reason = self._store.reader.why_not(wanted.key, lambda writer: self._trust.reads(caller.uid, writer))
+        return None if reason is None else Reply(protocol.NotCacheable(reason))
+
+    def expected_seconds(self, caller: Caller, wanted: protocol.Get) -> float | None:
+        """Return the seconds of the last compile, as reported by writers the client trusts."""
+        trusts = (lambda writer: self._trust.reads(caller.uid, writer)) if self._trust.shared else None
+        return self._store.reader.expected_seconds(wanted.key, wanted.program_digest, trusts)
+
+    def best(self, caller: Caller, key: str) -> Hit | None:
+        """Return the entry the client would get, unless it must not be loaded ahead."""
+        # A suspected entry is loaded only on request, so that a second crash is clearly its doing.
+        if self._strikes.suspects(key, caller.uid):
+            return None
+        hit = next(iter(self._in_order(caller, key)), None)
+        return (
+            None if hit is None or hit.answer is None or self._toolchains.is_stale(hit.toolchain, caller.uid) else hit
+        )
+
+    def hand_over(self, caller: Caller, key: str, hit: Hit) -> Reply | None:
+        """Return the answer with the entry; None, and the entry is quarantined, if it is damaged."""
+        entry = Entry(key, hit.writer_uid)
+        descriptor = None
+        wrong, lost = "" if hit.answer else "its row is damaged", False
+        if not wrong and not hit.is_inline:
+            descriptor = self._store.files.open(hit.digest)
+            lost = descriptor is None
+            wrong = "its file is gone" if lost else ""
+        if hit.answer is None or wrong:
+            work = partial(self._quarantine.set_aside_if_same, entry, hit.digest, wrong, lost=lost)
+            self._writer.note(work, caller.uid)
+            return None
+        self._writer.note_use(entry, self._store.time_of_use())
+        # Watch from now on: the process may end as soon as it loads this.
+        self._endings.watch(caller.process)
+        caller.process.give(key, hit.digest)
+        return Reply(hit.answer, () if descriptor is None else (descriptor,))
+
+    def _in_order(self, caller: Caller, key: str) -> list[Hit]:
+        """Return the entries the client may have: its own first, then root's."""
+        hits = [hit for hit in self._store.reader.find(key) if self._may_have(caller, hit)]
+        return sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT))
+
+    def _may_have(self, caller: Caller, hit: Hit) -> bool:
+        if self._strikes.bars(hit.digest, caller.uid):
+            return False
+        return self._trust.reads(caller.uid, hit.writer_uid)

@@ -1,0 +1,86 @@
+"""Predictions: the entries a program will probably want. The first of them come with the answer.
+
+Nothing here changes the store.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from xcache.errors import ProtocolError
+from xcache.wire import framing, protocol
+from xcached.caller import Caller, Reply, close_all
+from xcached.requests.lookup import Lookup
+from xcached.store.reader import Hit
+from xcached.store.runs import Runs, Wanted
+
+logger = logging.getLogger("xcached")
+
+# Bytes handed over in a prediction: in the frame, as far as the list leaves room, and in files.
+_INLINE_BYTES, _FILE_BYTES = protocol.MAX_FRAME // 2, 16 * 1024 * 1024
+# Items looked up and listed: more than most programs want, and only a moment's work.
+_MOST_LISTED = 500
+# Bytes that an entry handed over adds to the list, its key among the payloads or files included.
+_LONGEST_ITEM_BYTES = 220
+
+
+class Predictions:
+    """Answers Predict. Belongs to the serving thread."""
+
+    def __init__(self, runs: Runs, lookup: Lookup) -> None:
+        self._runs = runs
+        self._lookup = lookup
+
+    def predict(self, caller: Caller, message: protocol.Predict) -> Reply:
+        """Return the items a program will probably want, of those that a Get would find."""
+        wanted, options = self._runs.predict(caller.uid, message, _MOST_LISTED)
+        found = protocol.Prediction([], options, {}, [], [])
+        # Many items share few of these, so each is listed once.
+        around: dict[str, int] = {}
+        served: list[tuple[Wanted, Hit]] = []
+        for item in wanted:
+            hit = self._lookup.best(caller, str(item["key"]))
+            if hit is not None:
+                made_with = f"{hit.flags} {hit.platform} {hit.toolchain}"
+                found.items.append(item | {"around": around.setdefault(made_with, len(around))})
+                served.append((found.items[-1], hit))
+        found.around.extend(around)
+        try:
+            listed = len(framing.encode(0, found)) + len(served) * _LONGEST_ITEM_BYTES
+        except ProtocolError:
+            # The stored run exhausts the limit of every field, so its list does not fit.
+            return Reply(protocol.Prediction([], {}, {}, [], []))
+        return self._with_entries(caller, found, served, min(_INLINE_BYTES, protocol.MAX_FRAME - listed))
+
+    def _with_entries(
+        self, caller: Caller, found: protocol.Prediction, served: list[tuple[Wanted, Hit]], room_inline: int
+    ) -> Reply:
+        """Hand over the first entries, as far as there is room."""
+        room, files = {True: room_inline, False: _FILE_BYTES}, protocol.MAX_PREDICTED_FILES
+        handed: list[int] = []
+        try:
+            for item, hit in served:
+                if hit.answer is None:
+                    continue
+                told = hit.answer
+                payload = told.payload
+                room[hit.is_inline] -= max(told.stored_size, 0) if payload is None else len(payload)
+                files -= payload is None
+                if room[hit.is_inline] < 0 or (files < 0 and payload is None):
+                    continue
+                key = str(item["key"])
+                reply = self._lookup.hand_over(caller, key, hit)
+                if reply is None:
+                    continue
+                item |= {name: getattr(told, name) for name in ("digest", "compile_seconds", "stored_size")}
+                if payload is not None:
+                    found.payloads[key] = payload
+                else:
+                    found.files.append(key)
+                    handed += reply.descriptors
+        except OSError as error:
+            logger.warning("no more entries are handed over ahead: %s", error)
+        except BaseException:
+            close_all(handed)
+            raise
+        return Reply(found, tuple(handed))

@@ -1,0 +1,93 @@
+"""Decides which users may connect, whose entries a user gets, and who may change what. The kernel reports uids."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import time
+from pathlib import Path
+
+from xcache.config.config import Config
+from xcache.errors import ConfigError
+from xcache.wire.ownership import overflow_uids, own_uid, uid_of_account
+
+ROOT = 0
+# Seconds for which a user's groups are cached.
+_GROUPS_CACHE_SECONDS = 60.0
+# Uids that a user may take on in a user namespace (subuid(5)): one user could appear as tens of thousands.
+_SUBORDINATE = Path("/etc/subuid")
+
+
+class Trust:
+    """The rules of a daemon, for its own user or for all users of the machine."""
+
+    def __init__(self, settings: Config) -> None:
+        self._own = own_uid()
+        self.shared = settings.daemon_uid() == self._own
+        self._known: dict[int, tuple[float, frozenset[int]]] = {}
+        self.take(settings)
+
+    def take(self, settings: Config) -> None:
+        """Adopt new settings; raise ConfigError, and change nothing, if they name an unknown user or group."""
+        everybodys, groups = {ROOT}, set()
+        with settings.blamed("trusted_writers"):
+            for name in settings.trusted_writers if self.shared else ():
+                if name.startswith("@"):
+                    groups.add(_gid_of_group(name[1:]))
+                else:
+                    everybodys.add(uid_of_account(name))
+        self._everybodys, self._groups = everybodys, groups
+        self._subordinate = _subordinate_uids() if self.shared else []
+
+    def admits(self, uid: int) -> bool:
+        """Return whether a user may connect.
+
+        Users without a uid of their own here (the overflow uid) cannot be told apart, and are refused. So are
+        subordinate uids: a user could otherwise have the shares of thousands.
+        """
+        if uid in (self._own, ROOT):
+            return True
+        return self.shared and uid not in overflow_uids() and not any(uid in uids for uids in self._subordinate)
+
+    def administers(self, uid: int) -> bool:
+        """Return whether a user may stop the daemon and change other users' data."""
+        return uid in (self._own, ROOT)
+
+    def reads(self, reader: int, writer: int) -> bool:
+        """Return whether a reader loads a writer's entries. An executable is code, so this is a matter of trust."""
+        if not self.shared or reader == writer or writer in self._everybodys:
+            return True
+        return bool(self._groups) and not self._groups.isdisjoint(self._groups_of(reader) & self._groups_of(writer))
+
+    def _groups_of(self, uid: int) -> frozenset[int]:
+        until, groups = self._known.get(uid, (0.0, frozenset()))
+        if time.monotonic() >= until:
+            try:
+                account = pwd.getpwuid(uid)
+                groups = frozenset(os.getgrouplist(account.pw_name, account.pw_gid))
+            except (KeyError, OSError):
+                groups = frozenset()
+            self._known[uid] = time.monotonic() + _GROUPS_CACHE_SECONDS, groups
+        return groups
+
+
+def _subordinate_uids() -> list[range]:
+    """Return the uids that users other than root may take on."""
+    try:
+        lines = _SUBORDINATE.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return []
+    fields = [line.split(":") for line in lines]
+    return [
+        range(int(first), int(first) + int(count))
+        for owner, first, count in (found for found in fields if len(found) == 3)
+        if owner not in ("root", "0") and first.isdecimal() and count.isdecimal()
+    ]
+
+
+def _gid_of_group(name: str) -> int:
+    try:
+        return int(name) if name.isdigit() else grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError(f"there is no group {name!r}") from None

@@ -1,0 +1,157 @@
+"""The store's file system: how much must stay free, how much of that is lacking, and a reserve for a full disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+_ASK_EVERY_SECONDS = 1.0
+# Upper bound of a percentage: nobody needs more, even on a disk of many terabytes.
+_MOST_FREE_BY_SHARE_BYTES = 20 * 1024**3
+# Twice the usual journal: one half to checkpoint, the other for the writes that follow.
+_RESERVE_BYTES = 8 * 1024 * 1024
+# The reserve is taken only if this many times its size is free.
+_RESERVE_MARGIN = 4
+# Bytes to evict before judging whether the disk gains from it: more than the journal grows meanwhile.
+ENOUGH_TO_JUDGE_BYTES = 16 * 1024**2
+# Pause after evictions that gained nothing.
+_RETRY_SECONDS = 60.0
+
+
+class DiskUsage(NamedTuple):
+    """A disk's free and total bytes."""
+
+    free: int
+    total: int
+
+
+def usage_of(directory: Path) -> DiskUsage:
+    """Ask the file system about a folder's disk."""
+    found = os.statvfs(directory)
+    return DiskUsage(found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize)
+
+
+class Reserve:
+    """A file that is deleted when the disk is full: evicting entries has to write to the journal first."""
+
+    def __init__(self, directory: Path) -> None:
+        self._path = directory / "reserve"
+        # A reserve that others deleted is not made again: they delete the whole store, and wait for an empty folder.
+        self._wanted = True
+
+    def keep(self) -> int:
+        """Make the reserve if the disk has plenty of space; return how many bytes were written for it now."""
+        if not self._wanted:
+            return 0
+        try:
+            self._wanted = not self._path.exists()
+            if not self._wanted or shutil.disk_usage(self._path.parent).free < _RESERVE_MARGIN * _RESERVE_BYTES:
+                return 0
+            with open(self._path, "xb", opener=_private) as file:
+                if hasattr(os, "posix_fallocate"):
+                    os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
+                else:
+                    # macOS has no posix_fallocate.
+                    file.write(bytes(_RESERVE_BYTES))
+        except OSError:
+            self.give_up()
+            return 0
+        self._wanted = False
+        return _RESERVE_BYTES
+
+    def give_up(self) -> bool:
+        """Delete the reserve until ``keep``; return whether there was one."""
+        self._wanted = True
+        try:
+            self._path.unlink()
+        except OSError:
+            return False
+        return True
+
+
+class Disk:
+    """The disk's free bytes: asked of the file system once a second, less the bytes written since."""
+
+    def __init__(
+        self, look: Callable[[], DiskUsage], min_free: str, as_good: Callable[[int], int] = lambda _: 0
+    ) -> None:
+        """``look`` asks the file system; ``as_good`` returns bytes that are in use but can be had back at any time.
+
+        It is told how many bytes must stay free.
+        """
+        self._look = look
+        self._as_good = as_good
+        self._min_free = min_free
+        self._asked = 0.0
+        self._free = self._spare = self._to_leave = self._written = 0
+
+    @property
+    def seen(self) -> tuple[int, int]:
+        """The bytes that were free when last asked (0: never asked), and those that must stay free."""
+        return self._free, self._to_leave
+
+    def has_room_for(self, size: int) -> bool:
+        """Return whether a file of this size can be written now, by the file system's last answer."""
+        return self._min_free == "0" or self._free - self._written >= size
+
+    def lacking(self, needed: int = 0) -> int:
+        """Return how many bytes too few are free once ``needed`` more are written; 0 or less if enough are."""
+        if self._min_free == "0":
+            return 0
+        # An eviction is never decided by an answer that may be a second old.
+        if time.monotonic() - self._asked >= _ASK_EVERY_SECONDS or self._lacking(needed) > 0:
+            self.ask()
+        return self._lacking(needed)
+
+    def writes(self, size: int) -> None:
+        """Count bytes that are being written."""
+        self._written += size
+
+    def _lacking(self, needed: int) -> int:
+        return self._to_leave + self._written + needed - self._free - self._spare
+
+    def ask(self) -> int:
+        """Ask the file system now; return the bytes that are free or can be had back."""
+        self._free, total = self._look()
+        self._to_leave = _to_leave(self._min_free, total)
+        # Read both at the same moment: bytes of one are missing from the other.
+        self._spare = self._as_good(self._to_leave)
+        self._written = 0
+        self._asked = time.monotonic()
+        return self._free + self._spare
+
+
+class Progress:
+    """Whether evictions free disk space at all: open files or another program's writes may consume it all."""
+
+    def __init__(self) -> None:
+        self._evicted = self._came_free = 0
+        self._stopped_until = 0.0
+
+    def note(self, evicted: int, came_free: int) -> None:
+        """Add an eviction's bytes, and the bytes that the disk gained."""
+        self._evicted += evicted
+        self._came_free += came_free
+        if self._evicted >= ENOUGH_TO_JUDGE_BYTES:
+            if self._came_free < self._evicted // 2:
+                self._stopped_until = time.monotonic() + _RETRY_SECONDS
+            self._evicted = self._came_free = 0
+
+    def stands_still(self) -> bool:
+        """Return whether recent evictions gained nothing, so that none should follow for now."""
+        return time.monotonic() < self._stopped_until
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _to_leave(min_free: str, disk: int) -> int:
+    """Return the bytes that must stay free on a disk of this size."""
+    if min_free.endswith("%"):
+        return min(int(disk * float(min_free[:-1]) / 100), _MOST_FREE_BY_SHARE_BYTES)
+    return int(min_free)

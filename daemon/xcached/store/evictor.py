@@ -1,0 +1,367 @@
+"""The evictions that keep a store within its limits. Belongs to the writer thread.
+
+Everything here runs in small steps, so that no request waits long for the writer thread.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import sqlite3
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import NamedTuple
+
+from xcache.errors import RefusedError
+from xcache.wire import protocol
+from xcached.store.candidates import EVICTED_AT_ONCE, Candidates, Standing
+from xcached.store.database import is_full
+from xcached.store.disk import ENOUGH_TO_JUDGE_BYTES
+from xcached.store.eviction import Excess, choose
+from xcached.store.limits import Limits
+from xcached.store.pins import Pins
+from xcached.store.shortage import Shortage
+from xcached.store.store import Entry, Store
+
+logger = logging.getLogger("xcached")
+
+# Entries evicted in one rehearsal; more go only after a limit was lowered by a lot.
+_MOST_REHEARSED = 2048
+# Bytes of an entry's row and index entries, for an entry of any size.
+_ROW_BYTES = 1600
+# Tolerated difference between the pages a rehearsal computed and those that came free.
+_PAGES_TOLERANCE_BYTES = 256 * 1024
+# A plan for the disk may turn out to free a little less than was computed; then the rest is planned again.
+_ADMISSION_ATTEMPTS = 3
+
+
+class Freed(NamedTuple):
+    """One step's evictions: entries, the bytes of their contents, the files among them, and the reason."""
+
+    entries: int
+    bytes: int
+    files: int
+    reason: str
+
+
+class TooMuch(NamedTuple):
+    """An exceeded limit: the reason, the user whose entries have to go (None: anybody's), and by how much."""
+
+    reason: str
+    uid: int | None
+    excess: Excess
+
+
+class Found(NamedTuple):
+    """The entries to evict next, and why; and the newcomers among them, with their order of use."""
+
+    reason: str
+    going: list[Standing]
+    newcomers: dict[Entry, int]
+
+
+class Plan(NamedTuple):
+    """The entries to evict now, and the newcomers to evict later."""
+
+    going: list[Found]
+    newcomers: dict[Entry, int]
+    # Whether every limit is kept then.
+    suffices: bool
+
+
+class Evictor:
+    """Keeps a store within its limits."""
+
+    def __init__(
+        self,
+        store: Store,
+        stale: Callable[[], Collection[tuple[str, int]]] = frozenset,
+        beside: Sequence[Callable[[], None]] = (),
+    ) -> None:
+        """Each function in ``beside`` cuts one kind of data other than entries down to its share of the store.
+
+        ``stale()`` returns each stale toolchain with a writer whose entries of it are stale.
+        """
+        self._store = store
+        self._db = store.database.writing
+        self._candidates = Candidates(self._db, stale)
+        self.on_disk = Shortage(store, beside)
+        self.pins = Pins(store)
+        # Entries used from this order on are newcomers.
+        self._new_from = store.used_order + 1
+        # Whether some newcomers have to go later.
+        self.newcomers_must_go = False
+        # Newcomers to evict after the next end_grace(), and those whose time has come.
+        self._sentenced: dict[Entry, int] = {}
+        self._due: dict[Entry, int] = {}
+        # Remaining parts of a plan; other jobs run in between.
+        self._planned: deque[Found] = deque()
+
+    def change(self, limits: Limits) -> None:
+        """Change the store's limits."""
+        self._store.limit(limits)
+        self.on_disk.limit(limits.min_free)
+
+    def end_grace(self) -> None:
+        """Let the newcomers so far be evicted; entries put from now on stay until the next call."""
+        self._new_from = self._store.used_order + 1
+        self.newcomers_must_go = False
+        self._due |= self._sentenced
+        self._sentenced.clear()
+
+    def evict_some(self) -> Freed | None:
+        """Evict some entries if a limit is exceeded; None if none is, or nothing may go."""
+        if (freed := self._go_on()) is not None:
+            return freed
+        self.on_disk.cut_down_other_data()
+        lacking = self.on_disk.lacking()
+        if (found := self._next(lacking)) is not None:
+            if self._store.used_order < self._new_from:
+                return self._evict([one.entry for one in found.going], found.reason)
+            plan = self._plan(found, lacking)
+            self.newcomers_must_go |= bool(plan.newcomers)
+            self._sentenced |= plan.newcomers
+            self._planned.extend(part for found in plan.going for part in _in_parts(found))
+            if (freed := self._go_on()) is not None:
+                return freed
+        self._due.clear()
+        max_age = self._store.limits.max_age
+        if max_age and (old := self._candidates.unused_since(self._store.age_clock.now(max_age) - max_age)):
+            return self._evict(old, "age")
+        return None
+
+    def _go_on(self) -> Freed | None:
+        """Carry out the next part of a plan; None when none is left."""
+        if self._planned and next(self._too_much(self.on_disk.lacking()), None) is None:
+            # Another removal has solved it meanwhile.
+            self._planned.clear()
+        while self._planned:
+            part = self._planned.popleft()
+            if going := [one.entry for one in part.going if self._stands(one)]:
+                return self._evict(going, part.reason)
+        return None
+
+    def _stands(self, one: Standing) -> bool:
+        """Return whether an entry may go: unpinned, and neither replaced nor used since it was chosen."""
+        sql = "SELECT 1 FROM entries WHERE key = ? AND writer_uid = ? AND used_order = ? AND pinned = 0"
+        return self._db.execute(sql, (*one.entry, one.used_order)).fetchone() is not None
+
+    def _next(self, lacking: int, coming: Entry | None = None, most: int = EVICTED_AT_ONCE) -> Found | None:
+        """Choose the entries to evict next, newcomers included; ``coming`` is spared when the disk is short.
+
+        The disk lacks ``lacking`` bytes.
+        """
+        for too_much in self._too_much(lacking):
+            spared = coming if too_much.reason == "disk" else None
+            candidates = self._candidates.of(
+                too_much.uid,
+                self._due,
+                # A quota is kept with the user's own entries.
+                only_theirs=too_much.reason == "quota",
+                # One newcomer may cost many others.
+                without_end=self._store.used_order >= self._new_from,
+            )
+            candidates = (one for one in candidates if one.entry.entry != spared)
+            chosen = choose(itertools.islice(candidates, most), too_much.excess)
+            # Evict newcomers that are due first: with their programs they may free more than was computed.
+            due = [one for one in chosen if self._due.get(one.entry) == one.used_order]
+            if going := due or chosen:
+                new = {one.entry: one.used_order for one in going if one.used_order >= self._new_from}
+                return Found(too_much.reason, going, new)
+        return None
+
+    def _plan(self, found: Found, lacking: int) -> Plan:
+        try:
+            return self._rehearse(lacking)
+        except sqlite3.Error as error:
+            if not is_full(error):
+                raise
+        # Nothing can be rehearsed on a full disk, so the old entries go as they were chosen.
+        old = [one for one in found.going if one.entry not in found.newcomers]
+        return Plan([found._replace(going=old)] if old else [], found.newcomers, suffices=False)
+
+    def _rehearse(self, lacking: int, put: Callable[[], object] | None = None, coming: Entry | None = None) -> Plan:
+        """Decide what to evict, newcomers included, before removing anything: no entry goes for one that cannot stay.
+
+        Evictions are tried out in a transaction that is undone. A newcomer that would have to go is taken out first,
+        and the rest is tried again without it. ``put`` writes the rows of the entry ``coming``. The disk lacked
+        ``lacking`` bytes at the start; what comes free is computed, because an undone transaction frees nothing.
+        """
+        newcomers: dict[Entry, int] = {}
+        while True:
+            going: list[Found] = []
+            more, found, suffices = _MOST_REHEARSED, None, False
+            with self._store.rehearsal():
+                if put is not None:
+                    put()
+                pages_before = self.on_disk.free_pages()
+                files = self._take_out(list(newcomers))
+                while more > 0:
+                    left = lacking - files - (self.on_disk.free_pages() - pages_before)
+                    if (found := self._next(left, coming, more)) is None or found.newcomers:
+                        suffices = found is None and left <= 0
+                        break
+                    files += self._take_out([one.entry for one in found.going])
+                    going.append(found)
+                    more -= len(found.going)
+            if found is None or not found.newcomers:
+                return Plan(going, newcomers, suffices)
+            newcomers |= found.newcomers
+
+    def _take_out(self, entries: Sequence[Entry]) -> int:
+        """Within a rehearsal: remove entries; return how many bytes of files that would free."""
+        sizes: dict[str, int] = {}
+        for entry in entries:
+            sizes |= self._db.execute(
+                "SELECT digest, blobs.stored_size FROM entries JOIN blobs ON blobs.digest = entries.blob"
+                " WHERE key = :key AND writer_uid = :uid AND content IS NULL UNION ALL"
+                " SELECT blobs.digest, blobs.stored_size FROM entries JOIN programs"
+                " ON programs.digest = program AND programs.writer_uid = entries.writer_uid"
+                " JOIN blobs ON blobs.digest = programs.blob"
+                " WHERE key = :key AND entries.writer_uid = :uid AND content IS NULL",
+                {"key": entry.key, "uid": entry.writer_uid},
+            ).fetchall()
+        return sum(sizes.get(digest, 0) for digest in set(self._store.remove(entries)))
+
+    def admit(self, put: protocol.Put, uid: int, write: Callable[[], object]) -> None:
+        """Make room on the disk for an entry about to be written; its unsettled copy does not count yet.
+
+        RefusedError, and no eviction, if evicting everything allowed is not enough or the entry itself would have to
+        go. ``write`` writes its rows.
+        """
+        together, limits = put.stored_size + put.program_stored_size, self._store.limits
+        for limit, pinned, whose in (
+            (limits.max_size, self.pins.of_all().bytes, "the store"),
+            (limits.user_quota, self.pins.of(uid).bytes, "one user's entries"),
+        ):
+            if limit and together > limit:
+                raise RefusedError("too large", f"{together} bytes are more than {whose} may hold")
+            if limit and together + pinned > limit:
+                raise RefusedError("store full", f"{together} bytes do not fit beside {pinned} pinned bytes")
+        if limits.max_entries and self.pins.of_all().entries >= limits.max_entries:
+            raise RefusedError("store full", f"all {limits.max_entries} entries that max_entries allows are pinned")
+        self._make_room_on_disk(Entry(put.key, uid), together, write)
+        self.on_disk.writes(together)
+
+    def is_short_of(self, size: int) -> bool:
+        """Return whether entries have to go before this many bytes can be written."""
+        return self.on_disk.lacking(size) > 0
+
+    def _make_room_on_disk(self, coming: Entry, needed: int, write: Callable[[], object]) -> None:
+        if self.on_disk.lacking(needed) <= 0:
+            self.on_disk.give_back_for_file(needed)
+            return
+        self.on_disk.cut_down_other_data(needed)
+        if self.on_disk.journal_is_pinned:
+            raise RefusedError("store busy", "another process has long kept a read transaction on the database open")
+        lacking = self.on_disk.lacking(needed)
+        gone = Tally()
+        # Space that other programs filled is regained in the background, not while a client waits.
+        for _ in range(_ADMISSION_ATTEMPTS):
+            if not 0 < lacking <= needed + ENOUGH_TO_JUDGE_BYTES or self.on_disk.in_vain:
+                break
+            plan = self._rehearse(lacking, write, coming)
+            if not plan.suffices or plan.newcomers:
+                break
+            # In one turn: other users' writes must not take the space in between.
+            for part in (part for found in plan.going for part in _in_parts(found)):
+                if self.on_disk.lacking(needed) > 0:
+                    gone.add(self._evict([one.entry for one in part.going], part.reason, keeps_pages=True))
+            self.on_disk.give_back_for_file(needed)
+            lacking = self.on_disk.lacking(needed) - _PAGES_TOLERANCE_BYTES
+        if gone.entries:
+            logger.info("evicted %s for a put", gone)
+        if lacking > 0:
+            raise RefusedError("disk full", f"{needed} bytes more would leave less free than min_free demands")
+
+    def _too_much(self, lacking: int) -> Iterator[TooMuch]:
+        """Yield every exceeded limit; the one that takes the fewest evictions comes first."""
+        limits = self._store.limits
+        if limits.user_quota:
+            for uid in list(self._store.grown):
+                theirs, entries = self._taken_by(uid)
+                surplus = Excess(theirs - limits.user_quota, entries - limits.most_entries_of_one_user())
+                if surplus:
+                    yield TooMuch("quota", uid, surplus)
+                else:
+                    self._store.grown.discard(uid)
+        totals = self._store.totals_now()
+        # In a shared store each user's other data has limits of its own, so no entry is evicted for it.
+        counted = totals["bytes"] + totals["text_bytes"] + (0 if self._store.shared else totals["other_bytes"])
+        if limits.max_size and (excess := counted - limits.max_size) > 0:
+            yield self._from("size", "bytes", excess)
+        if (most := limits.most_entries()) and (excess := totals["entries"] - most) > 0:
+            yield self._from("count", "entries", excess)
+        if lacking > 0 and not self.on_disk.in_vain:
+            yield self._from("disk", "bytes", min(lacking, ENOUGH_TO_JUDGE_BYTES), _ROW_BYTES)
+
+    def _from(self, reason: str, what: str, excess: int, row: int = 0) -> TooMuch:
+        """In a shared store, the user who has the most makes room, down to a fair share.
+
+        If the store has one user, or everything is pinned, the limit names no user. Each entry counts for ``row`` bytes
+        more.
+        """
+        uid, over = None, excess
+        if self._store.shared:
+            sql = f"SELECT uid, {what} + entries * ? FROM users ORDER BY 2 DESC"  # noqa: S608 - a name of our own
+            rows = self._db.execute(sql, (row,)).fetchall()
+            fair_share = sum(amount for _, amount in rows) // max(1, len(rows))
+            # Users who just put something pay before others, so that nobody's entry goes for one that cannot stay.
+            sql = "SELECT DISTINCT writer_uid FROM entries WHERE pinned = 0 AND used_order >= ?"
+            brought = {uid for (uid,) in self._db.execute(sql, (self._new_from,))}
+            rows.sort(key=lambda row: not (row[0] in brought and row[1] > fair_share))
+            for uid, amount in rows:
+                pinned = self.pins.of(uid)
+                if amount > getattr(pinned, what) + pinned.entries * row:
+                    over = min(excess, max(1, amount - fair_share))
+                    break
+            else:
+                uid = None
+        return TooMuch(reason, uid, Excess(**{what: over}))
+
+    def _evict(self, chosen: Sequence[Entry], reason: str, *, keeps_pages: bool = False) -> Freed:
+        """Evict entries; ``keeps_pages``: leave the freed pages in the database, where the coming entry needs them."""
+        before, free_before = self._store.totals_now(), self.on_disk.free_now() if reason == "disk" else 0
+        files = self._store.let_go(chosen, "evictions")
+        for entry in chosen:
+            self._due.pop(entry, None)
+        if reason == "disk":
+            self._store.files.deleted.empty_all()
+        after = self._store.totals_now()
+        freed = Freed(before["entries"] - after["entries"], before["bytes"] - after["bytes"], files, reason)
+        if reason == "disk":
+            self.on_disk.note(freed.bytes, self.on_disk.free_now() - free_before)
+            if not keeps_pages:
+                self.on_disk.give_back()
+        return freed
+
+    def _taken_by(self, uid: int) -> tuple[int, int]:
+        """Return the bytes and the number of a user's entries."""
+        row = self._db.execute("SELECT bytes, entries FROM users WHERE uid = ?", (uid,)).fetchone()
+        return row or (0, 0)
+
+
+def _in_parts(found: Found) -> Iterator[Found]:
+    for at in range(0, len(found.going), EVICTED_AT_ONCE):
+        yield found._replace(going=found.going[at : at + EVICTED_AT_ONCE])
+
+
+class Tally:
+    """The sum of several steps."""
+
+    def __init__(self) -> None:
+        self.entries = self.bytes = self.files = 0
+        self.reasons: Counter[str] = Counter()
+
+    def add(self, freed: Freed) -> None:
+        """Add one step."""
+        self.entries += freed.entries
+        self.bytes += freed.bytes
+        self.files += freed.files
+        self.reasons[freed.reason] += freed.entries
+
+    def __str__(self) -> str:
+        """Return a line for the log."""
+        why = ", ".join(f"{count} by {reason}" for reason, count in sorted(self.reasons.items()))
+        entries = "1 entry" if self.entries == 1 else f"{self.entries} entries"
+        return f"{entries}, {self.bytes} bytes ({why})"

@@ -1,0 +1,469 @@
+"""The store: SQLite rows, and files beside them for large contents.
+
+Changes belong to the writer thread; ``reader`` and ``files.open`` are for the serving thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from xcache.errors import RefusedError, StoreError
+from xcache.wire import protocol
+from xcached.clock import GuardedClock
+from xcached.store.blobs import BlobFiles
+from xcached.store.database import Database, is_full
+from xcached.store.eviction import Usage, time_passed, used, worth
+from xcached.store.limits import LEAST_ROOM, Limits
+from xcached.store.reader import Reader
+
+# Bytes of one text in a row. limits.py bounds the number of entries.
+_LONGEST_NAME, _LONGEST_DESCRIPTION = 500, 4096
+# A compile counts for at most this time, whatever its writer says.
+_LONGEST_COMPILE_SECONDS = 24 * 3600.0
+# Rows per user. Two thousand marks of the longest texts take 2.5 MB.
+_MOST_MARKS, _MOST_COMPILE_TIMES = 2000, 100_000
+_LEAST_COMPILE_TIMES = 1000
+# The runs may take at most this fraction (1/n) of the store, and so may the quarantine.
+_BESIDE_DIVISOR = 20
+# Lower bound of that share on a disk short of space, enough for the runs of some programs.
+_LEAST_BESIDE_BYTES = 1024**2
+# Removals of a user's entries between two trims of the compile times, which take some milliseconds each.
+_REMOVALS_PER_TRIM = 500
+MOST_COUNTERS = 1000
+
+
+class Use(NamedTuple):
+    """The number of hits of an entry, and the time of the last."""
+
+    hits: int
+    last_used_at: float
+
+
+class Writer(NamedTuple):
+    """The process that wrote an entry."""
+
+    uid: int
+    pid: int
+    program: str
+
+
+class Source(NamedTuple):
+    """A content to be stored: bytes, or a descriptor to copy them from."""
+
+    digest: str
+    size: int
+    content: bytes | None
+    descriptor: int | None
+    # A synced copy that is not yet renamed to its digest.
+    aside: Path | None = None
+    # Whether the bytes were checked against the digest.
+    checked: bool = False
+
+    def discard(self, files: BlobFiles) -> None:
+        """Close the descriptor, and delete a copy that was not settled."""
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+        if self.aside is not None:
+            files.discard(self.aside)
+
+
+class Entry(NamedTuple):
+    """An entry's primary key."""
+
+    key: str
+    writer_uid: int
+
+
+class _UndoneError(Exception):
+    """Ends a rehearsal."""
+
+
+class Store:
+    """Opens or makes the store in a folder; raises NewerStoreError for a store of a newer xcache."""
+
+    def __init__(self, directory: Path, limits: Limits | None = None, *, shared: bool = False) -> None:
+        """``shared``: the store has several users, and limits are kept fairly between them."""
+        self.directory = directory
+        self.shared = shared
+        # The store's bytes when the disk was found short of space; None while it is not.
+        self.taken_when_short: int | None = None
+        self.database = Database(directory)
+        self.part = self.database.part
+        self._db = self.database.writing
+        self.reader = Reader(self.database.reading)
+        try:
+            self.files = BlobFiles(directory / "blobs", shared=shared)
+        except OSError as error:
+            self.database.close()
+            raise StoreError(f"{directory / 'blobs'} cannot be used: {error.strerror}") from None
+        self.limit(limits or Limits())
+        self.used_order, self._time, last_use = self._last_use()
+        self.age_clock = GuardedClock(last_use)
+        # Whether the pins have to be counted again.
+        self.pins_changed = True
+        # Removed entries per user since their compile times were last trimmed.
+        self._went: Counter[int] = Counter()
+
+    def limit(self, limits: Limits) -> None:
+        """Change the limits."""
+        self.limits = limits
+        # Users whose quota is to be checked: those who put something since the last check, and now everybody.
+        self.grown = {uid for (uid,) in self._db.execute("SELECT uid FROM users")}
+
+    def time_of_use(self) -> float:
+        """Return the time to store for a use now: the wall clock's, or the guarded clock's if that is later."""
+        return max(time.time(), self.age_clock.now(self.limits.max_age))
+
+    def share_beside(self, most: int) -> int:
+        """Return the bytes allowed for one kind of data beside entries: ``most``, or less in a small store."""
+        if self.limits.max_size:
+            most = min(most, self.limits.max_size // _BESIDE_DIVISOR)
+        if self.taken_when_short is not None:
+            most = min(most, max(_LEAST_BESIDE_BYTES, self.taken_when_short // _BESIDE_DIVISOR))
+        return most
+
+    def close(self) -> None:
+        """Close the database, which removes its journal."""
+        self.database.close()
+
+    def transaction(self, *, frees: bool = False) -> contextlib.AbstractContextManager[None]:
+        """Commit everything inside, durably, or nothing of it; ``frees``: whether it frees room."""
+        return self.database.transaction(frees=frees)
+
+    @contextlib.contextmanager
+    def rehearsal(self) -> Iterator[None]:
+        """Undo everything inside at the end."""
+        before = self.used_order, self._time, set(self.grown)
+        try:
+            with contextlib.suppress(_UndoneError), self.database.unwritten(), self.database.transaction(frees=True):
+                yield
+                raise _UndoneError
+        finally:
+            self.used_order, self._time, self.grown = before
+            self.pins_changed = True
+
+    def has(self, entry: Entry) -> bool:
+        """Return whether there is such an entry, with contents."""
+        sql = "SELECT 1 FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE key = ? AND writer_uid = ?"
+        return self._db.execute(sql, entry).fetchone() is not None
+
+    def check(self, source: Source) -> None:
+        """Raise RefusedError unless a content is what was announced."""
+        if source.checked:
+            return
+        if source.descriptor is not None:
+            self.files.check(source.descriptor, source.size, source.digest)
+        elif (
+            source.content is None
+            or len(source.content) != source.size
+            or hashlib.sha256(source.content).hexdigest() != source.digest
+        ):
+            raise RefusedError("wrong digest", "the bytes do not have the announced digest")
+
+    def accept(self, source: Source) -> None:
+        """Put a large content on disk under its digest, before the transaction that refers to it.
+
+        An existing file is replaced, because it may be damaged.
+        """
+        if source.aside is not None:
+            self.files.settle(source.aside, source.digest)
+        elif source.descriptor is not None:
+            self.files.write(source.descriptor, source.size, source.digest)
+
+    def put(self, put: protocol.Put, executable: Source, program: Source, writer: Writer) -> list[str]:
+        """Within a transaction: add or replace an entry. Return digests that may be unreferenced now."""
+        pinned = self._refers("entries", key=put.key, writer_uid=writer.uid, pinned=1)
+        loose = self.remove([Entry(put.key, writer.uid)])
+        usage = used(self._usage_before(Entry(put.key, writer.uid)), self._tick())
+        loose += self._insert_blob(executable)
+        if not self._refers("programs", digest=put.program_digest, writer_uid=writer.uid):
+            loose += self._insert_blob(program)
+            self._insert(
+                "programs",
+                digest=put.program_digest,
+                writer_uid=writer.uid,
+                raw_size=put.program_raw_size,
+                codec=put.codec,
+                blob=program.digest,
+            )
+        described = {
+            name: cut(put.details[name], _LONGEST_DESCRIPTION)
+            for name in protocol.DESCRIBED_COMPONENTS
+            if name in put.details
+        }
+        self._db.executemany(
+            "INSERT OR IGNORE INTO components (digest, name, description) VALUES (?, ?, ?)",
+            [(put.components[name], name, text) for name, text in described.items()],
+        )
+        names = {
+            "module_name": put.module_name,
+            "platform": put.platform,
+            "device_kind": put.device_kind,
+            "jaxlib_version": put.jaxlib_version,
+            "writer_program": writer.program,
+        }
+        names = {name: cut(text, _LONGEST_NAME) for name, text in names.items()}
+        seconds = min(put.compile_seconds, _LONGEST_COMPILE_SECONDS)
+        (kept,) = self._db.execute(
+            "SELECT blobs.stored_size FROM programs JOIN blobs ON blobs.digest = programs.blob"
+            " WHERE programs.digest = ? AND programs.writer_uid = ?",
+            (put.program_digest, writer.uid),
+        ).fetchone()
+        # The stored program is kept, and its size may differ from the new one's. Texts count in full, even if other
+        # entries share them: otherwise the second entry would have them for nothing.
+        texts = sum(len(text.encode()) for text in (*names.values(), *described.values()))
+        footprint = put.stored_size + kept + texts
+        now = self.time_of_use()
+        self._insert(
+            "entries",
+            key=put.key,
+            writer_uid=writer.uid,
+            blob=put.digest,
+            codec=put.codec,
+            raw_size=put.raw_size,
+            stored_size=put.stored_size,
+            compile_seconds=seconds,
+            created_at=now,
+            last_used_at=now,
+            used_order=self._next_order(),
+            hits=0,
+            writer_pid=writer.pid,
+            program=put.program_digest,
+            footprint=footprint,
+            uses=usage.uses,
+            used_time=usage.time,
+            worth=worth(usage, seconds, footprint),
+            pinned=int(pinned),
+            **names,
+            **{f"{name}_component": put.components.get(name) for name in protocol.DESCRIBED_COMPONENTS},
+        )
+        self.grown.add(writer.uid)
+        return loose
+
+    def mark_not_cacheable(self, mark: protocol.MarkNotCacheable, uid: int) -> None:
+        """Within a transaction: mark a key as not cacheable; the user's oldest marks are forgotten."""
+        self._db.execute(
+            "INSERT OR REPLACE INTO not_cacheable (key, writer_uid, module_name, reason, created_at)"
+            " VALUES (?, ?, ?, ?, ?)",
+            (mark.key, uid, cut(mark.module_name, _LONGEST_NAME), cut(mark.reason, _LONGEST_NAME), time.time()),
+        )
+        self._forget_oldest("not_cacheable", uid, _MOST_MARKS)
+
+    def forget_marks(self, uid: int | None) -> None:
+        """Within a transaction: forget the marks of one user (None: of all)."""
+        self._db.execute("DELETE FROM not_cacheable WHERE writer_uid = coalesce(?, writer_uid)", (uid,))
+
+    def remove(self, entries: Iterable[Entry]) -> list[str]:
+        """Within a transaction: delete entries and what only they used. Return digests of files to delete after."""
+        loose: list[str] = []
+        for entry in entries:
+            self._db.execute("DELETE FROM not_cacheable WHERE key = ? AND writer_uid = ?", entry)
+            row = self._db.execute(
+                "SELECT blob, program, pinned FROM entries WHERE key = ? AND writer_uid = ?", entry
+            ).fetchone()
+            if row is None:
+                continue
+            blob, program, pinned = row
+            self.pins_changed |= bool(pinned)
+            self._db.execute("DELETE FROM entries WHERE key = ? AND writer_uid = ?", entry)
+            loose += self._drop_blob(blob)
+            owned = (program, entry.writer_uid)
+            if not self._refers("entries", program=program, writer_uid=entry.writer_uid):
+                found = self._db.execute(
+                    "SELECT blob FROM programs WHERE digest = ? AND writer_uid = ?", owned
+                ).fetchone()
+                self._db.execute("DELETE FROM programs WHERE digest = ? AND writer_uid = ?", owned)
+                loose += self._drop_blob(found[0]) if found else ()
+            self._went[entry.writer_uid] += 1
+            if self._went[entry.writer_uid] >= _REMOVALS_PER_TRIM:
+                del self._went[entry.writer_uid]
+                self._forget_oldest("compile_times", entry.writer_uid, self._most_compile_times(entry.writer_uid))
+        return loose
+
+    def let_go(self, entries: Sequence[Entry], counted_as: str = "") -> int:
+        """Remove entries and delete their files, even on a full disk; return how many files."""
+        at, together, files = 0, len(entries), 0
+        while at < len(entries):
+            going = entries[at : at + together]
+            try:
+                with self.transaction(frees=True):
+                    loose = self.remove(going)
+                    if counted_as:
+                        self.add_statistics({counted_as: len(going)})
+            except sqlite3.Error as error:
+                if not is_full(error) or not (self.database.make_do() or together > 1):
+                    raise
+                # A smaller transaction may fit into the space there is.
+                together = max(1, together // 2)
+            else:
+                files += self.delete_files(loose)
+                at += together
+        return files
+
+    def delete_files(self, digests: Iterable[str]) -> int:
+        """After a commit: delete the files among these digests that nothing refers to; return how many."""
+        return sum(self.files.delete(digest) for digest in digests if not self._is_in_file(digest))
+
+    def totals_now(self) -> dict[str, int]:
+        """Return the totals by name, on the writer thread."""
+        return dict(self._db.execute("SELECT name, amount FROM totals").fetchall())
+
+    def entries_under(self, key: str) -> list[Entry]:
+        """Return the entries and marks of all writers under a key."""
+        sql = (
+            "SELECT key, writer_uid FROM entries WHERE key = :key"
+            " UNION SELECT key, writer_uid FROM not_cacheable WHERE key = :key"
+        )
+        return [Entry(*row) for row in self._db.execute(sql, {"key": key})]
+
+    def entries_of(self, uid: int | None) -> list[Entry]:
+        """Return all entries of one writer (None: of all)."""
+        sql = "SELECT key, writer_uid FROM entries WHERE writer_uid = coalesce(?, writer_uid)"
+        return [Entry(*row) for row in self._db.execute(sql, (uid,))]
+
+    def note_uses(self, uses: Mapping[Entry, Use]) -> None:
+        """Within a transaction: add hits; ``uses`` is in the order of the last use."""
+        for entry, use in uses.items():
+            row = self._db.execute(
+                "SELECT uses, used_time, compile_seconds, footprint FROM entries WHERE key = ? AND writer_uid = ?",
+                entry,
+            ).fetchone()
+            # Any program that may write the file can alter these values.
+            if row is None or not all(type(value) in (int, float) for value in row):
+                continue
+            usage = used(Usage(*row[:2]), self._tick(use.hits), use.hits)
+            self._db.execute(
+                # last_used_at is for people; the ranking uses no clock that jumps.
+                "UPDATE entries SET hits = hits + ?, last_used_at = ?, used_order = ?, uses = ?, used_time = ?,"
+                " worth = ? WHERE key = ? AND writer_uid = ?",
+                (
+                    use.hits,
+                    use.last_used_at,
+                    self._next_order(),
+                    *usage,
+                    worth(usage, *row[2:]),
+                    *entry,
+                ),
+            )
+
+    def add_statistics(self, counts: Mapping[str, float]) -> None:
+        """Within a transaction: add to the statistics."""
+        self._db.executemany(
+            # Clients choose the names of reasons and kinds, so their number is limited.
+            "INSERT INTO statistics (name, amount) SELECT :name, :amount"
+            " WHERE :own OR (SELECT count(*) FROM statistics) < :most"
+            " OR EXISTS (SELECT 1 FROM statistics WHERE name = :name)"
+            " ON CONFLICT (name) DO UPDATE SET amount = amount + excluded.amount",
+            [
+                {"name": name, "amount": amount, "most": MOST_COUNTERS, "own": is_own_counter(name)}
+                for name, amount in counts.items()
+            ],
+        )
+
+    def zero_statistics(self) -> None:
+        """Within a transaction: restart the statistics and the list of invalidations."""
+        self._db.execute("DELETE FROM statistics")
+        self._db.execute("DELETE FROM invalidations")
+        self.add_statistics({"since": time.time()})
+
+    def sweep(self) -> int:
+        """Delete files that no row refers to, such as those written just before a crash."""
+        return sum(self.sweep_by_steps())
+
+    def sweep_by_steps(self) -> Iterator[int]:
+        """Sweep folder by folder; yield the number of files deleted from each."""
+        yield self.files.clear_unfinished()
+        for digests in self.files.by_folder():
+            yield self.delete_files(digests)
+
+    def _last_use(self) -> tuple[int, float, float]:
+        """Return the latest order of use, the store's own time then, and the wall clock's."""
+        # CAST, because any program that may write the file can alter these values. The two partial indexes serve one
+        # value of pinned each.
+        sql = (
+            "SELECT CAST(used_order AS INTEGER), CAST(used_time AS REAL), CAST(last_used_at AS REAL) FROM entries"
+            " WHERE pinned = {} ORDER BY used_order DESC LIMIT 1"
+        )
+        rows = [self._db.execute(sql.format(pinned)).fetchone() or (0, 0.0, 0.0) for pinned in (0, 1)]
+        order, time, wall_time = (max(value or 0 for value in column) for column in zip(*rows, strict=True))
+        return order, time, wall_time
+
+    def _usage_before(self, entry: Entry) -> Usage:
+        """Return the past usage of an entry that was stored before."""
+        sql = "SELECT uses, used_time FROM compile_times WHERE key = ? AND writer_uid = ?"
+        row = self._db.execute(sql, entry).fetchone()
+        return Usage(*row) if row and all(type(value) in (int, float) for value in row) else Usage()
+
+    def _tick(self, uses: int = 1) -> float:
+        """Advance the store's own time by some uses, and return it. A use counts less among more entries."""
+        (entries,) = self._db.execute("SELECT amount FROM totals WHERE name = 'entries'").fetchone()
+        self._time += time_passed(entries, uses)
+        return self._time
+
+    def _next_order(self) -> int:
+        self.used_order += 1
+        return self.used_order
+
+    def _most_compile_times(self, uid: int) -> int:
+        """Return how many compile times to keep of a user: in a shared store as many as the user has entries."""
+        if self.shared:
+            row = self._db.execute("SELECT entries FROM users WHERE uid = ?", (uid,)).fetchone()
+            most = row[0] if row else 0
+        else:
+            most = self.limits.max_size // LEAST_ROOM if self.limits.max_size else _MOST_COMPILE_TIMES
+        return min(_MOST_COMPILE_TIMES, max(_LEAST_COMPILE_TIMES, most))
+
+    def _forget_oldest(self, table: str, uid: int, most: int) -> None:
+        self._db.execute(
+            f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} WHERE writer_uid = ?"  # noqa: S608
+            " ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
+            (uid, most),
+        )
+
+    def _is_in_file(self, digest: str) -> bool:
+        row = self._db.execute("SELECT content IS NULL FROM blobs WHERE digest = ?", (digest,)).fetchone()
+        return row is not None and bool(row[0])
+
+    def _refers(self, table: str, **values: object) -> bool:
+        where = " AND ".join(f"{column} = ?" for column in values)
+        sql = f"SELECT 1 FROM {table} WHERE {where} LIMIT 1"  # noqa: S608 - names of our own
+        return self._db.execute(sql, tuple(values.values())).fetchone() is not None
+
+    def _insert_blob(self, source: Source) -> Sequence[str]:
+        """Insert or update a blob; return its digest if a row may have replaced a file."""
+        if self._refers("blobs", digest=source.digest):
+            # Its size, too: that may have been damaged, and the same bytes are put to replace it.
+            sql = "UPDATE blobs SET stored_size = ?, content = ? WHERE digest = ?"
+            self._db.execute(sql, (source.size, source.content, source.digest))
+            return (source.digest,)
+        self._insert("blobs", digest=source.digest, stored_size=source.size, content=source.content)
+        return ()
+
+    def _drop_blob(self, digest: str) -> Sequence[str]:
+        if self._refers("entries", blob=digest) or self._refers("programs", blob=digest):
+            return ()
+        self._db.execute("DELETE FROM blobs WHERE digest = ?", (digest,))
+        return (digest,)
+
+    def _insert(self, table: str, **row: object) -> None:
+        places = ", ".join("?" * len(row))
+        sql = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})"  # noqa: S608 - names of our own
+        self._db.execute(sql, tuple(row.values()))
+
+
+def is_own_counter(name: str) -> bool:
+    """Return whether xcache itself chose a counter's name; clients' reasons and kinds follow a colon."""
+    return ":" not in name
+
+
+def cut(text: str, most: int) -> str:
+    """Return the beginning of a text, in at most ``most`` bytes of UTF-8."""
+    return text if len(text) * 4 <= most else text.encode()[:most].decode(errors="ignore")

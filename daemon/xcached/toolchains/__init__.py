@@ -1,0 +1,1 @@
+"""Tracks which toolchains are installed, and which entries are stale."""

@@ -1,0 +1,35 @@
+"""Users of one machine, and a program with its store."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+
+import pytest
+from support.places import Place, new_place
+from support.small_programs import Reference, Running
+from support.users import Machine, make_machine
+
+
+@pytest.fixture
+def machine(place: Place) -> Machine:
+    """A machine of its own, as far as accounts go."""
+    return make_machine(place)
+
+
+@pytest.fixture(scope="module")
+def reference() -> Iterator[Reference]:
+    """Made once: a run without xcache and a store with everything in it."""
+    with new_place() as place:
+        without = Running(place, XCACHE="0").ended()
+        filled = Running(place).ended()
+        assert (filled.results, filled.stats["errors"]) == (without.results, {})
+        place.stop()
+        yield Reference(without, place.dir)
+
+
+@pytest.fixture
+def warm(place: Place, reference: Reference) -> Place:
+    """A place whose store has everything in it; its daemon does not run."""
+    shutil.copytree(reference.store, place.dir)
+    return place

@@ -1,0 +1,1 @@
+"""Helpers of the tests: places, daemons, conversations, programs and faults."""

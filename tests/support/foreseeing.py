@@ -1,0 +1,93 @@
+"""A program with a prefetcher, whose predictions and loads a test controls."""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Callable, Sequence
+
+from xcache.client.contents import Entry
+from xcache.prefetch.prefetcher import Begin, Item, Loaded, Prefetcher
+from xcache.request import Ahead
+
+CLIENT = types.SimpleNamespace(name="client")
+DEVICES = (types.SimpleNamespace(id=0),)
+AHEAD = Ahead(b"options", CLIENT, DEVICES)
+
+
+def item(key: str, entry: Entry | None = None) -> Item:
+    # An upper-case key takes long to load, and a digit some time.
+    seconds = 10.0 if key.isupper() else 0.1 if key.isdigit() else 0.005
+    return Item(key, AHEAD.options, AHEAD.numbers, "cpu", seconds, ("f", "p", "t"), entry)
+
+
+PROGRAMS: list[Program] = []
+
+
+class Program:
+    """Gives a prefetcher its predictions, and notes what it did."""
+
+    def __init__(self, run: str, *, memory: int = 100) -> None:
+        # A string of one-letter keys.
+        self.run = run
+        self.asked = 0
+        self.fetches: list[str] = []
+        self.loads: list[str] = []
+        self.dropped = 0
+        self.entries = False
+        self.clients = [CLIENT]
+        self.patience = 20.0
+        # Waits for a backend, and for XLA.
+        self.may_begin, self.may_go_on = threading.Event(), threading.Event()
+        self.may_begin.set()
+        self.may_go_on.set()
+        self.prefetcher = Prefetcher(self, memory, self._drop)
+        PROGRAMS.append(self)
+
+    def predict(self) -> Sequence[Item]:
+        self.asked += 1
+        entries = [Entry(f"entry {key}", 1.0, key.encode()) if self.entries else None for key in self.run]
+        return list(map(item, self.run, entries))
+
+    def load(self, wanted: Item, begin: Begin, is_over: Callable[[], bool]) -> Loaded | None:
+        self.fetches.append(wanted.key)
+        while not (self.may_begin.wait(0.01) or is_over()):
+            pass
+        if not begin(Ahead(wanted.options, self.clients[-1], DEVICES), self.patience):
+            return None
+        self.loads.append(wanted.key)
+        assert self.may_go_on.wait(20)
+        if wanted.key == "*":
+            raise MemoryError
+        return None if wanted.key == "!" else Loaded(f"executable {wanted.key}", None, 0.1, 1)
+
+    def is_there(self, client: object) -> bool:
+        return any(client is each for each in self.clients)
+
+    def pause(self) -> None:
+        """Do nothing."""
+
+    def _drop(self, count: int) -> None:
+        self.dropped += count
+
+    def take(self, key: str, ahead: Ahead = AHEAD) -> object:
+        found = self.prefetcher.take(key, ahead)
+        return found.executable if isinstance(found, Loaded) else found and found.digest
+
+    def is_done(self, *keys: str) -> bool:
+        """Return whether these are loaded and held."""
+        places = self.prefetcher._slots
+        return all(key in places and places[key].loaded for key in keys)
+
+
+class SlowlyTold(Program):
+    """A program whose prediction comes when the test allows it."""
+
+    def __init__(self, run: str) -> None:
+        self.is_asked, self.may_be_told = threading.Event(), threading.Event()
+        super().__init__(run)
+
+    def predict(self) -> Sequence[Item]:
+        self.is_asked.set()
+        assert self.may_be_told.wait(20)
+        return super().predict()

@@ -1,0 +1,454 @@
+"""The commands that read, on real stores; the executables in them are random bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from support.command_line import LONG, NAMES, Shell, names
+from support.places import REPOSITORY
+
+from xcache.cli import config, main, output, service, store_file
+from xcache.config.parsing import parse_duration
+from xcache.config.table import SETTINGS
+from xcache.keys import stablehlo
+from xcache.wire import protocol
+from xcached.store.database import SCHEMA_VERSION as SCHEMA
+
+
+@pytest.fixture
+def shell(place):
+    return Shell(place)
+
+
+def test_with_no_store_there_is_nothing_and_no_daemon_is_started(shell):
+    assert "the store is empty" in shell.say("ls")
+    assert "the store is empty" in shell.say("stats")
+    assert "the store is empty" in shell.say("clear")
+    assert "0 entries" in shell.say("status")
+    assert shell.json("ls") == {"matched": 0, "entries": []}
+    assert shell.json("clear") == {"removed": 0, "bytes": 0}
+    counted = shell.json("stats")
+    assert (counted["requests"], counted["hit_rate"], counted["errors"], counted["since"]) == (0, None, {}, None)
+    for command in ("show", "rm"):
+        assert "the store is empty" in shell.say(command, "12", code=1)
+    assert not shell.directory.exists()
+
+
+def test_reading_needs_no_daemon_and_starts_none(shell):
+    key = shell.put("jit_f")
+    shell.say("stop")
+    assert names(shell.json("ls")) == ["jit_f"]
+    assert shell.json("show", key[:8])["key"] == key
+    assert shell.json("stats")["stores"] == 1
+    found = shell.json("status")
+    assert (found["running"], found["entries"]) == (False, 1)
+    assert not shell.held()
+
+
+def test_a_folder_that_cannot_be_written_can_be_read(shell):
+    shell.put("jit_f")
+    shell.say("stop")
+    for leftover in shell.directory.glob("store.db-*"):
+        leftover.unlink()
+    shell.directory.chmod(0o500)
+    try:
+        assert names(shell.json("ls")) == ["jit_f"]
+    finally:
+        shell.directory.chmod(0o700)
+
+
+def test_counts_that_the_daemon_has_not_written_yet_are_shown(shell):
+    key = shell.put("jit_f")
+    shell.get(key)
+    shell.report(
+        {"requests": 3, "hits": 1, "misses": 1, "uncacheable:callback": 1, "errors:odd": 2, "saved_seconds": -0.5}
+    )
+    assert shell.json("ls")["entries"][0]["hits"] == 1
+    counted = shell.json("stats")
+    assert (counted["requests"], counted["hit_rate"], counted["saved_seconds"]) == (3, 0.5, -0.5)
+    assert (counted["uncacheable"], counted["errors"], counted["other"]) == ({"callback": 1}, {"odd": 2}, {})
+    said = shell.say("stats")
+    for part in ("50.0%", "callback", "odd", "-500 ms"):
+        assert part in said
+    assert "the statistics were reset" in shell.say("stats", "--zero")
+    counted = shell.json("stats")
+    assert (counted["requests"], counted["uncacheable"]) == (0, {})
+    assert abs(counted["since"] - time.time()) < LONG
+
+
+def test_zero_starts_a_daemon_when_none_runs(shell):
+    assert shell.json("stats", "--zero")["requests"] == 0
+    assert shell.json("status")["running"] is True
+
+
+@pytest.fixture
+def filled(shell):
+    """Five entries that differ in everything one can sort or choose by."""
+    made = {
+        "jit_alpha": {"seconds": 5.0, "raw": random.randbytes(100), "jaxlib": "0.10.2"},
+        "jit_Beta": {"seconds": 1.0, "raw": random.randbytes(50_000), "jaxlib": "0.10.3"},
+        "jit_gamma[x]": {"seconds": 3.0, "raw": random.randbytes(300), "jaxlib": "0.1.9", "platform": "tpu"},
+        "pmap_delta": {"seconds": 2.0, "raw": random.randbytes(400), "platform": "cuda", "device_kind": "H200 [80G]"},
+        "jit_epsilon": {"seconds": 4.0, "raw": random.randbytes(500), "jaxlib": "0.12.0"},
+    }
+    now = time.time()
+    for age, (name, fields) in enumerate(made.items()):
+        key = shell.put(name, **fields)
+        shell.change(
+            "UPDATE entries SET created_at = ?, last_used_at = ?, hits = ? WHERE key = ?",
+            now - age * 3600 - 1800,
+            now - (4 - age) * 60,
+            (age * 2) % 5,
+            key,
+        )
+    return shell
+
+
+@pytest.mark.parametrize(
+    ("order", "expected"),
+    [
+        ("used", ["jit_epsilon", "pmap_delta", "jit_gamma[x]", "jit_Beta", "jit_alpha"]),
+        ("created", ["jit_alpha", "jit_Beta", "jit_gamma[x]", "pmap_delta", "jit_epsilon"]),
+        ("size", ["jit_Beta", "jit_epsilon", "pmap_delta", "jit_gamma[x]", "jit_alpha"]),
+        ("hits", ["jit_gamma[x]", "jit_epsilon", "jit_Beta", "pmap_delta", "jit_alpha"]),
+        ("compile", ["jit_alpha", "jit_epsilon", "jit_gamma[x]", "pmap_delta", "jit_Beta"]),
+        ("name", ["jit_alpha", "jit_Beta", "jit_epsilon", "jit_gamma[x]", "pmap_delta"]),
+    ],
+)
+def test_sorting(filled, order, expected):
+    assert names(filled.json("ls", "--sort", order)) == expected
+    assert names(filled.json("ls", "--sort", order, "--reverse")) == expected[::-1]
+
+
+def test_choosing(filled):
+    for arguments, expected in {
+        ("--name", "ALPHA"): {"jit_alpha"},
+        ("--name", "[x]"): {"jit_gamma[x]"},
+        ("--name", "pmap_*"): {"pmap_delta"},
+        ("--name", "jit_[ab]*"): {"jit_alpha", "jit_Beta"},
+        ("--name", "%"): set(),
+        ("--platform", "CUDA"): {"pmap_delta"},
+        ("--jaxlib", "0.10"): {"jit_alpha", "jit_Beta", "pmap_delta"},
+        ("--jaxlib", "0.10.3"): {"jit_Beta"},
+        ("--jaxlib", "0.1"): {"jit_gamma[x]"},
+        ("--newer-than", "2h"): {"jit_alpha", "jit_Beta"},
+        ("--older-than", "2h"): {"jit_gamma[x]", "pmap_delta", "jit_epsilon"},
+        ("--older-than", "1h", "--newer-than", "3h"): {"jit_Beta", "jit_gamma[x]"},
+    }.items():
+        listed = filled.json("ls", *arguments)
+        assert (set(names(listed)), listed["matched"]) == (expected, len(expected)), arguments
+    assert "none of 5 entries match" in filled.say("ls", "--name", "nowhere")
+    assert "not a duration" in filled.say("ls", "--older-than", "soon", code=2)
+
+
+def test_the_limit_is_the_table_s_and_says_what_is_left_out(filled):
+    said = filled.say("ls", "--limit", "2")
+    assert said.count("\n") == 4
+    assert "and 3 more" in said
+    limited = filled.json("ls", "--limit", "2")
+    assert (len(limited["entries"]), limited["matched"]) == (2, 5)
+    for number in range(48):
+        filled.put(f"more_{number}")
+    assert "and 3 more" in filled.say("ls")
+    assert "more (" not in filled.say("ls", "--limit", "0")
+    assert len(filled.json("ls")["entries"]) == 53
+
+
+def test_in_a_pipe_nothing_is_cut_and_nothing_escapes(shell):
+    long = "jit_" + "a_long_name_" * 30
+    shell.put(long)
+    shell.put("jit_\x1b[31m[/red]\nnaïve")
+    for command in (["ls"], ["ls", "--json"], ["stats"], ["status"], ["config"]):
+        result = shell.run(*command)
+        assert result.returncode == 0
+        assert "\x1b" not in result.stdout
+    said = shell.run("ls").stdout
+    assert long in said
+    assert "[31m[/red]\N{REPLACEMENT CHARACTER}naïve" in said
+    assert said.count("\n") == 3
+    assert all(line == line.rstrip() for line in said.splitlines())
+    poor = shell.run("ls", PYTHONIOENCODING="ascii")
+    assert (poor.returncode, poor.stderr) == (0, "")
+    assert "na?ve" in poor.stdout
+
+
+def test_on_a_terminal_names_are_cut_and_keys_are_not(shell, capsys, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for width, cut in ((70, True), (20, True), (400, False)):
+        monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+        monkeypatch.setattr(shutil, "get_terminal_size", lambda width=width: os.terminal_size((width, 24)))
+        columns = (output.Column("key", lambda row: row[0]), output.Column("name", lambda row: row[1], cut=True))
+        output.print_table(columns, [("k" * 12, "n" * 100)])
+        said = capsys.readouterr().out
+        assert "k" * 12 in said
+        assert ("n" * 100 in said) is not cut
+
+
+def test_show(shell):
+    key = shell.put("jit_f[/x]", raw=random.randbytes(200_000), device_kind="a kind")
+    shown = shell.json("show", key[:10].upper())
+    assert shown["key"] == key
+    assert (shown["module_name"], shown["raw_size"], shown["hits"]) == ("jit_f[/x]", 200_000, 0)
+    assert hashlib.sha256(Path(shown["file"]).read_bytes()).hexdigest() == shown["blob"]
+    assert shown["program"]["raw_size"] == 50
+    assert set(shown["components"]) == set(protocol.DESCRIBED_COMPONENTS)
+    assert shown["components"]["options"]["description"] == "options of\n[bold]jit_f[/x][/bold]"
+    said = shell.run("show", key).stdout
+    for part in (key, "jit_f[/x]", "a kind", shown["blob"], shown["file"], shown["program"]["digest"], "  none"):
+        assert part in said
+    for part in shown["components"].values():
+        assert part["digest"] in said
+    assert "cpu, a kind" in said
+    assert "cpu, cpu" not in shell.say("show", shell.put("jit_g"))
+    assert "\n  options of\n  [bold]jit_f[/x][/bold]\n" in said
+
+
+def test_the_beginning_of_a_key(shell):
+    for key in ("ab" * 32, "ab" * 31 + "cd", "12" * 32):
+        shell.put("jit_[red]", key=key)
+    assert shell.json("show", "1")["key"] == "12" * 32
+    for command in ("show", "rm"):
+        ambiguous = shell.run(command, "abab")
+        assert ambiguous.returncode == 2
+        assert "ab" * 32 in ambiguous.stderr
+        assert "ab" * 31 + "cd" in ambiguous.stderr
+        assert "12" * 32 not in ambiguous.stderr
+        for prefix, code in (("ffff", 1), ("xyz", 2), ("", 2), ("ab" * 33, 2), ("a%", 2)):
+            failed = shell.run(command, prefix)
+            assert (failed.returncode, failed.stdout) == (code, "")
+            assert failed.stderr.startswith("xcache: ")
+    assert shell.json("status")["entries"] == 3
+
+
+def test_a_newer_store_is_not_read(shell):
+    key = shell.put("jit_f")
+    shell.say("stop")
+    shell.change("PRAGMA user_version = 99")
+    for command in (["ls"], ["stats"], ["show", key], ["status"], ["rm", key], ["clear", "--yes"]):
+        failed = shell.run(*command)
+        assert failed.returncode == 1
+        assert "newer xcache" in failed.stderr
+        assert failed.stderr.count("\n") == 1
+    shell.change("PRAGMA user_version = 1")
+
+
+def test_the_newest_schema_is_known():
+    assert store_file.SCHEMA == SCHEMA
+
+
+def test_a_store_that_is_none(shell):
+    shell.directory.mkdir()
+    database = shell.directory / "store.db"
+    database.write_bytes(b"")
+    assert shell.json("ls")["matched"] == 0
+    database.write_bytes(random.randbytes(10_000))
+    failed = shell.run("ls")
+    assert failed.returncode == 1
+    assert failed.stderr.startswith(f"xcache: {database} cannot be read: ")
+
+
+# Programs.
+
+ADD = """func.func public @main(%x: tensor<3xf32>) -> tensor<3xf32> {
+  %y = stablehlo.add %x, %x : tensor<3xf32>
+  return %y : tensor<3xf32>
+}"""
+
+
+def test_a_program_as_text(shell):
+    pytest.importorskip("jaxlib.mlir.ir")
+    key = shell.put("jit_add", program=stablehlo.bytecode(stablehlo.parse(ADD)))
+    result = shell.run("show", key, "--program")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert "stablehlo.add %arg0, %arg0 : tensor<3xf32>" in result.stdout
+
+
+def test_a_program_that_cannot_be_printed(shell, monkeypatch):
+    key = shell.put("jit_add", program=b"no bytecode")
+    monkeypatch.setitem(sys.modules, "jaxlib.mlir", None)
+    assert "--program-bytes" in shell.say("show", key, "--program", code=1)
+    monkeypatch.undo()
+    pytest.importorskip("jaxlib.mlir.ir")
+    assert "cannot read this program" in shell.say("show", key, "--program", code=1)
+
+
+def test_a_program_as_bytes(shell, tmp_path):
+    program = random.randbytes(100_000)
+    key = shell.put("jit_f", program=program)
+    target = tmp_path / "program"
+    result = shell.run("show", key, "--program-bytes", str(target))
+    assert (result.returncode, result.stdout) == (0, "")
+    assert target.read_bytes() == program
+    command = [sys.executable, "-m", "xcache.cli", "show", key, "--program-bytes", "-"]
+    piped = subprocess.run(command, env=shell.env, capture_output=True, timeout=LONG, check=True)
+    assert piped.stdout == program
+    failed = shell.run("show", key, "--program-bytes", str(tmp_path / "nowhere" / "program"))
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("xcache: ")
+    assert "exclude each other" in shell.say("show", key, "--program", "--json", code=2)
+
+
+def test_a_damaged_program_is_not_shown(shell, tmp_path):
+    key = shell.put("jit_f")
+    shell.change("UPDATE blobs SET content = ? WHERE digest IN (SELECT blob FROM programs)", b"something else")
+    failed = shell.run("show", key, "--program-bytes", str(tmp_path / "program"))
+    assert failed.returncode == 1
+    assert "damaged" in failed.stderr
+    shell.change("DELETE FROM programs")
+    assert "does not have it" in shell.say("show", key, code=1)
+
+
+# Settings, help, and all commands together.
+
+
+def test_the_settings(shell, tmp_path):
+    file = tmp_path / "settings.toml"
+    file.write_text('max_size = "1536MiB"\nidle_exit = "2h"\n')
+    shell.env |= {"XCACHE_CONFIG": str(file), "XCACHE_TIMEOUT": "500ms"}
+    del shell.env["XCACHE_IDLE_EXIT"]
+    shown = {one["name"]: one for one in shell.json("config")["settings"]}
+    assert set(shown) == {"mode", *(setting.name for setting in SETTINGS)}
+    assert (shown["max_size"]["value"], shown["max_size"]["source"]) == (1536 * 2**20, str(file))
+    assert (shown["timeout"]["value"], shown["timeout"]["source"]) == (0.5, "environment")
+    assert (shown["log"]["source"], shown["mode"]["value"]) == ("default", "off")
+    said = shell.say("config")
+    for part in ("XCACHE_MAX_SIZE", "1.5 GiB", "0.5s", "2h", str(file), "debug, info, warning or error"):
+        assert part in said
+
+
+def test_a_variable_that_is_no_setting_is_named_with_the_setting_it_resembles(shell):
+    said = shell.run("config", "--json", XCACHE_MAXSIZE="10G")
+    assert said.returncode == 0
+    assert said.stderr == (
+        "xcache: XCACHE_MAXSIZE is not a setting, and nothing reads it; did you mean XCACHE_MAX_SIZE?\n"
+    )
+    assert json.loads(said.stdout)["unknown"] == ["XCACHE_MAXSIZE"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [("XCACHE_TIMEOUT=never", "timeout"), ("XCACHE_DAEMON_USER=no-such-one", "daemon_user"), ("XCACHE=maybe", "mode")],
+)
+def test_a_setting_that_cannot_be_used_does_not_hide_the_others(shell, wrong, name):
+    variable, _, value = wrong.partition("=")
+    said = shell.run("config", "--json", XCACHE_MAX_ENTRIES="7", **{variable: value})
+    found = json.loads(said.stdout)
+    shown = {one["name"]: one for one in found["settings"]}
+    assert (shown["max_entries"]["value"], len(found["problems"]), said.returncode) == (7, 1, 2)
+    assert found["problems"][0].startswith(f"{variable}={value!r} (environment)")
+    assert shown[name]["value"] not in (value, None)
+    assert said.stderr == f"xcache: {found['problems'][0]}\n"
+
+
+@pytest.mark.parametrize("arguments", [["--python", "/no/such/python", "extra"], [""], ["extra"]])
+def test_installing_refuses_what_it_does_not_know(arguments):
+    said = subprocess.run(
+        [REPOSITORY / "scripts" / "install", *arguments], capture_output=True, text=True, timeout=LONG, check=False
+    )
+    assert said.returncode == 1
+    assert "is not understood; usage: scripts/install [--python PATH]" in said.stderr
+
+
+def test_without_systemd_service_says_so_and_that_none_is_needed(monkeypatch, tmp_path):
+    monkeypatch.setattr(service.shutil, "which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(service, "_BOOTED", tmp_path / "none")
+    for command in ("install", "status", "uninstall"):
+        said = CliRunner().invoke(main, ["service", command])
+        assert said.exit_code == 1
+        assert "no systemd running" in said.output and "programs start the daemon themselves" in said.output
+
+
+# These find and stop the daemon, or show the other settings, all the same.
+@pytest.mark.parametrize("command", [name for name in NAMES if name not in ("status", "stop", "config")])
+def test_a_setting_that_cannot_be_used_is_one_line(shell, command):
+    arguments = [command, "12"] if command in ("show", "rm", "pin", "unpin") else [command]
+    failed = shell.run(*arguments, XCACHE_TIMEOUT="never")
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert failed.stderr.startswith("xcache: XCACHE_TIMEOUT='never'")
+    assert failed.stderr.count("\n") == 1
+
+
+def test_a_directory_that_cannot_be_used_is_one_line(shell, tmp_path):
+    (tmp_path / "file").write_text("")
+    failed = shell.run("start", XCACHE_DIR=str(tmp_path / "file"))
+    assert failed.returncode == 1
+    assert failed.stderr.startswith("xcache: ")
+    assert failed.stderr.count("\n") == 1
+
+
+def documented(document: object) -> set[str]:
+    """The names in a JSON document, less those that are data."""
+    if isinstance(document, list):
+        return set().union(*(documented(one) for one in document))
+    if isinstance(document, dict):
+        inside = [documented(v) for name, v in document.items() if name not in ("uncacheable", "errors", "other")]
+        return set(document).union(*inside)
+    return set()
+
+
+def test_the_help_documents_every_name_in_the_json(shell):
+    key = shell.put("jit_f")
+    for command in NAMES:
+        arguments = {name: [key] for name in ("show", "rm", "pin", "unpin")}
+        arguments |= {"clear": ["--yes"], "invalidate": ["--name", "x"]}
+        found = documented(shell.json(command, *arguments.get(command, []))) - set(protocol.DESCRIBED_COMPONENTS)
+        text = shell.say(command, "--help")
+        for name in found:
+            assert f'"{name}"' in text, (command, name)
+    # The commands about the service need a systemd: tests/service.
+    assert set(main.list_commands(None)) == {*NAMES, "service"}
+
+
+def test_the_version_is_quick():
+    check = "import sys; from xcache.cli import main\ntry: main(['--version'])\nexcept SystemExit: pass\n"
+    check += "print([m for m in ('rich', 'jax', 'jaxlib', 'msgpack', 'sqlite3', 'zstandard') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, timeout=LONG, check=True)
+    assert result.stdout.splitlines()[0].startswith("xcache 0.")
+    assert result.stdout.splitlines()[1] == "[]"
+
+
+def test_an_unknown_command(shell):
+    assert "frobnicate" in shell.say("frobnicate", code=2)
+
+
+def test_sizes():
+    sizes = {0: "0 B", 1023: "1023 B", 1024: "1 KiB", 1536: "1.5 KiB", 333_189: "325 KiB", 1023.6 * 1024: "1 MiB"}
+    sizes |= {20 * 2**30: "20 GiB", 3 * 2**40: "3 TiB", 5000 * 2**40: "5000 TiB"}
+    assert {count: output.size(count) for count in sizes} == sizes
+
+
+def test_durations():
+    durations = {0: "0 s", 0.0268: "27 ms", -0.5: "-500 ms", 0.9999: "1.0 s", 12.34: "12.3 s", 59.97: "1m 00s"}
+    durations |= {125: "2m 05s", 3599.9: "1h 00m", 12_000: "3h 20m"}
+    assert {seconds: output.duration(seconds) for seconds in durations} == durations
+
+
+@pytest.mark.parametrize(("age", "text"), [(-5, "0s"), (3, "3s"), (300, "5m"), (7300, "2h"), (172_900, "2d")])
+def test_ages(age, text):
+    assert output.ago(time.time() - age) == text
+
+
+@pytest.mark.parametrize("text", ["0", "0.5s", "5s", "90s", "30m", "2h", "7d"])
+def test_settings_are_shown_as_they_can_be_given(text):
+    assert config.spelled("time", parse_duration(text)) == text
+
+
+@pytest.mark.parametrize(("mode", "owner", "why"), [(0o777, 0, "written by other users"), (0o700, 4321, "(uid 4321)")])
+def test_a_store_that_programs_refuse_is_no_healthy_one(place, mode, owner, why):
+    if owner and os.getuid():
+        pytest.skip("to give a folder to another user the kernel asks for root")
+    place.dir.mkdir()
+    place.dir.chmod(mode)
+    os.chown(place.dir, owner or os.getuid(), -1)
+    (said,) = [line for line in Shell(place).say("status").splitlines() if "run without the cache" in line]
+    assert why in said

@@ -1,0 +1,99 @@
+"""``xcache pin``, ``unpin`` and ``gc``, and what the others show of them."""
+
+from __future__ import annotations
+
+import pytest
+from support.command_line import Shell, names
+
+
+@pytest.fixture
+def shell(place):
+    return Shell(place)
+
+
+def test_a_pinned_entry_is_shown_and_stays(shell):
+    shell.env["XCACHE_MAX_ENTRIES"] = "2"
+    first, second = shell.put("jit_first"), shell.put("jit_second")
+    assert "pinned" not in shell.say("ls")
+    assert "pinned 1 entry; 1 entry with" in shell.say("pin", first[:10])
+    shell.put("jit_third")
+    listed = shell.json("ls", "--sort", "name")
+    assert [(entry["module_name"], entry["pinned"]) for entry in listed["entries"]] == [
+        ("jit_first", True),
+        ("jit_third", False),
+    ]
+    assert "pinned" in shell.say("ls")
+    assert shell.json("show", first)["pinned"] is True
+    assert "stays whatever the limits say" in shell.say("show", first)
+    assert "no entry begins with" in shell.say("pin", second, code=1)
+
+
+def test_an_unpinned_entry_goes_as_all_others_do(shell):
+    shell.env["XCACHE_MAX_ENTRIES"] = "1"
+    key = shell.put("jit_first")
+    assert shell.json("pin", key, key[:8]) == {
+        "entries": 1, "already": 0, "all_entries": 1, "all_bytes": shell.json("show", key)["footprint"], "keys": [key]
+    }  # fmt: skip
+    assert "pinned 0 entries (1 already was); 1 entry with" in shell.say("pin", key)
+    nothing_pinned = {"all_entries": 0, "all_bytes": 0, "keys": [key]}
+    assert shell.json("unpin", key[:12]) == nothing_pinned | {"entries": 1, "already": 0}
+    assert shell.json("unpin", key[:12]) == nothing_pinned | {"entries": 0, "already": 1}
+    shell.put("jit_second")
+    assert names(shell.json("ls")) == ["jit_second"]
+
+
+def test_gc_says_what_went_and_why(shell):
+    assert shell.json("gc") == {"entries": 0, "bytes": 0, "files": 0, "reasons": {}, "given_back": 0}
+    for number in range(6):
+        shell.put(f"jit_{number}", raw=bytes([number]) * 100 + b"x" * 200_000, program=b"program" * 10)
+        shell.put(f"jit_small_{number}", raw=bytes([number]) * 3000)
+    shell.change("UPDATE entries SET last_used_at = last_used_at - 1e6 WHERE used_order <= 8")
+    leftover = shell.directory / "blobs" / "ee" / ("e" * 64)
+    leftover.parent.mkdir(exist_ok=True)
+    leftover.write_bytes(b"nobody speaks of it")
+    shell.say("stop")
+    shell.env["XCACHE_MAX_AGE"] = "1d"
+    shell.say("start")
+    for number in range(5):
+        shell.put(f"jit_late_{number}", raw=bytes([number]) * 3000)
+        shell.change("UPDATE entries SET last_used_at = last_used_at - 1e6")
+        freed = shell.json("gc")
+        # The daemon may have looked at just that moment.
+        if freed["entries"]:
+            break
+    assert set(freed["reasons"]) == {"age"}
+    assert freed["entries"] == sum(freed["reasons"].values()) > 0
+    assert freed["bytes"] > 0
+    assert names(shell.json("ls")) == []
+    assert "evicted 0 entries, 0 B\n" in shell.say("gc")
+
+
+def test_gc_deletes_files_that_nothing_refers_to_and_shrinks_the_database(shell):
+    for number in range(40):
+        shell.put(f"jit_{number}", raw=bytes([number]) + b"x" * 20)
+    leftover = shell.directory / "blobs" / "ee" / ("e" * 64)
+    leftover.parent.mkdir(exist_ok=True)
+    leftover.write_bytes(b"nobody speaks of it")
+    (shell.directory / "blobs" / "unfinished" / "half").write_bytes(b"half")
+    freed = shell.json("gc")
+    assert freed["files"] == 2
+    assert not leftover.exists()
+    assert len(names(shell.json("ls"))) == 40
+
+
+def test_a_store_of_the_last_version_can_be_listed(shell):
+    """Before a daemon has opened it, nothing is known of pins."""
+    key = shell.put("jit_f")
+    shell.say("stop")
+    for sql in (
+        "DROP INDEX entries_by_worth",
+        "DROP INDEX entries_by_writer_uid",
+        "DROP INDEX entries_by_used_order",
+        "DROP INDEX entries_pinned",
+        "DROP INDEX entries_by_toolchain",
+        "ALTER TABLE entries DROP COLUMN pinned",
+        "PRAGMA user_version = 2",
+    ):
+        shell.change(sql)
+    assert shell.json("ls")["entries"][0]["pinned"] is False
+    assert shell.json("show", key)["pinned"] is False

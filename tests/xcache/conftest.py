@@ -1,0 +1,23 @@
+"""Caches of one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from xcache.cache import Cache
+from xcache.prefetch.worker import LoadsAhead
+
+
+@pytest.fixture
+def caches(place):
+    """Makes caches, each as in a process of its own; all are closed with the test."""
+    place.start_daemon()
+    made: list[Cache] = []
+
+    def cache(mode: str = "on", load_ahead: LoadsAhead | None = None, **settings: object) -> Cache:
+        made.append(Cache(place.config(**settings), mode, "test", load_ahead))
+        return made[-1]
+
+    yield cache
+    for each in made:
+        each.close()

@@ -1,0 +1,190 @@
+"""Users who share a store: nobody takes more than a fair share, in bytes, rows, pins or the word of what it cost."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterable
+
+from sqlite_utils import Database
+from support.conversation import key_of
+from support.places import digest
+from support.stores import Shelf, shelf
+
+from xcache.wire import protocol
+from xcached.store import database, schema
+from xcached.store.limits import LEAST_ROOM
+from xcached.store.runs import Runs
+
+KB = 1000
+MB = 1000 * KB
+
+
+def fill(made: Shelf, names: Iterable[str], size: int, **changes: object) -> None:
+    for name in names:
+        content = (digest(name.encode()) * (size // 64 + 1)).encode()[:size]
+        assert made.put(key_of(name), content, b"p", **changes) == protocol.Stored(True)
+
+
+def by_user(made: Shelf) -> dict[int, int]:
+    return dict(made.query("SELECT writer_uid, count(*) FROM entries GROUP BY writer_uid"))
+
+
+def test_the_user_with_most_bytes_makes_the_room(tmp_path):
+    """It does so however long it claims that its entries took to compile."""
+    with shelf(tmp_path, max_size=500 * KB, shared=True) as made:
+        fill(made, [f"small {number}" for number in range(15)], 10 * KB, uid=1, compile_seconds=0.01)
+        fill(made, [f"dear {number}" for number in range(100)], 10 * KB, uid=2, compile_seconds=9e15)
+        made.sync()
+        assert by_user(made)[1] == 15
+        assert 25 <= by_user(made)[2] <= 35
+        made.check()
+
+
+def test_the_user_with_most_entries_makes_the_room(tmp_path):
+    with shelf(tmp_path, max_entries=20, shared=True) as made:
+        fill(made, "abcde", 100, uid=1, compile_seconds=0.01)
+        fill(made, [f"dear {number}" for number in range(40)], 100, uid=2, compile_seconds=1e6)
+        made.sync()
+        assert by_user(made) == {1: 5, 2: 15}
+
+
+def test_nobody_goes_below_a_fair_share_for_another(tmp_path):
+    """Entries that are too large for what one may have take the place of one's own."""
+    with shelf(tmp_path, max_size=100 * KB, shared=True) as made:
+        fill(made, "abcd", 10 * KB, uid=1, compile_seconds=0.01)
+        fill(made, "efg", 10 * KB, uid=2, compile_seconds=0.01)
+        fill(made, "h", 90 * KB, uid=2, compile_seconds=100.0)
+        made.sync()
+        assert by_user(made)[1] == 4
+        made.check()
+
+
+def test_the_stated_compile_time_has_a_limit(tmp_path):
+    with shelf(tmp_path) as made:
+        fill(made, "a", 10, compile_seconds=9e15)
+        assert made.query("SELECT compile_seconds FROM entries") == [(86400.0,)]
+
+
+WIDE = {
+    "module_name": "\N{SNOWMAN}" * 5000,
+    "device_kind": "\N{SNOWMAN}" * 5000,
+    "platform": "\N{SNOWMAN}" * 5000,
+    "jaxlib_version": "\N{SNOWMAN}" * 5000,
+}
+
+
+def fill_with_text(made: Shelf, count: int) -> None:
+    for number in range(count):
+        components = {name: digest(f"{name} {number}".encode()) for name in ("program", *protocol.DESCRIBED_COMPONENTS)}
+        details = dict.fromkeys(protocol.DESCRIBED_COMPONENTS, "\N{SNOWMAN}" * 5000)
+        fill(made, [str(number)], 5, components=components, details=details, **WIDE)
+
+
+def test_texts_are_counted(tmp_path):
+    """Tiny entries with wide texts once made a database of a gigabyte where 12 MB were counted."""
+    with shelf(tmp_path, max_size=1 * MB) as made:
+        fill_with_text(made, 100)
+        made.sync()
+        assert 30 < len(made.keys()) < 60
+        made.check()
+        ((pages,),) = made.query("SELECT page_count - freelist_count FROM pragma_page_count(), pragma_freelist_count()")
+        assert pages * 4096 < 2 * MB
+
+
+def test_texts_count_against_a_quota(tmp_path):
+    with shelf(tmp_path, user_quota=1 * MB) as made:
+        fill_with_text(made, 100)
+        made.sync()
+        assert 30 < len(made.keys()) < 60
+
+
+def test_a_quota_is_one_of_entries_too(tmp_path):
+    with shelf(tmp_path, user_quota=20 * LEAST_ROOM) as made:
+        fill(made, map(str, range(40)), 5)
+        made.sync()
+        assert len(made.keys()) == 20
+
+
+def remember(made: Shelf, uid: int, program: str, count: int = 20) -> None:
+    items = [
+        {"key": key_of(f"{program} {number}"), "options": digest(b"o"), "devices": "0", "platform": "x" * 2000,
+         "seconds": 0.5} for number in range(count)
+    ]  # fmt: skip
+    message = protocol.Remember(program, "a", items, {digest(b"o"): b"o"})
+    assert made.call(lambda store: Runs(store).remember(uid, message)) == protocol.Done()
+
+
+def test_runs_take_a_share_of_the_store_and_the_largest_user_forgets_first(tmp_path):
+    with shelf(tmp_path, max_size=20 * MB) as made:
+        for number in range(3):
+            remember(made, 1, f"small {number}")
+        for number in range(60):
+            remember(made, 2, f"program {number}")
+        sizes = dict(made.query("SELECT uid, sum(size) FROM runs GROUP BY uid"))
+        assert sum(sizes.values()) <= 1 * MB
+        assert made.query("SELECT count(*) FROM runs WHERE uid = 1") == [(3,)]
+        assert made.query("SELECT max(program) FROM runs WHERE id = (SELECT max(id) FROM runs)") == [("program 59",)]
+        assert made.query("SELECT count(*) FROM wanted WHERE run NOT IN (SELECT id FROM runs)") == [(0,)]
+        made.check()
+
+
+def test_runs_are_as_large_as_they_say(tmp_path):
+    with shelf(tmp_path) as made:
+        remember(made, 1, "program")
+        texts = "60 + length(program || arguments || options)"
+        wanted = "SELECT sum(60 + length(CAST(key || options || devices || platform AS BLOB))) FROM wanted"
+        sizes = made.query(f"SELECT size, {texts} + ({wanted}) FROM runs")  # noqa: S608 - our own words
+        assert all(size == there for size, there in sizes) and sizes
+
+
+def test_clearing_forgets_runs(place, talk):
+    item = {"key": key_of("a"), "options": digest(b"o"), "devices": "0", "platform": "cpu", "seconds": 0.5}
+    assert talk.ask(protocol.Remember("p", "a", [item], {digest(b"o"): b"o"})) == protocol.Done()
+    assert place.query("SELECT count(*) FROM runs") == [(1,)]
+    assert isinstance(talk.ask(protocol.Clear()), protocol.Removed)
+    assert place.query("SELECT count(*) FROM runs") == place.query("SELECT count(*) FROM wanted") == [(0,)]
+
+
+def test_collecting_garbage_forgets_runs_that_are_too_large(tmp_path):
+    with shelf(tmp_path) as made:
+        for number in range(60):
+            remember(made, 2, f"program {number}")
+    with shelf(tmp_path, max_size=10 * MB) as made:
+        made.call(lambda store: Runs(store).sweep())
+        assert made.query("SELECT sum(size) < 500000 AND count(*) > 5 FROM runs") == [(1,)]
+
+
+def test_a_reader_that_stays_does_not_make_the_journal_grow_without_an_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(database, "MOST_JOURNAL_BYTES", 500 * KB)
+    with shelf(tmp_path) as made:
+        fill(made, "a", 10)
+        with contextlib.closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as reader:
+            reader.execute("BEGIN")
+            reader.execute("SELECT * FROM entries").fetchall()
+            answers = [made.put(key_of(str(number)), b"x" * 20 * KB, str(number).encode()) for number in range(100)]
+            kinds = [answer.kind for answer in answers if isinstance(answer, protocol.Refused)]
+            assert set(kinds) == {"store busy"} and len(kinds) > 50
+            assert (tmp_path / "store.db-wal").stat().st_size < 1500 * KB
+            assert len(made.keys()) == 101 - len(kinds)
+        fill(made, "b", 10)
+        made.check()
+
+
+def test_a_store_of_the_version_before_counts_its_rows(tmp_path):
+    with contextlib.closing(sqlite3.connect(tmp_path / "store.db", isolation_level=None)) as connection:
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        schema.migrations.apply(Database(connection, execute_plugins=False), stop_before="m007_judged_anew")
+        connection.execute("INSERT INTO not_cacheable VALUES ('k', 1, 'm', 'a sort', 1.0)")
+        connection.execute("INSERT INTO runs VALUES (1, 1, 'p', 'a', '{}', 1.0)")
+        connection.execute("INSERT INTO wanted VALUES (1, 0, 'key', 'o', 'd', 'cpu', 1.0)")
+        connection.execute("INSERT INTO users VALUES (7, 0, 0)")
+        connection.execute("INSERT INTO compile_times VALUES ('gone', 5.0, 3.0, 0.5)")
+    with shelf(tmp_path) as made:
+        assert made.query("SELECT * FROM compile_times") == [("gone", 7, 5.0, 3.0, 0.5)]
+        assert made.query("SELECT name FROM sqlite_master WHERE name = 'idx_wanted_key'") == []
+        assert made.query("SELECT size FROM runs") == [(len("pa{}keyodcpu") + 2 * 60,)]
+        made.check()
+        fill(made, "a", 10)
+        made.check()

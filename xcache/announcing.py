@@ -1,0 +1,36 @@
+"""Announces toolchains to the daemon, which serves no entry whose toolchain is not installed."""
+
+from __future__ import annotations
+
+from xcache.client.client import Client
+from xcache.request import Request
+from xcache.wire import protocol
+
+
+class Announcer:
+    """Announces each toolchain once per process."""
+
+    def __init__(self, client: Client, announced: set[str]) -> None:
+        """``announced`` holds the digests of toolchains that this process or its parent has announced."""
+        self._client = client
+        self._announced = announced
+
+    def announce(self, request: Request, *, in_background: bool = False) -> None:
+        """Announce the toolchain of a request; in the background, the daemon is asked even while the breaker is open.
+
+        Raise what the client raises; the toolchain is then announced with the next request.
+        """
+        digest = request.key.components["toolchain"]
+        if digest in self._announced:
+            return
+        self._announced.add(digest)
+        # A path may hold bytes that are not text; messages can name only the others.
+        files = [file._asdict() for file in request.toolchain_files() if file.path.isprintable()]
+        if files:
+            text = request.details().get("toolchain", "")
+            announcement = protocol.Announce(digest, request.platform, request.jaxlib_version, text, files)
+            try:
+                self._client.announce(announcement, in_background=in_background)
+            except BaseException:
+                self._announced.discard(digest)
+                raise

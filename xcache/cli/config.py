@@ -1,0 +1,120 @@
+"""``xcache config``: every setting, its value, and where it was set."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from typing import Any, NamedTuple
+
+import click
+
+from xcache.cli.output import emit, json_option, note, print_line, printable, size
+from xcache.config.config import load_usable, mode
+from xcache.config.table import SETTINGS
+from xcache.errors import ConfigError
+
+_VARIABLES = ["XCACHE_CONFIG", *(setting.variable for setting in SETTINGS)]
+
+
+class Shown(NamedTuple):
+    """One setting as the command shows it."""
+
+    name: str
+    variable: str
+    value: Any
+    text: str
+    source: str
+    allowed: str
+    meaning: str
+
+
+@click.command()
+@json_option
+def config(as_json: bool) -> None:
+    """Show every setting and where it was set.
+
+    The source is default, environment, or the path of a file.
+
+    \b
+    JSON: {"settings": [{"name": str, "variable": str, "value": str, int, float or bool, "source": str,
+           "allowed": str, "meaning": str}], "problems": [str] (unusable values, which are left out above),
+           "unknown": [str] (variables that begin with XCACHE_ and are not settings)}
+
+    Exit status 2 if a value cannot be used; programs then run without the cache.
+    """
+    shown, problems = _all()
+    if as_json:
+        settings = [{name: v for name, v in one._asdict().items() if name != "text"} for one in shown]
+        emit({"settings": settings, "problems": problems, "unknown": _unknown()})
+    else:
+        _print(shown)
+    for problem in problems:
+        note(problem)
+    for variable in _unknown():
+        note(f"{printable(variable)} is not a setting, and nothing reads it{_suggestion(variable)}")
+    if problems:
+        click.get_current_context().exit(2)
+
+
+def _unknown() -> list[str]:
+    """Return the variables that look like settings and are none, such as XCACHE_MAXSIZE."""
+    return sorted(name for name in os.environ if name.startswith("XCACHE_") and name not in _VARIABLES)
+
+
+def _suggestion(variable: str) -> str:
+    alike = difflib.get_close_matches(variable, _VARIABLES, n=1)
+    return f"; did you mean {alike[0]}?" if alike else ""
+
+
+def _print(shown: list[Shown]) -> None:
+    width = max(len(one.variable) for one in shown)
+    for one in shown:
+        name = click.style(one.variable.ljust(width), bold=True)
+        print_line(f"{name}  {printable(one.text)}  ({one.source})")
+        print_line(f"{'':{width}}  {one.meaning}: {one.allowed}")
+
+
+def _all() -> tuple[list[Shown], list[str]]:
+    settings, problems = load_usable()
+    try:
+        used = mode()
+    except ConfigError as error:
+        used = "off"
+        problems.append(str(error))
+    shown = [
+        Shown(
+            "mode",
+            "XCACHE",
+            used,
+            used,
+            "environment" if "XCACHE" in os.environ else "default",
+            "1 or on, 0 or off, readonly, refresh",
+            "whether programs use the cache; set only by the environment",
+        )
+    ]
+    for setting in SETTINGS:
+        value = getattr(settings, setting.name)
+        value = " ".join(value) if isinstance(value, tuple) else str(value or "") if setting.kind == "path" else value
+        text = spelled(setting.kind, value)
+        source = settings.sources[setting.name]
+        shown.append(Shown(setting.name, setting.variable, value, text, source, setting.allowed, setting.meaning))
+    return shown, problems
+
+
+def spelled(kind: str, value: Any) -> str:
+    """Return a value as the environment would spell it."""
+    if kind == "size":
+        return size(value) if value else "0"
+    if kind == "room" and not value.endswith("%"):
+        return size(int(value)) if int(value) else "0"
+    if kind == "time":
+        return length(value)
+    return str(int(value)) if kind == "flag" else str(value)
+
+
+def length(seconds: float) -> str:
+    """Return a time as a setting would spell it: ``90d``, ``0.5s``."""
+    for unit, name in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds and seconds % unit == 0:
+            return f"{seconds // unit:g}{name}"
+    return f"{seconds:g}s" if seconds else "0"

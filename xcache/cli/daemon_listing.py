@@ -1,0 +1,88 @@
+"""Read the entries that the daemon lists to users who may not read the store of a whole machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+
+from xcache.cli import daemon, store_file
+from xcache.client.connection import Connection
+from xcache.config.config import Config
+from xcache.errors import ClosedStoreError, UnavailableError
+from xcache.wire import protocol
+
+_COLUMNS = (
+    *("key", "module_name", "platform", "device_kind", "jaxlib_version", "raw_size", "stored_size"),
+    *("compile_seconds", "created_at", "last_used_at", "hits", "writer_uid", "pinned", "stale"),
+)
+
+
+class ListedReader(store_file.StoreReader):
+    """A reader of the entries that the daemon listed, with the same methods as one of the store."""
+
+    _stale = "stale"
+
+
+@contextlib.contextmanager
+def open_store_or_listing(
+    settings: Config, prefixes: Sequence[str] = ("",), *, latest: bool = False
+) -> Iterator[store_file.StoreReader | None]:
+    """Yield a reader of the store, or of the daemon's listing if only the daemon may read the store.
+
+    ``prefixes`` restrict the listing. With ``latest``, the daemon first writes what it has not written yet.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            store_file.is_there(settings)
+        except ClosedStoreError as closed:
+            yield _listed(settings, prefixes, closed, stack)
+        else:
+            if latest:
+                daemon.flush(settings)
+            yield stack.enter_context(store_file.open_store(settings))
+
+
+def _listed(
+    settings: Config, prefixes: Sequence[str], closed: ClosedStoreError, stack: contextlib.ExitStack
+) -> ListedReader:
+    connection = daemon.find(settings)
+    if connection is None:
+        raise UnavailableError(f"nobody listens on {settings.socket}, and {closed}")
+    with contextlib.closing(connection):
+        connection.demand(protocol.Sync(), protocol.Done, settings.timeout)
+        rows = [row for prefix in prefixes for row in _pages(settings, connection, prefix)]
+    each = {(row["key"], row["writer_uid"]): row for row in rows}
+    database = stack.enter_context(_table_of(list(each.values())))
+    reader = ListedReader(database, settings.dir, store_file.SCHEMA)
+    if os.getuid() != 0:
+        # The daemon lists everybody's entries to root.
+        reader.empty, reader.what = "you have stored nothing here", "entry of yours"
+    return reader
+
+
+def _pages(settings: Config, connection: Connection, prefix: str) -> Iterator[dict[str, protocol.Scalar]]:
+    asked = protocol.AskEntries(prefix, "", 0)
+    while True:
+        rows = connection.demand(asked, protocol.Entries, settings.timeout).entries
+        yield from rows
+        if len(rows) < protocol.MAX_LISTED:
+            return
+        key, writer = rows[-1]["key"], rows[-1]["writer_uid"]
+        assert isinstance(key, str)  # noqa: S101 - as listing.py writes it
+        assert isinstance(writer, int)  # noqa: S101
+        asked = protocol.AskEntries(prefix, key, writer)
+
+
+@contextlib.contextmanager
+def _table_of(rows: list[dict[str, protocol.Scalar]]) -> Iterator[sqlite3.Connection]:
+    """Yield a database in memory that holds these entries."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as made:
+        made.execute(f"CREATE TABLE entries ({', '.join(_COLUMNS)})")
+        made.execute("CREATE TABLE totals (name, amount)")
+        named = ", ".join(f":{column}" for column in _COLUMNS)
+        made.executemany(f"INSERT INTO entries VALUES ({named})", rows)  # noqa: S608 - names of our own
+        made.execute("INSERT INTO totals SELECT 'entries', count(*) FROM entries")
+        made.execute("INSERT INTO totals SELECT 'bytes', coalesce(sum(stored_size), 0) FROM entries")
+        yield made

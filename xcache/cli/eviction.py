@@ -1,0 +1,103 @@
+"""``xcache pin``, ``unpin`` and ``gc``: exempt entries from the limits, and enforce the limits now."""
+
+from __future__ import annotations
+
+import contextlib
+
+import click
+
+from xcache.cli import Failure, daemon
+from xcache.cli.output import counted, emit, json_option, note, size
+from xcache.cli.selection import full_keys
+from xcache.client.connection import Connection
+from xcache.config import config
+from xcache.config.config import Config
+from xcache.wire import protocol
+
+# Well below the limit of one message (protocol.MAX_LIST).
+_MAX_KEYS = 1000
+# The daemon may need this long for a large store, because it serves programs first.
+_GC_SECONDS = 3600.0
+
+
+@click.command()
+@click.argument("prefixes", metavar="KEY...", nargs=-1, required=True)
+@json_option
+def pin(prefixes: tuple[str, ...], as_json: bool) -> None:
+    """Keep entries, whatever the limits say.
+
+    They stay until they are unpinned or removed. A KEY may be shortened, as ls prints it. In the store of a whole
+    machine you pin and count your own entries, within your quota; root pins those of all users. Starts a daemon if none
+    runs.
+
+    \b
+    JSON: {"entries": int, "already": int (that were pinned before), "all_entries": int (all that are pinned now),
+           "all_bytes": int, "keys": [str]}
+    """
+    _set("pinned", protocol.Pin, prefixes, as_json)
+
+
+@click.command()
+@click.argument("prefixes", metavar="KEY...", nargs=-1, required=True)
+@json_option
+def unpin(prefixes: tuple[str, ...], as_json: bool) -> None:
+    """Subject entries to the limits again.
+
+    A KEY may be shortened, as ls prints it. In the store of a whole machine, root unpins the entries of all users.
+    Starts a daemon if none runs.
+
+    \b
+    JSON: {"entries": int, "already": int (that were not pinned), "all_entries": int (all that are pinned now),
+           "all_bytes": int, "keys": [str]}
+    """
+    _set("unpinned", protocol.Unpin, prefixes, as_json)
+
+
+@click.command()
+@json_option
+def gc(as_json: bool) -> None:
+    """Enforce every limit now, and give space back to the disk.
+
+    The daemon does the same by itself, a little at a time: it evicts entries beyond the limits on number, size, age and
+    free disk space, deletes unreferenced files, and returns the database's free pages. It serves programs meanwhile.
+    Starts a daemon if none runs.
+
+    \b
+    JSON: {"entries": int, "bytes": int (of contents), "files": int, "reasons": {REASON: int (entries)},
+           "given_back": int (bytes of the database)}
+    """
+    settings = config.load()
+    with contextlib.closing(daemon.connect_for_change(settings)) as connection:
+        _note_other_limits(settings, connection)
+        freed = connection.demand(protocol.CollectGarbage(), protocol.Collected, settings.timeout + _GC_SECONDS)
+    if as_json:
+        emit(freed._asdict())
+        return
+    why = ", ".join(f"{count} by {reason}" for reason, count in sorted(freed.reasons.items()))
+    click.echo(f"evicted {counted(freed.entries, 'entry')}, {size(freed.bytes)}" + (f" ({why})" if why else ""))
+    click.echo(f"deleted {counted(freed.files, 'file')}; the database gave back {size(freed.given_back)}")
+
+
+def _note_other_limits(settings: Config, connection: Connection) -> None:
+    """Note each limit that this command's environment sets, but the daemon does not have."""
+    facts = connection.demand(protocol.AskStatus(), protocol.Status, settings.timeout).facts
+    for name in ("max_size", "max_entries", "max_age"):
+        if settings.sources[name] == "environment" and facts.get(name) != getattr(settings, name):
+            variable = f"XCACHE_{name.upper()}"
+            note(f"the daemon uses its own {name}, not {variable} of this command; to pass it on: xcache restart")
+
+
+def _set(done: str, message: type[protocol.Pin | protocol.Unpin], prefixes: tuple[str, ...], as_json: bool) -> None:
+    settings = config.load()
+    keys = full_keys(settings, prefixes)
+    if len(keys) > _MAX_KEYS:
+        raise Failure(f"at most {_MAX_KEYS} entries at once")
+    with contextlib.closing(daemon.connect_for_change(settings)) as connection:
+        answer = connection.demand(message(keys), protocol.Pinned, settings.timeout)
+    if as_json:
+        emit(answer._asdict() | {"keys": keys})
+    else:
+        now = f"{counted(answer.all_entries, 'entry')} with {size(answer.all_bytes)}"
+        stays = "stays" if answer.all_entries == 1 else "stay"
+        before = f" ({answer.already} already {'was' if answer.already == 1 else 'were'})" if answer.already else ""
+        click.echo(f"{done} {counted(answer.entries, 'entry')}{before}; {now} {stays} whatever the limits say")

@@ -1,0 +1,91 @@
+"""``xcache rm`` and ``xcache clear``. Only the daemon changes the store, so both start one if none runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+import click
+
+from xcache.cli import daemon, store_file
+from xcache.cli.output import counted, emit, json_option, size
+from xcache.cli.selection import full_keys
+from xcache.config import config
+from xcache.config.config import Config
+from xcache.errors import ClosedStoreError
+from xcache.wire import protocol
+
+# Well below the limit of one message (protocol.MAX_LIST).
+_KEYS_PER_MESSAGE = 1000
+# The daemon takes at most this long to delete an entry and its file.
+_SECONDS_PER_ENTRY = 0.02
+
+
+@click.command()
+@click.argument("prefixes", metavar="KEY...", nargs=-1, required=True)
+@json_option
+def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
+    """Remove entries.
+
+    A KEY may be shortened, as ls prints it. If one of them fits no entry or several, nothing is removed. In the store
+    of a whole machine you remove your own entries; root removes those of all users. Starts a daemon if none runs.
+
+    \b
+    JSON: {"removed": int, "bytes": int, "keys": [str]}
+    """
+    settings = config.load()
+    keys = full_keys(settings, prefixes)
+    done = remove(settings, keys)
+    if as_json:
+        emit({"removed": done.entries, "bytes": done.bytes, "keys": keys})
+    else:
+        click.echo(f"removed {counted(done.entries, 'entry')}, {size(done.bytes)}")
+
+
+@click.command()
+@click.option("--yes", is_flag=True, help="Do not ask first.")
+@json_option
+def clear(yes: bool, as_json: bool) -> None:
+    """Remove every entry, and what was set aside, after asking. Statistics stay: see stats --zero.
+
+    In the store of a whole machine you remove your own entries; root removes those of all users. Starts a daemon if
+    none runs and there is something to remove.
+
+    \b
+    JSON: {"removed": int, "bytes": int}
+    """
+    settings = config.load()
+    try:
+        with store_file.open_store(settings) as store:
+            totals = store.totals() if store else {"entries": 0, "bytes": 0}
+            anything = totals["entries"] or (store and store.quarantined())
+        what = f"{counted(totals['entries'], 'entry')} ({size(totals['bytes'])}) in {settings.dir}"
+    except ClosedStoreError:
+        totals, anything, what = {"entries": 0}, True, f"all of your entries in {settings.dir}"
+    if anything:
+        if not yes:
+            click.confirm(f"Remove {what}?", abort=True, err=True)
+        removed = _demand(settings, protocol.Clear(), totals["entries"])
+    else:
+        removed = protocol.Removed(0, 0)
+    if as_json:
+        emit({"removed": removed.entries, "bytes": removed.bytes})
+    elif anything:
+        click.echo(f"removed {counted(removed.entries, 'entry')}, {size(removed.bytes)}")
+    else:
+        click.echo(store_file.EMPTY)
+
+
+def remove(settings: Config, keys: Sequence[str], reason: str = "") -> protocol.Removed:
+    """Have the daemon remove entries, a batch at a time, and record the ``reason``."""
+    entries = freed = 0
+    for start in range(0, len(keys), _KEYS_PER_MESSAGE):
+        some = list(keys[start : start + _KEYS_PER_MESSAGE])
+        done = _demand(settings, protocol.Remove(some, reason), len(some))
+        entries, freed = entries + done.entries, freed + done.bytes
+    return protocol.Removed(entries, freed)
+
+
+def _demand(settings: Config, message: protocol.Remove | protocol.Clear, entries: int) -> protocol.Removed:
+    with contextlib.closing(daemon.connect_for_change(settings)) as connection:
+        return connection.demand(message, protocol.Removed, settings.timeout + entries * _SECONDS_PER_ENTRY)

@@ -1,0 +1,55 @@
+"""Choose entries: by the beginning of a key, or by age."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import click
+
+from xcache.cli import Failure, Misunderstood, daemon_listing, store_file
+from xcache.cli.output import printable
+from xcache.config import parsing
+from xcache.config.config import Config
+
+_KEY_LENGTH = 64
+_MAX_SHOWN = 10
+_PREFIX = re.compile(rf"[0-9a-f]{{1,{_KEY_LENGTH}}}")
+
+
+def _seconds(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    try:
+        return None if text is None else parsing.parse_duration(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not a duration such as 30s, 5m, 2h or 7d") from None
+
+
+older_than_option = click.option(
+    "--older-than", metavar="DURATION", callback=_seconds, help="Stored longer ago than this (5m, 2h, 7d)."
+)
+newer_than_option = click.option("--newer-than", metavar="DURATION", callback=_seconds, help="Stored within this time.")
+
+
+def full_keys(settings: Config, prefixes: Sequence[str]) -> list[str]:
+    """Return the full keys for these beginnings, each once; ask the daemon if this user may not read the store."""
+    valid = [each.lower() for each in prefixes if _PREFIX.fullmatch(each.lower())]
+    with daemon_listing.open_store_or_listing(settings, valid) as store:
+        return list(dict.fromkeys(full_key(store, prefix) for prefix in prefixes))
+
+
+def full_key(store: store_file.StoreReader | None, prefix: str) -> str:
+    """Return the key that begins with ``prefix``; raise Failure or Misunderstood unless there is exactly one."""
+    prefix = prefix.lower()
+    if not _PREFIX.fullmatch(prefix):
+        raise Misunderstood(f"{prefix!r} is not the beginning of a key (1 to {_KEY_LENGTH} hexadecimal digits)")
+    if store is None:
+        raise Failure(f"no entry begins with {prefix}: {store_file.EMPTY}")
+    found = store.beginning_with(prefix, limit=_MAX_SHOWN + 1)
+    if not found:
+        raise Failure(f"no {store.what} begins with {prefix}")
+    if len(found) > 1:
+        lines = [f"  {row['key']}  {printable(row['module_name'])}" for row in found[:_MAX_SHOWN]]
+        more = ["  ..."] if len(found) > _MAX_SHOWN else []
+        raise Misunderstood("\n".join([f"more than one entry begins with {prefix}:", *lines, *more]))
+    key: str = found[0]["key"]
+    return key

@@ -1,0 +1,113 @@
+"""The circuit breaker: the time a program may lose to its daemon, and when to stop asking the daemon."""
+
+from __future__ import annotations
+
+import threading
+
+from xcache.clock import monotonic
+from xcache.errors import NotAskedError
+
+# An answer within this time is a good sign. A wait within _FREE_SECONDS is too short to notice and is not charged.
+SWIFT_SECONDS, _FREE_SECONDS = 0.25, 0.01
+_FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
+# One wait may use this share of what is left; the rest is for a daemon that turns out to work again.
+_SHARE_PER_WAIT = 7 / 8
+# With less than this share of the timeout left, the daemon is not asked.
+_MIN_SHARE = 1 / 50
+# The allowance comes back at this rate, so that a program of days asks again and loses at most a hundredth of its time.
+_REFILL_RATE = 0.01
+# An answer in the background that takes more than this share of the timeout is a sign of trouble.
+_SLOW_SHARE = 1 / 5
+
+
+class Breaker:
+    """Charges every wait of a program for its daemon to one allowance of ``timeout`` seconds. Thread-safe.
+
+    The breaker opens after a failure, and after a very slow answer in the background. While it is open, the foreground
+    does not ask. The background tries the daemon again after a second, then after twice as long each time, up to a
+    minute; one swift answer closes the breaker. The foreground does not ask while the allowance is used up, either.
+    """
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._left, self._refilled_at = timeout, monotonic()
+        self._lock = threading.RLock()
+        self._pause = _FIRST_PAUSE_SECONDS
+        self._retry_at: float | None = None
+        # Whether it is open because of a failure, which has already been reported.
+        self.has_failed = False
+        # Seconds that the program has lost so far, for the statistics.
+        self.lost = 0.0
+
+    def check_foreground(self) -> float:
+        """Return the seconds that asking may take; raise NotAskedError while open, or if too little is left."""
+        with self._lock:
+            if self._retry_at is not None:
+                raise NotAskedError("the daemon failed and has not answered in the background since")
+            seconds = _SHARE_PER_WAIT * self.left()
+            if seconds < _MIN_SHARE * self._timeout:
+                raise NotAskedError("the daemon's slow answers have cost this program enough")
+            return seconds
+
+    def check_background(self) -> bool:
+        """Return whether the daemon must be tried first, the breaker being open; raise NotAskedError if too soon."""
+        with self._lock:
+            if self.pause():
+                raise NotAskedError("the daemon failed too recently to be asked again")
+            return self._retry_at is not None
+
+    def pause(self) -> float:
+        """Return for how many seconds the background must not ask."""
+        # Without the lock: a signal handler may interrupt its holder and wait for the thread that asks here.
+        retry_at = self._retry_at
+        return 0.0 if retry_at is None else max(0.0, retry_at - monotonic())
+
+    def left(self) -> float:
+        """Return how many seconds this program may still lose to its daemon."""
+        with self._lock:
+            now = monotonic()
+            self._left = min(self._timeout, self._left + _REFILL_RATE * (now - self._refilled_at))
+            self._refilled_at = now
+            return max(0.0, self._left)
+
+    def waited(self, seconds: float) -> float:
+        """Charge a wait of the program, and return the seconds charged."""
+        with self._lock:
+            if seconds <= SWIFT_SECONDS:
+                self._pause = _FIRST_PAUSE_SECONDS
+            if seconds <= _FREE_SECONDS:
+                return 0.0
+            self._left = self.left() - seconds
+            self.lost += seconds
+            return seconds
+
+    def was_worth(self, seconds: float) -> None:
+        """Refund a charged wait for an answer that has saved the program as much."""
+        with self._lock:
+            self._left = min(self._timeout, self._left + seconds)
+            self.lost -= seconds
+
+    def failed(self) -> None:
+        """Open the breaker: a request failed."""
+        with self._lock:
+            self.has_failed = True
+            self._open()
+
+    def was_slow(self, seconds: float) -> None:
+        """Open the breaker if an answer in the background took so long that the program should not wait for one."""
+        with self._lock:
+            if seconds > max(SWIFT_SECONDS, _SLOW_SHARE * self._timeout) and self._retry_at is None:
+                self._open()
+
+    def answered(self, seconds: float) -> None:
+        """Close the breaker if the daemon, tried in the background, answered swiftly."""
+        with self._lock:
+            if seconds > SWIFT_SECONDS:
+                self._open()
+            else:
+                self._retry_at = None
+                self.has_failed = False
+
+    def _open(self) -> None:
+        self._retry_at = monotonic() + self._pause
+        self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)

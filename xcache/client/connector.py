@@ -1,0 +1,85 @@
+"""Connects to the daemon: starts one if none runs, and replaces one that is older than this program."""
+
+from __future__ import annotations
+
+import contextlib
+from time import sleep
+
+from xcache.client.connection import Connection, left
+from xcache.client.launcher import Launcher
+from xcache.config.config import Config
+from xcache.errors import HungUpError, NobodyThereError, ProtocolError, UnavailableError
+from xcache.wire import protocol
+from xcache.wire.ownership import trusted_uids
+
+_RETRY_SECONDS = 0.01
+
+
+class Connector:
+    """Makes connections to the daemon of one store. Thread-safe."""
+
+    def __init__(self, config: Config, version: str, launcher: Launcher | None) -> None:
+        """With a ``launcher``, a daemon is started if none runs."""
+        self._config = config
+        self._version = version
+        self._launcher = launcher
+        # Only to find the daemon's socket.
+        self._finder = launcher or Launcher(config)
+        self._trusted: set[int] | None = None
+        self._is_leaving = False
+
+    def start_no_more(self) -> None:
+        """Start no daemon from now on: the program is leaving, and perhaps so is the folder of its store."""
+        self._is_leaving = True
+
+    def connect(self, deadline: float) -> Connection:
+        """Connect; start a daemon if none runs, and stop one that is older than this program."""
+        if self._trusted is None:
+            self._trusted = trusted_uids(self._config.daemon_uid())
+        replaced = started = hung_up = False
+        listening: float | None = None
+        path = self._config.socket
+        while True:
+            try:
+                connection = Connection(path, left(deadline), self._version, self._trusted)
+            except HungUpError:
+                # That daemon was stopping, or was killed; the next one will listen soon.
+                if hung_up:
+                    raise
+                hung_up = True
+                sleep(min(_RETRY_SECONDS, left(deadline)))
+                continue
+            except NobodyThereError:
+                if self._launcher is None or self._is_leaving:
+                    elsewhere = self._finder.address()
+                    if elsewhere is None or elsewhere == path:
+                        raise
+                    path = elsewhere
+                    continue
+                # All threads wait for the same start. If it fails, none of them starts another daemon.
+                if listening is None:
+                    listening = self._launcher.listen()
+                elif reason := self._launcher.failure(listening):
+                    raise UnavailableError(f"the daemon did not start: {reason}") from None
+                # This is tried in each round, because a stopping daemon holds the store longer than its socket.
+                started = started or self._launcher.start(listening)
+                # The daemon of this store may listen elsewhere, if it was started without XDG_RUNTIME_DIR (cron, sudo)
+                # or with another temporary directory (batch jobs).
+                path = (not started and self._launcher.address()) or self._config.socket
+                sleep(min(_RETRY_SECONDS, left(deadline)))
+                continue
+            theirs = connection.welcome.protocol
+            if theirs == protocol.VERSION:
+                if self._launcher is not None:
+                    # The daemon is ready; its start has nothing more to report.
+                    self._launcher.close()
+                return connection
+            if theirs > protocol.VERSION or replaced or self._launcher is None:
+                connection.close()
+                raise ProtocolError(
+                    f"the daemon speaks version {theirs} of the protocol, this program {protocol.VERSION}"
+                )
+            with contextlib.closing(connection):
+                connection.demand(protocol.Stop("a newer xcache takes over"), protocol.Done, left(deadline))
+                connection.wait_for_end(left(deadline))
+            replaced = True

@@ -1,0 +1,140 @@
+"""Receive entries from the daemon and hand new ones over: inline, or as descriptors of files."""
+
+import contextlib
+import fcntl
+import logging
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from io import FileIO
+from typing import NamedTuple
+
+from xcache.client.connection import Connection
+from xcache.descriptors import check_file_size
+from xcache.errors import DamagedError, ProtocolError, UncacheableError
+from xcache.signals import reraise_if_the_programs
+from xcache.wire import protocol
+from xcache.wire.envelope import MAX_RAW_SIZE
+
+logger = logging.getLogger("xcache")
+
+# With these seals nobody can change the file or its size again.
+_SEALS = sum(getattr(fcntl, f"F_SEAL_{name}", 0) for name in ("WRITE", "SHRINK", "GROW"))
+
+
+class Entry(NamedTuple):
+    """An executable as the daemon handed it over: in its envelope, not yet checked."""
+
+    digest: str
+    compile_seconds: float
+    sealed: bytes
+    waited: float = 0.0
+    """Seconds spent waiting for another program to compile it."""
+    charged: float = 0.0
+    """Seconds of waiting for the daemon that the program's allowance was charged with."""
+
+
+class HeldLease:
+    """The lease that one request of the program was granted, if any."""
+
+    def __init__(self) -> None:
+        self._held: tuple[str, int] | None = None
+
+    def take(self, key: str, lease: int) -> None:
+        """Hold a lease."""
+        self._held = key, lease
+
+    def hand_on(self) -> tuple[str, int] | None:
+        """Return what is held, and hold nothing any more."""
+        held, self._held = self._held, None
+        return held
+
+
+class Absent(NamedTuple):
+    """There is no entry. With a lease (not 0), other programs wait for this one to compile it."""
+
+    lease: int
+    waited: float = 0.0
+    serialize_first: bool = False
+    """Whether its executable may only be serialized before it runs."""
+    complaints: tuple[protocol.Complain, ...] = ()
+    """Complaints about unusable entries, sent once the same program has been compiled."""
+
+
+def found_in(connection: Connection, answer: protocol.Message) -> Entry | Absent:
+    """Return the entry in the answer to a Get, or Absent; raise UncacheableError if the key is marked so."""
+    if isinstance(answer, protocol.Missing):
+        return Absent(answer.lease)
+    if isinstance(answer, protocol.NotCacheable):
+        if answer.reason == protocol.SERIALIZE_FIRST:
+            return Absent(0, serialize_first=True)
+        raise UncacheableError(answer.reason)
+    if not isinstance(answer, protocol.Found):
+        raise ProtocolError(f"the daemon answered {type(answer).__name__} instead of Found")
+    if answer.payload is not None:
+        return Entry(answer.digest, answer.compile_seconds, answer.payload)
+    return _read_descriptor(connection.take_descriptor(), answer)
+
+
+def predicted_in(connection: Connection, found: protocol.Prediction) -> Iterator[tuple[str, Entry]]:
+    """Yield the entries that came with a prediction, by key; unusable ones are left out."""
+    try:
+        told = {
+            str(item["key"]): protocol.Found(
+                str(item["digest"]), int(item["stored_size"] or 0), float(item["compile_seconds"] or 0), None
+            )
+            for item in found.items
+            if "digest" in item
+        }
+        for key, payload in found.payloads.items():
+            yield key, Entry(told[key].digest, told[key].compile_seconds, payload)
+        for key in found.files:
+            entry = told[key]
+            with contextlib.suppress(DamagedError):
+                yield key, _read_descriptor(connection.take_descriptor(), entry)
+    except (LookupError, ValueError, ArithmeticError, ProtocolError) as error:
+        # Near the descriptor limit, fewer descriptors arrive.
+        logger.debug("the rest of a prediction's entries is dropped: %s", error)
+
+
+def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:
+    """Read an entry handed over as a file; if it were mapped, truncating the file would kill the program."""
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
+            raise ProtocolError("the daemon handed over a descriptor that is not a file")
+        if status.st_size != found.stored_size or not 0 < found.stored_size <= MAX_RAW_SIZE:
+            raise DamagedError(f"its file has {status.st_size} bytes and not {found.stored_size}", found.digest)
+        sealed = b"".join(_chunks(descriptor, found.stored_size))
+        return Entry(found.digest, found.compile_seconds, sealed)
+    except OSError as error:
+        reraise_if_the_programs(error)
+        raise DamagedError(f"its file cannot be read ({error})", found.digest) from None
+    finally:
+        os.close(descriptor)
+
+
+def _chunks(descriptor: int, size: int) -> Iterator[bytes]:
+    at = 0
+    while at < size and (chunk := os.pread(descriptor, size - at, at)):
+        at += len(chunk)
+        yield chunk
+
+
+def hand_over(connection: Connection, contents: Sequence[bytes], timeout: float) -> None:
+    """Write the large contents of the next Put into memory files that the daemon makes for them."""
+    # Checked first, so that the daemon makes no file that could not be written.
+    check_file_size(max(map(len, contents)))
+    connection.demand(protocol.AskFiles(len(contents)), protocol.Files, timeout)
+    for content in contents:
+        with open(connection.take_descriptor(), "wb", buffering=0) as file:
+            write_sealed(file, content)
+
+
+def write_sealed(file: FileIO, content: bytes) -> None:
+    """Write a memory file and seal it; the daemon reads only files that nobody can change any more."""
+    view = memoryview(content)
+    while view:
+        view = view[file.write(view) :]
+    if _SEALS:
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, _SEALS)

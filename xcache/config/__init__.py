@@ -1,0 +1,1 @@
+"""The settings: the table that defines them, and their values in this process."""

@@ -1,0 +1,327 @@
+"""Find the value of every setting, and where it was set.
+
+The environment wins over the file that ``$XCACHE_CONFIG`` names, then come the user's file, the one in ``/etc`` and the
+default. Only the environment sets the mode (``XCACHE``), so a process without that variable reads no file.
+"""
+
+import contextlib
+import decimal
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xcache.config.table import FIXED, MAX_SOCKET_PATH, SETTINGS, TYPES, Setting
+from xcache.errors import ConfigError
+from xcache.wire.ownership import uid_of_account
+
+SYSTEM_FILE = Path("/etc/xcache/config.toml")
+# The store and socket of the one daemon for all users, unless the settings name others.
+MACHINE_DIRECTORY = Path("/var/cache/xcache")
+MACHINE_SOCKET = Path("/run/xcache/xcached.sock")
+_MODES = {"1": "on", "on": "on", "0": "off", "off": "off", "": "off", "readonly": "readonly", "refresh": "refresh"}
+_MODES_SAID = "1, on, 0, off, readonly or refresh"
+
+
+class Config(NamedTuple):
+    """The settings of a process, and where each was set."""
+
+    dir: Path
+    socket: Path
+    max_size: int
+    max_entries: int
+    max_age: float
+    min_free: str
+    log: str
+    autostart: bool
+    timeout: float
+    prefetch: int
+    idle_exit: float
+    stale_grace: float
+    max_wait: float
+    max_connections: int
+    max_requests: int
+    max_payload: int
+    silence: float
+    daemon_user: str
+    trusted_writers: tuple[str, ...]
+    user_quota: int
+    # This user's folder for files that the daemon does not need.
+    own_dir: Path
+    sources: Mapping[str, str]
+    # The file that XCACHE_CONFIG names, if any.
+    named: Path | None
+
+    def as_environment(self) -> dict[str, str]:
+        """Return the variables that give a daemon these settings, except those it reads from the same files."""
+        given = {"environment", "code", None}
+        return {"XCACHE_CONFIG": str(self.named or "")} | {
+            setting.variable: _as_text(getattr(self, setting.name))
+            for setting in SETTINGS
+            # A daemon never changes the settings that tell which daemon it is, whatever the files say later.
+            if setting.name in FIXED or self.sources.get(setting.name) in given
+        }
+
+    def daemon_uid(self) -> int | None:
+        """Return the uid of the machine's daemon, or None if it has none; raise ConfigError for an unknown account."""
+        if not self.daemon_user:
+            return None
+        with self.blamed("daemon_user"):
+            return uid_of_account(self.daemon_user)
+
+    @contextlib.contextmanager
+    def blamed(self, name: str) -> Iterator[None]:
+        """Make a ConfigError name this setting and where it was set."""
+        try:
+            yield
+        except ConfigError as error:
+            told = _told(name, _as_text(getattr(self, name)), self.sources[name])
+            raise ConfigError(f"{told} cannot be used: {error}") from None
+
+
+def mode(environ: Mapping[str, str] | None = None) -> str:
+    """Return the mode that ``XCACHE`` asks for: on, off, readonly or refresh."""
+    text = (os.environ if environ is None else environ).get("XCACHE", "")
+    if text.strip().lower() not in _MODES:
+        raise ConfigError(f"XCACHE={text!r} (environment) is not understood; use {_MODES_SAID}")
+    return _MODES[text.strip().lower()]
+
+
+def mode_from_code(value: object) -> str:
+    """Return the mode that a program gives, as it might stand in ``XCACHE``; raise ConfigError for anything else."""
+    text = _as_text(value).strip().lower()
+    if not isinstance(value, str | int) or text not in _MODES:
+        raise ConfigError(
+            f"mode={value!r} (code) is not understood; use {_MODES_SAID}; settings are given by name, such as dir=..."
+        )
+    return _MODES[text]
+
+
+def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
+    """Read and check every setting once; ``overrides`` (from code) win over everything."""
+    return _load(os.environ if environ is None else environ, overrides, None)
+
+
+def load_usable(environ: Mapping[str, str] | None = None) -> tuple[Config, list[str]]:
+    """Return the settings, with defaults for those that are wrong, and the problems: enough to find the daemon."""
+    environ = os.environ if environ is None else environ
+    problems: list[str] = []
+    settings = _load(environ, {}, problems)
+    unread = len(problems)
+    with _noted(problems):
+        settings.daemon_uid()
+    if len(problems) > unread:
+        settings = _load(environ, {"daemon_user": ""}, [])
+        settings = settings._replace(sources={**settings.sources, "daemon_user": "default"})
+    return settings, problems
+
+
+def _load(environ: Mapping[str, str], overrides: Mapping[str, Any], problems: list[str] | None) -> Config:
+    known = {setting.name: setting for setting in SETTINGS}
+    for name in overrides:
+        if name not in known:
+            raise ConfigError(f"{name!r} is not a setting{_alike(name, known)}")
+    content_of = [(path, _read_file(path, known, problems)) for path in _files(environ, problems)]
+    found: dict[str, Any] = {}
+    sources: dict[str, str] = {}
+    for name, setting in known.items():
+        value, source = setting.default, "default"
+        if name in overrides:
+            value, source = _check(setting, overrides[name], "code"), "code"
+        else:
+            given = [(environ[setting.variable], "environment")] if setting.variable in environ else []
+            given += [(content[name], str(path)) for path, content in content_of if name in content]
+            for text, where in given:
+                with _noted(problems):
+                    value, source = _check(setting, text, where), where
+                    break
+        found[name], sources[name] = value, source
+    own = _xdg(environ, "XDG_CACHE_HOME", ".cache") / "xcache"
+    machine = found["daemon_user"]
+    if found["dir"] is None:
+        found["dir"] = MACHINE_DIRECTORY if machine else own
+    if found["socket"] is None:
+        found["socket"] = MACHINE_SOCKET if machine else _default_socket(environ, found["dir"])
+    if len(os.fsencode(found["socket"])) > MAX_SOCKET_PATH:
+        raise ConfigError(
+            f"socket={str(found['socket'])!r} ({sources['socket']}) is too long for a Unix socket; "
+            f"use {known['socket'].allowed} (XCACHE_SOCKET)"
+        )
+    named = environ.get("XCACHE_CONFIG")
+    return Config(
+        **found,
+        sources=sources,
+        own_dir=own if machine else found["dir"],
+        named=Path(named).absolute() if named else None,
+    )
+
+
+def files(environ: Mapping[str, str] | None = None) -> list[Path]:
+    """Return the files that settings are read from, existing or not; the first one that has a setting wins."""
+    environ = os.environ if environ is None else environ
+    named = environ.get("XCACHE_CONFIG")
+    usual = [_xdg(environ, "XDG_CONFIG_HOME", ".config") / "xcache" / "config.toml", SYSTEM_FILE]
+    return [Path(named), *usual] if named else usual
+
+
+@contextlib.contextmanager
+def _noted(problems: list[str] | None) -> Iterator[None]:
+    """Append a ConfigError to ``problems`` and go on; raise it if there is no such list."""
+    try:
+        yield
+    except ConfigError as error:
+        if problems is None:
+            raise
+        problems.append(str(error))
+
+
+def _check(setting: Setting, value: Any, source: str) -> Any:
+    text = _as_text(value)
+    try:
+        if type(value) not in TYPES[setting.kind]:
+            raise ValueError(text)
+        return setting.parse(text)
+    except (ValueError, OverflowError, RuntimeError):
+        told = _told(setting.name, text, source)
+        raise ConfigError(f"{told} cannot be used; it must be {setting.allowed}") from None
+
+
+def _told(name: str, text: str, source: str) -> str:
+    """Describe a setting as it was written: its name, value and source."""
+    shown = f"XCACHE_{name.upper()}" if source == "environment" else name
+    return f"{shown}={text!r} ({source})"
+
+
+def _as_text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, tuple):
+        return " ".join(value)
+    # A float gets all its digits and no exponent.
+    return f"{decimal.Decimal(repr(value)):f}" if isinstance(value, float) else str(value)
+
+
+def _files(environ: Mapping[str, str], problems: list[str] | None) -> list[Path]:
+    named = environ.get("XCACHE_CONFIG")
+    with _noted(problems):
+        if named and not Path(named).is_file():
+            raise ConfigError(f"XCACHE_CONFIG={named!r} (environment) is not a file")
+    # os.path returns False where Path raises: a program that dropped its privileges may not even look.
+    return [path for path in files(environ) if os.path.isfile(path)]  # noqa: PTH113
+
+
+def _read_file(path: Path, known: Mapping[str, Setting], problems: list[str] | None) -> dict[str, Any]:
+    # tomllib takes several milliseconds to import, and most users have no file.
+    import tomllib
+
+    content: dict[str, Any] = {}
+    with _noted(problems):
+        try:
+            content = tomllib.loads(path.read_text("utf-8"))
+        # ValueError: not TOML, or a number with too many digits. RecursionError: brackets nested too deeply.
+        except (OSError, ValueError, RecursionError) as error:
+            raise ConfigError(f"{path}: {error}") from None
+    right = {}
+    for name, value in content.items():
+        with _noted(problems):
+            if name not in known:
+                raise ConfigError(f"{path}: {name!r} is not a setting{_alike(name, known)}")
+            if type(value) not in TYPES[known[name].kind]:
+                raise ConfigError(f"{name}={value!r} ({path}) cannot be used; it must be {known[name].allowed}")
+            right[name] = value
+    return right
+
+
+def _alike(name: str, known: Mapping[str, Setting]) -> str:
+    """Return a suggestion for a misspelt name, or all names."""
+    # Most programs misspell nothing, and need not import this.
+    import difflib
+
+    alike = difflib.get_close_matches(name.lower().removeprefix("xcache_"), known, n=1)
+    return f"; did you mean {alike[0]}?" if alike else f"; there are {', '.join(known)}"
+
+
+def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
+    # The XDG specification has relative paths ignored.
+    named = environ.get(variable, "")
+    return Path(named) if named.startswith("/") and not _is_anothers(named) else _home(environ) / fallback
+
+
+def _home(environ: Mapping[str, str]) -> Path:
+    """Return the user's home, or a temporary folder: a container may run as a uid without one."""
+    named = environ.get("HOME", "")
+    if named.startswith("/") and not _is_anothers(named):
+        return Path(named)
+    return _account_home() or _temporary()
+
+
+def _is_anothers(path: str) -> bool:
+    """Return whether root would write into another user's folder there: sudo may keep the user's HOME."""
+    try:
+        return _uid() == 0 and _nearest(Path(path)).stat().st_uid != 0
+    except OSError:
+        return False
+
+
+def _temporary() -> Path:
+    try:
+        folder = tempfile.gettempdir()
+    except OSError:
+        # No temporary folder is writable, as in a service; only a name is needed here.
+        folder = "/tmp"  # noqa: S108
+    return Path(folder) / f"xcache-{_uid()}"
+
+
+def _default_socket(environ: Mapping[str, str], directory: Path) -> Path:
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    bases = [_temporary()]
+    if runtime.startswith("/"):
+        bases.insert(0, Path(runtime) / "xcache")
+    base = next((base for base in bases if _is_ours_to_use(base)), None)
+    if base is None:
+        # Another user may have taken the predictable name in /tmp, but cannot have made anything in the store.
+        beside = directory / "xcached.sock"
+        if len(os.fsencode(beside)) <= MAX_SOCKET_PATH:
+            return beside
+        base = bases[0]
+    # Each store has its own daemon and socket. The user's default store is the one under the home in the password
+    # database; a changed HOME or XDG_CACHE_HOME names another store.
+    home = _account_home()
+    if home is not None and directory == home / ".cache" / "xcache":
+        return base / "xcached.sock"
+    return base / f"xcached-{hashlib.sha256(os.fsencode(directory)).hexdigest()[:12]}.sock"
+
+
+def _is_ours_to_use(base: Path) -> bool:
+    """Return whether this user owns the folder, or can make it without writing into another user's."""
+    nearest = _nearest(base)
+    try:
+        found = nearest.stat()
+    except OSError:
+        return False
+    owners = {_uid()} if nearest == base else {_uid(), 0}
+    return found.st_uid in owners and stat.S_ISDIR(found.st_mode) and os.access(nearest, os.W_OK | os.X_OK)
+
+
+def _nearest(path: Path) -> Path:
+    """Return the path itself, or the nearest folder above it that exists."""
+    return next(above for above in (path, *path.parents) if os.path.lexists(above) or above == above.parent)
+
+
+def _uid() -> int:
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def _account_home() -> Path | None:
+    """Return the home in the password database, or None."""
+    try:
+        import pwd
+
+        return Path(pwd.getpwuid(os.getuid()).pw_dir)
+    except (ImportError, KeyError):
+        return None

@@ -1,0 +1,186 @@
+"""The table of all settings: name, default, meaning and parser. ``config`` finds their values."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xcache.config import parsing
+
+# A Unix socket's path has 108 bytes, the last of them zero.
+MAX_SOCKET_PATH = 107
+# These settings identify a daemon; with other values it would be another daemon, so it never reloads them.
+FIXED = ("dir", "socket", "daemon_user")
+# The Python types that a value may have in a file or in code, by the kind of setting.
+TYPES = {
+    "path": (str, type(Path())),
+    "size": (str, int),
+    "time": (str, int, float),
+    "number": (str, int),
+    "room": (str, int),
+    "account": (str, int),
+    "flag": (str, int, bool),
+    "text": (str,),
+}
+
+
+class Setting(NamedTuple):
+    """One setting: its kind (see ``TYPES``), meaning, allowed values and parser."""
+
+    name: str
+    kind: str
+    default: Any
+    meaning: str
+    allowed: str
+    parse: Callable[[str], Any]
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets it."""
+        return f"XCACHE_{self.name.upper()}"
+
+
+_KIB, _MIB, _GIB = 1024, 1024**2, 1024**3
+_SIZE = "a size such as 10G or 512MiB; 0 for no limit"
+# A smaller store holds nothing; max_size = 10 is meant in another unit.
+_LEAST_STORE = 16 * _KIB
+SETTINGS = (
+    Setting("dir", "path", None, "where the store is kept", "a directory", parsing.parse_path),
+    Setting(
+        "socket",
+        "path",
+        None,
+        "the daemon's socket",
+        f"a path of at most {MAX_SOCKET_PATH} bytes",
+        parsing.parse_path,
+    ),
+    Setting(
+        "max_size",
+        "size",
+        20 * _GIB,
+        "bytes the store may hold",
+        "a size of at least 16K such as 10G or 512MiB; 0 for no limit",
+        lambda text: parsing.parse_size_or_none(text, _LEAST_STORE),
+    ),
+    Setting(
+        "max_entries",
+        "number",
+        0,
+        "entries the store may hold",
+        "a number such as 100000; 0 for no limit",
+        parsing.parse_count,
+    ),
+    Setting(
+        "max_age",
+        "time",
+        0.0,
+        "entries unused for this long are removed",
+        "a time such as 90d; 0 for no limit",
+        parsing.parse_duration,
+    ),
+    Setting(
+        "min_free",
+        "room",
+        "5%",
+        "space to keep free on the store's disk, by evicting entries and refusing new ones",
+        "a share up to 90% such as 5%, which never means more than 20G, or a size such as 50G; 0 for none",
+        parsing.parse_room,
+    ),
+    Setting("log", "text", "warning", "log level", "debug, info, warning or error", parsing.parse_level),
+    Setting("autostart", "flag", True, "start a daemon when none runs", "1 or 0", parsing.parse_flag),
+    Setting(
+        "timeout",
+        "time",
+        5.0,
+        "total time a program may lose by waiting for its daemon (not for another program's compile)",
+        "a time above 0 such as 2s or 500ms",
+        parsing.parse_timeout,
+    ),
+    Setting(
+        "prefetch",
+        "size",
+        _GIB,
+        "bytes of executables that may be loaded before the program asks for them",
+        "a size such as 1G; 0 to load nothing ahead",
+        parsing.parse_size,
+    ),
+    Setting(
+        "idle_exit",
+        "time",
+        1800.0,
+        "the daemon exits after this long without a request",
+        "a time such as 30m, and a second at least; 0 for never",
+        parsing.parse_duration,
+    ),
+    Setting(
+        "stale_grace",
+        "time",
+        7 * 86400.0,
+        "how long to keep entries whose jaxlib, plugin or tools are no longer installed",
+        "a time such as 7d; 0 for not at all",
+        parsing.parse_duration,
+    ),
+    Setting(
+        "max_wait",
+        "time",
+        600.0,
+        "longest wait for another program to compile the same",
+        "a time such as 10m; 0 to compile at once",
+        parsing.parse_duration,
+    ),
+    Setting(
+        "max_connections",
+        "number",
+        1024,
+        "connections the daemon accepts at once",
+        "a number from 1 to 100000",
+        parsing.parse_count_between(1, 100_000),
+    ),
+    Setting(
+        "max_requests",
+        "number",
+        64,
+        "requests of one connection the daemon handles at once",
+        "a number from 1 to 10000",
+        parsing.parse_count_between(1, 10_000),
+    ),
+    Setting(
+        "max_payload",
+        "size",
+        4 * _GIB,
+        "bytes of one stored executable or program",
+        "a size from 1M to 8G",
+        parsing.parse_size_between(_MIB, 8 * _GIB),
+    ),
+    Setting(
+        "silence",
+        "time",
+        30.0,
+        "disconnect clients that stay silent on connecting, or stop reading, for this long",
+        "a time above 0 such as 30s",
+        parsing.parse_timeout,
+    ),
+    Setting(
+        "daemon_user",
+        "account",
+        "",
+        "account of the one daemon that serves all users of the machine",
+        "the name or number of an account; empty if every user has a daemon",
+        parsing.parse_account,
+    ),
+    Setting(
+        "trusted_writers",
+        "text",
+        (),
+        "users whose entries the machine's daemon serves to others",
+        "accounts (served to everybody) and @groups (served to members of the same group)",
+        parsing.parse_names,
+    ),
+    Setting(
+        "user_quota",
+        "size",
+        0,
+        "bytes each user's entries may take in the machine's store",
+        _SIZE,
+        parsing.parse_size,
+    ),
+)

@@ -1,0 +1,34 @@
+"""Guard xcache's descriptors and files against a program that changes its descriptors, limits and signals.
+
+A program that daemonizes closes every descriptor. The same number may then belong to a file or socket of the program's,
+which xcache must neither use nor close.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+
+Identity = tuple[int, int]
+
+
+def identity(descriptor: int) -> Identity:
+    """Return which file, socket or pipe a descriptor refers to."""
+    found = os.fstat(descriptor)
+    return found.st_dev, found.st_ino
+
+
+def is_still(descriptor: int, known: Identity) -> bool:
+    """Return whether a descriptor is open and still refers to the same file."""
+    try:
+        return identity(descriptor) == known
+    except OSError:
+        return False
+
+
+def check_file_size(size: int) -> None:
+    """Raise OSError for a file past the program's limit; writing it would raise SIGXFSZ, which can end the program."""
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if resource.RLIM_INFINITY != limit < size:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))

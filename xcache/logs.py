@@ -1,0 +1,63 @@
+"""Log messages of xcache on the program's stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+from xcache.config.config import Config
+
+logger = logging.getLogger("xcache")
+
+
+@contextlib.contextmanager
+def shown(settings: Config) -> Iterator[None]:
+    """Show messages, at the level of the setting ``log``; without that setting, the program decides the level."""
+    asked = settings.sources["log"] != "default"
+    before = logger.level
+    with _at_stderr(logging.NOTSET if asked else logging.WARNING):
+        if asked:
+            logger.setLevel(settings.log.upper())
+        try:
+            yield
+        finally:
+            if asked:
+                logger.setLevel(before)
+
+
+def complain(message: str, *arguments: object) -> None:
+    """Warn when there are no settings to say how."""
+    with _at_stderr(logging.WARNING):
+        logger.warning(message, *arguments)
+
+
+@contextlib.contextmanager
+def _at_stderr(level: int) -> Iterator[None]:
+    handler = _StderrHandler(level)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _StderrHandler(logging.StreamHandler[TextIO]):
+    """Writes to stderr, prefixed with xcache's name, unless the program has a handler of its own."""
+
+    def __init__(self, level: int) -> None:
+        super().__init__()
+        self.setLevel(level)
+        self.setFormatter(logging.Formatter("xcache: %(message)s"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        handlers = [*logger.handlers, *(logging.getLogger().handlers if logger.propagate else ())]
+        if all(isinstance(handler, _StderrHandler) for handler in handlers):
+            # The program may have replaced sys.stderr; logging's own last resort looks it up each time, too.
+            self.stream = sys.stderr
+            super().emit(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's own name
+        """Ignore the error: stderr may be closed or raise, and there is nowhere else to report it."""

@@ -1,0 +1,105 @@
+"""Tell the daemon which keys a program wants, in order, so that the next run can load them ahead."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from xcache.client.client import Client
+from xcache.client.contents import Entry
+from xcache.prefetch.prefetcher import Item
+from xcache.request import Ahead
+from xcache.wire import hashing, protocol
+
+logger = logging.getLogger("xcache")
+
+_MAX_KEYS = 2000
+# A growing list is sent again each time it has grown by this factor.
+_GROWTH_FACTOR = 1.5
+
+
+class History:
+    """The keys that one process asked for."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._lock = threading.RLock()
+        self._items: dict[str, dict[str, protocol.Scalar]] = {}
+        self._options: dict[str, bytes] = {}
+        # The keys that the daemon remembers of a program of this name.
+        self._remembered: list[str] = []
+        self._complete = False
+
+    def note(self, key: str, ahead: Ahead | None, platform: str, seconds: float) -> None:
+        """Note that this key was wanted, and took so many seconds to load."""
+        if ahead is None:
+            return
+        with self._lock:
+            if key in self._items or len(self._items) >= _MAX_KEYS:
+                return
+            digest = hashing.digest(ahead.options)
+            self._options.setdefault(digest, ahead.options)
+            self._items[key] = {
+                "key": key,
+                "options": digest,
+                "devices": " ".join(map(str, ahead.numbers)),
+                "platform": platform,
+                "seconds": seconds,
+            }
+
+    def mark_complete(self) -> None:
+        """Note that the program is over: the list is complete."""
+        self._complete = True
+
+    def predict(self) -> Sequence[Item]:
+        """Ask the daemon what a program of this name wanted last time."""
+        found, entries = self._client.predict(protocol.Predict(*_name()))
+        try:
+            items = [_item(item, found, entries.get(str(item["key"]))) for item in found.items]
+        except (LookupError, ValueError, TypeError, AttributeError) as error:
+            logger.debug("the daemon's prediction cannot be used: %s", error)
+            return ()
+        with self._lock:
+            self._remembered = [item.key for item in items]
+        return items
+
+    def tell(self) -> None:
+        """Send the list to the daemon, if it differs enough from what the daemon remembers."""
+        with self._lock:
+            wanted = list(self._items)
+            is_due = self._complete or len(wanted) >= _GROWTH_FACTOR * len(self._remembered)
+            if not wanted or wanted == self._remembered or not is_due:
+                return
+            message = protocol.Remember(*_name(), list(self._items.values()), dict(self._options))
+        try:
+            self._client.remember(message)
+        except BaseException as error:  # noqa: BLE001 - nobody watches this thread
+            logger.debug("could not send the list of wanted keys: %s", error)
+            return
+        with self._lock:
+            self._remembered = wanted
+
+
+def _item(item: dict[str, Any], found: protocol.Prediction, entry: Entry | None) -> Item:
+    devices = tuple(int(number) for number in item["devices"].split())
+    flags, platform, toolchain = found.around[item["around"]].split()
+    return Item(
+        item["key"],
+        found.options[item["options"]],
+        devices,
+        item["platform"],
+        float(item["seconds"]),
+        (flags, platform, toolchain),
+        entry,
+    )
+
+
+def _name() -> tuple[str, str]:
+    """Return this program's name, and a digest of its arguments."""
+    name = Path(sys.argv[0]).name if sys.argv else ""
+    arguments = "\0".join(sys.argv[1:]).encode("utf-8", "replace")
+    return name.encode("utf-8", "replace").decode()[:200], hashing.digest(arguments)

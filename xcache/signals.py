@@ -1,0 +1,39 @@
+"""Recognize the program's own exceptions: Ctrl-C, an exit, and those of its signal handlers.
+
+They surface wherever the main thread happens to be. All others that arise in the cache are the cache's trouble, also
+those that are no ``Exception``: a test may forbid sockets with a ``pytest.fail``.
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import traceback
+from types import CodeType
+from typing import Any
+
+
+def reraise_if_the_programs(error: BaseException) -> None:
+    """Raise the error again if it is the program's own, since it is not the cache's to handle."""
+    if is_the_programs(error):
+        raise error
+
+
+def is_the_programs(error: BaseException) -> bool:
+    """Return whether an exception is the program's own, and not the cache's trouble."""
+    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
+        return True
+    codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    return bool(codes) and any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code(handler: Any) -> CodeType | None:
+    """Return the code of a handler that is written in Python, else None."""
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    handler = getattr(handler, "__func__", handler)
+    if callable(handler) and not hasattr(handler, "__code__"):
+        # A callable object; one that is written in C has no code here either.
+        handler = type(handler).__call__
+    code = getattr(handler, "__code__", None)
+    return code if isinstance(code, CodeType) else None

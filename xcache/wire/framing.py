@@ -1,0 +1,156 @@
+"""Encode messages into frames and decode them, checking every field. No I/O happens here."""
+
+import functools
+import struct
+import types
+import typing
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgpack
+
+from xcache.errors import ProtocolError
+from xcache.wire.protocol import MAX_DICTIONARY, MAX_FRAME, MAX_LIST, MAX_TEXT, Message
+
+_MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typing.get_args(Message)}
+_LENGTH = struct.Struct(">I")
+Check = Callable[[Any], bool]
+
+
+@functools.cache
+def _checks(name: str) -> tuple[tuple[str, Check], ...]:
+    """Return the fields of a message and a check for each, made from its annotation."""
+    return tuple((field, _check_of(hint)) for field, hint in typing.get_type_hints(_MESSAGES[name]).items())
+
+
+def _check_of(hint: Any) -> Check:
+    if isinstance(hint, types.UnionType):
+        options = [_check_of(option) for option in typing.get_args(hint)]
+        return lambda value: any(fits(value) for fits in options)
+    inside = [_check_of(inner) for inner in typing.get_args(hint)]
+    if typing.get_origin(hint) is list:
+        return lambda value: type(value) is list and len(value) <= MAX_LIST and all(map(inside[0], value))
+    if typing.get_origin(hint) is dict:
+        return lambda value: (
+            type(value) is dict
+            and len(value) <= MAX_DICTIONARY
+            and all(map(inside[0], value))
+            and all(map(inside[1], value.values()))
+        )
+    if hint is str:
+        return lambda value: type(value) is str and len(value) <= MAX_TEXT
+    if hint is float:
+        # msgpack writes 1.0 as a float and 1 as an int; a float field accepts both.
+        return lambda value: type(value) in (float, int)
+    return lambda value: type(value) is hint
+
+
+def encode(request: int, message: Message) -> bytes:
+    """Encode one frame, length first; raise ProtocolError for a message that the other end would not accept."""
+    name = type(message).__name__
+    check(message)
+    try:
+        body = typing.cast("bytes", msgpack.packb([request, name, *message], use_bin_type=True))
+    except (ValueError, OverflowError) as error:
+        raise ProtocolError(f"a {name} that cannot be written: {error}") from None
+    if len(body) > MAX_FRAME:
+        raise ProtocolError(f"a {name} of {len(body)} bytes is above the limit of {MAX_FRAME}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def decode(body: bytes | memoryview) -> tuple[int, Message]:
+    """Return the request id and message in a frame's body; raise ProtocolError unless every field is valid."""
+    try:
+        parts = msgpack.unpackb(
+            body, raw=False, strict_map_key=True, max_array_len=MAX_LIST, max_map_len=MAX_DICTIONARY, max_ext_len=0
+        )
+    except (ValueError, TypeError, RecursionError, UnicodeDecodeError, msgpack.UnpackException) as error:
+        raise ProtocolError(f"not a message: {type(error).__name__}: {str(error)[:200]}") from None
+    if type(parts) is not list or len(parts) < 2 or type(parts[0]) is not int or not isinstance(parts[1], str):
+        raise ProtocolError("not a message: no request id and name")
+    request, name, values = parts[0], parts[1], parts[2:]
+    if name not in _MESSAGES:
+        raise ProtocolError(f"unknown message {name[:40]!r}")
+    fields = _checks(name)
+    # Hello and Welcome may grow at their end in a later version.
+    if len(values) != len(fields) and not (name in ("Hello", "Welcome") and len(values) > len(fields)):
+        raise ProtocolError(f"{name} has {len(fields)} fields, not {len(values)}")
+    _check(name, values)
+    return request, _MESSAGES[name](*values[: len(fields)])
+
+
+def check(message: Message) -> None:
+    """Raise ProtocolError if a field is of the wrong type or too long."""
+    _check(type(message).__name__, message)
+
+
+def _check(name: str, values: Sequence[Any]) -> None:
+    for (field, fits), value in zip(_checks(name), values, strict=False):
+        if not fits(value):
+            raise ProtocolError(f"{name}.{field} is of the wrong type or too long")
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames; holds at most one unfinished frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return bool(self._buffer)
+
+    @property
+    def ready(self) -> bool:
+        """Whether ``take`` would return a message or raise an error."""
+        if len(self._buffer) < _LENGTH.size:
+            return False
+        end = self._end
+        return len(self._buffer) >= end or end - _LENGTH.size > MAX_FRAME
+
+    @property
+    def next_name(self) -> str:
+        """The name of the message that is ready; empty if the frame has none."""
+        unpacker = msgpack.Unpacker()
+        # Enough for the array's header, the request id and the longest name.
+        unpacker.feed(bytes(self._buffer[_LENGTH.size : _LENGTH.size + 64]))
+        try:
+            unpacker.read_array_header()
+            unpacker.unpack()
+            return str(unpacker.unpack())
+        except (ValueError, msgpack.UnpackException):
+            return ""
+
+    @property
+    def missing(self) -> int:
+        """Bytes that the unfinished frame still lacks; 0 while its length is not known."""
+        return max(0, self._end - len(self._buffer)) if len(self._buffer) >= _LENGTH.size else 0
+
+    @property
+    def _end(self) -> int:
+        return _LENGTH.size + int(_LENGTH.unpack_from(self._buffer)[0])
+
+    def add(self, data: bytes | memoryview) -> None:
+        """Add received bytes."""
+        self._buffer += data
+
+    def take(self) -> tuple[int, int, Message] | None:
+        """Return the size, request id and message of the next frame, or None while it is incomplete."""
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        end = self._end
+        if end - _LENGTH.size > MAX_FRAME:
+            raise ProtocolError(f"a frame of {end - _LENGTH.size} bytes is above the limit of {MAX_FRAME}")
+        if len(self._buffer) < end:
+            return None
+        body = bytes(self._buffer[_LENGTH.size : end])
+        del self._buffer[:end]
+        return (end, *decode(body))
+
+    def feed(self, data: bytes | memoryview) -> Iterator[tuple[int, Message]]:
+        """Add received bytes, and yield the messages that are now complete."""
+        self.add(data)
+        while (taken := self.take()) is not None:
+            _, request, message = taken
+            yield request, message

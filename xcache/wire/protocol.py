@@ -1,0 +1,371 @@
+"""Every message between a client and the daemon; ``framing`` encodes and decodes them.
+
+A frame is a 4-byte big-endian length and a msgpack array ``[request id, message name, fields...]``, with the fields in
+the order below. A payload larger than ``INLINE_LIMIT`` travels as a file, with ``None`` in its place. Only the daemon
+sends descriptors: it makes the memory file that a client writes a large payload into, and disconnects a client that
+sends one. Each end disconnects a peer that breaks a limit.
+
+``Hello`` and ``Welcome`` never change shape, so that any two versions can find out that they differ.
+"""
+
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+VERSION = 7
+# Up to this size SQLite reads a blob about as fast as a file; above it, a descriptor beats copying through the socket.
+INLINE_LIMIT = 32 * 1024
+MAX_FRAME = 1024 * 1024
+# Files of one Put: its payload and its program.
+MAX_FILES = 2
+# Files that come with one Prediction.
+MAX_PREDICTED_FILES = 8
+MAX_TEXT = 16 * 1024
+MAX_LIST = 4096
+MAX_DICTIONARY = 1024
+# Entries in one answer to AskEntries.
+MAX_LISTED = 400
+# Files in the store's folder that both ends know.
+LOCK, DATABASE = "daemon.lock", "store.db"
+# A daemon that is started reports one of these, on a line of its own, to the process that started it.
+READY, FAILED = "ready", "failed: "
+# The reason in a mark which means that the executable must be serialized early, not that it cannot be.
+SERIALIZE_FIRST = "it can only be serialized before it runs"
+# The kind of a refusal: the reader's processes have crashed while they loaded these very bytes.
+SET_ASIDE = "set aside"
+# The components of a key that are stored with a readable text; the program is stored whole.
+DESCRIBED_COMPONENTS = ("options", "flags", "platform", "toolchain")
+
+Scalar = str | int | float | bool | None
+
+
+class InstalledFile(NamedTuple):
+    """A file of a toolchain: stat values that show whether it changed, and its content's digest."""
+
+    path: str
+    size: int
+    mtime_ns: int
+    inode: int
+    digest: str
+
+
+class Hello(NamedTuple):
+    """The first message of a connection: the client names itself."""
+
+    protocol: int
+    version: str
+    pid: int
+    program: str
+
+
+class Welcome(NamedTuple):
+    """The daemon's answer to Hello, even if the two versions cannot talk to each other."""
+
+    protocol: int
+    version: str
+    pid: int
+    directory: str
+
+
+class Get(NamedTuple):
+    """Ask for the executable of a key. ``wait`` is how many seconds to wait for another client's compile, 0 for none.
+
+    ``unusable`` is the digest of an entry that the client got before and could not use, or "".
+    """
+
+    key: str
+    wait: float
+    module_name: str
+    program_digest: str
+    unusable: str = ""
+
+
+class Found(NamedTuple):
+    """The entry: its digest, size and compile time, and its bytes (or a descriptor)."""
+
+    digest: str
+    stored_size: int
+    compile_seconds: float
+    payload: bytes | None
+
+
+class Missing(NamedTuple):
+    """There is no entry. With a lease (not 0), the client compiles it for all clients that ask from now on."""
+
+    lease: int
+
+
+class Wait(NamedTuple):
+    """Another process is compiling it: since when, and how long the answer may still take. More such may follow."""
+
+    pid: int
+    program: str
+    seconds: float
+    at_most: float
+
+
+class Release(NamedTuple):
+    """The holder of a lease will not store anything, so the next in line may compile. No answer."""
+
+    key: str
+    lease: int
+
+
+class Loading(NamedTuple):
+    """The client begins to load an entry, perhaps ``ahead`` of the program's request. No answer.
+
+    If the process crashes before the next message on this connection, the load may be the reason. A second Loading ends
+    the load before it, as Loaded does.
+    """
+
+    key: str
+    digest: str
+    ahead: bool
+
+
+class Loaded(NamedTuple):
+    """The load is over, with an executable or without, and the process lives. No answer."""
+
+
+class Complain(NamedTuple):
+    """The client could not use the entry of this key, and has compiled the same program since.
+
+    The daemon checks by itself whether the bytes are damaged. ``whole`` means that they match their digest, but jaxlib
+    did not load them.
+    """
+
+    key: str
+    digest: str
+    reason: str
+    whole: bool
+
+
+class Announce(NamedTuple):
+    """A toolchain is installed here: path, size, mtime_ns, inode and digest of each file."""
+
+    toolchain: str
+    platform: str
+    jaxlib_version: str
+    description: str
+    files: list[dict[str, Scalar]]
+
+
+class Predict(NamedTuple):
+    """Ask for the entries that a program of this name and digest of arguments will probably want."""
+
+    program: str
+    arguments: str
+
+
+class Prediction(NamedTuple):
+    """The items that a program of this name wanted last time, in order, as in Remember.
+
+    ``around`` in an item is an index into the list ``around``, which holds digests of the flags, platform and toolchain
+    that the entry was made with. The first entries come along: their items have ``digest``, ``compile_seconds`` and
+    ``stored_size``, small payloads are in ``payloads`` by key, and a descriptor follows for each key in ``files``.
+    """
+
+    items: list[dict[str, Scalar]]
+    options: dict[str, bytes]
+    payloads: dict[str, bytes]
+    files: list[str]
+    around: list[str]
+
+
+class Remember(NamedTuple):
+    """The items that this program wanted, in order: key, options (a digest), devices, platform, seconds to load."""
+
+    program: str
+    arguments: str
+    items: list[dict[str, Scalar]]
+    options: dict[str, bytes]
+
+
+class NotCacheable(NamedTuple):
+    """No entry can exist for this key, for this reason."""
+
+    reason: str
+
+
+class MarkNotCacheable(NamedTuple):
+    """Have the daemon remember that the executable of this key cannot be stored."""
+
+    key: str
+    module_name: str
+    reason: str
+
+
+class AskFiles(NamedTuple):
+    """Ask for memory files for the large contents of the next Put; earlier ones are dropped."""
+
+    files: int
+
+
+class Files(NamedTuple):
+    """The memory files, as descriptors with this message; the client writes and seals them before the Put."""
+
+
+class Put(NamedTuple):
+    """Store this executable; ``program`` is the canonical StableHLO it was compiled from.
+
+    A content that is None is in a file asked for on the same connection: first the payload, then the program.
+    """
+
+    key: str
+    overwrite: bool
+    module_name: str
+    platform: str
+    device_kind: str
+    jaxlib_version: str
+    codec: str
+    raw_size: int
+    compile_seconds: float
+    digest: str
+    stored_size: int
+    program_digest: str
+    program_raw_size: int
+    program_stored_digest: str
+    program_stored_size: int
+    components: dict[str, str]
+    details: dict[str, str]
+    payload: bytes | None
+    program: bytes | None
+
+    @property
+    def files(self) -> int:
+        """The number of its contents that are in files."""
+        return (self.payload is None) + (self.program is None)
+
+
+class Stored(NamedTuple):
+    """The entry is safe on disk; ``kept`` is false if an earlier one was there and stays."""
+
+    kept: bool
+
+
+class Report(NamedTuple):
+    """Add a client's counts since its last report to the statistics."""
+
+    counts: dict[str, int | float]
+
+
+class Remove(NamedTuple):
+    """Delete the entries of these keys; the daemon records the reason, if any."""
+
+    keys: list[str]
+    reason: str = ""
+
+
+class Clear(NamedTuple):
+    """Delete every entry."""
+
+
+class Removed(NamedTuple):
+    """The numbers of entries and bytes that were removed."""
+
+    entries: int
+    bytes: int
+
+
+class Pin(NamedTuple):
+    """Keep the entries of these keys, whatever the limits say."""
+
+    keys: list[str]
+
+
+class Unpin(NamedTuple):
+    """End the pin of the entries of these keys, so that the limits apply to them again."""
+
+    keys: list[str]
+
+
+class Pinned(NamedTuple):
+    """How many entries were changed, how many were so already, and all that the client has pinned now, with bytes.
+
+    An administrator of the daemon gets the counts of all users.
+    """
+
+    entries: int
+    already: int
+    all_entries: int
+    all_bytes: int
+
+
+class AskEntries(NamedTuple):
+    """Ask for the client's own entries whose keys begin with ``prefix``, after the one of key ``after`` and ``writer``.
+
+    An administrator of the daemon gets the entries of all users.
+    """
+
+    prefix: str
+    after: str
+    writer: int
+
+
+class Entries(NamedTuple):
+    """The entries, ordered by key and writer; exactly ``MAX_LISTED`` of them if there are more."""
+
+    entries: list[dict[str, Scalar]]
+
+
+class CollectGarbage(NamedTuple):
+    """Enforce every limit now, delete unreferenced files, and return the database's free pages to the disk."""
+
+
+class Collected(NamedTuple):
+    """The entries, bytes and files that were removed, entries by reason, and the bytes the database gave back."""
+
+    entries: int
+    bytes: int
+    files: int
+    reasons: dict[str, int]
+    given_back: int
+
+
+class Sync(NamedTuple):
+    """Write all pending changes to the database and enforce the limits, so that a reader sees the current state."""
+
+
+class ZeroStatistics(NamedTuple):
+    """Reset the statistics."""
+
+
+class AskStatus(NamedTuple):
+    """Ask for the daemon's status."""
+
+
+class Status(NamedTuple):
+    """The daemon's status: facts by name, and the compiles in progress."""
+
+    facts: dict[str, Scalar]
+    compiles: list[dict[str, Scalar]]
+
+
+class Stop(NamedTuple):
+    """Finish the requests in progress and exit; the connection ends when that is done."""
+
+    reason: str
+
+
+class Done(NamedTuple):
+    """The request was carried out."""
+
+
+class Refused(NamedTuple):
+    """The request was refused: a kind for statistics, and a reason for people."""
+
+    kind: str
+    reason: str
+
+
+Message = (
+    Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | Announce | Predict
+    | Prediction | Remember | NotCacheable | MarkNotCacheable | AskFiles | Files | Put | Stored | Report | Remove
+    | Clear | Removed | Pin | Unpin | Pinned | AskEntries | Entries | CollectGarbage | Collected | Sync
+    | ZeroStatistics | AskStatus | Status | Stop | Done | Refused
+)  # fmt: skip
+
+
+def path_text(path: Path) -> str:
+    """Return a path as text, with escapes for bytes that are not UTF-8."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
