@@ -172,13 +172,13 @@ class Place:
                 answered = any(request == 2 for request, _ in reader.feed(data))
 
     def _has_left(self) -> bool:
-        """Return whether no daemon has the store: one holds its lock until its very end."""
+        """Return whether no daemon has the store, nor is one leaving whose store was removed under it."""
         with contextlib.suppress(OSError), open(self.dir / "daemon.lock", "rb") as lock:
             try:
                 fcntl.flock(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-        return True
+        return not self._daemons()
 
     def said_file(self) -> Path:
         """The file for the daemons' stderr."""
