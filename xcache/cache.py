@@ -350,10 +350,12 @@ class Cache:
             load_seconds=load_seconds,
             saved_seconds=entry.compile_seconds - (now - start),
         )
-        # Refund the wait for the daemon, as far as the hit has saved the program that time.
-        worth = min(entry.charged, entry.charged + entry.compile_seconds - (now - start))
-        if worth > 0:
-            self._client.was_worth(worth)
+        if entry.wait is not None:
+            # Refund the wait for the daemon, as far as the hit has saved the program that time.
+            charged = entry.wait.charged
+            worth = min(charged, charged + entry.compile_seconds - (now - start))
+            if worth > 0:
+                self._client.was_worth(entry.wait, worth)
         self._history.note(key, request.ahead, request.platform, load_seconds)
         self._queue.report_soon()
         executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.sealed))

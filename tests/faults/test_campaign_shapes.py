@@ -134,8 +134,7 @@ def tried(program: str, way_name: str, state: str) -> tuple[list[str], list[str]
             late.append(f"it took {seconds:.1f} s, and {seconds_without:.1f} s without")
         account = path.with_name(f"{path.name}.lost")
         lost = float(account.read_text("ascii")) if account.exists() else 0.0
-        # Threads that wait for the daemon at the same moment are each charged for it.
-        if lost > timeout + 1.0 + LOSERS * TROUBLED.get(state, 0.0):
+        if lost > timeout + 1.0:
             late.append(f"it lost {lost:.1f} s by its own account, with a timeout of {timeout:g} s")
     return found, late
 

@@ -20,6 +20,31 @@ _REFILL_RATE = 0.01
 _SLOW_SHARE = 1 / 5
 
 
+class _Overlap:
+    """Waits of several threads that overlap: they cost the program the time they take together, not their sum."""
+
+    def __init__(self, start: float) -> None:
+        self.start = self.end = start
+        # The sum of the waits that have ended, less refunds, and the charge for them.
+        self.waited = self.charged = 0.0
+
+    def cost(self, end: float, waiting: float = 0.0) -> float:
+        """Return the seconds to charge by ``end``, if unfinished waits have taken ``waiting`` seconds so far."""
+        return min(end - self.start, self.waited + waiting)
+
+
+class Wait:
+    """One thread's wait for the daemon."""
+
+    def __init__(self, overlap: _Overlap, start: float, seconds: float) -> None:
+        self.overlap = overlap
+        self.start = start
+        # The time it may take.
+        self.seconds = seconds
+        # The time it took, if that was worth charging.
+        self.charged = 0.0
+
+
 class Breaker:
     """Charges every wait of a program for its daemon to one allowance of ``timeout`` seconds. Thread-safe.
 
@@ -31,6 +56,8 @@ class Breaker:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._left, self._refilled_at = timeout, monotonic()
+        self._overlap = _Overlap(self._refilled_at)
+        self._unfinished: set[Wait] = set()
         self._lock = threading.RLock()
         self._pause = _FIRST_PAUSE_SECONDS
         self._retry_at: float | None = None
@@ -39,15 +66,18 @@ class Breaker:
         # Seconds that the program has lost so far, for the statistics.
         self.lost = 0.0
 
-    def check_foreground(self) -> float:
-        """Return the seconds that asking may take; raise NotAskedError while open, or if too little is left."""
+    def begin(self) -> Wait:
+        """Begin a wait of the program; raise NotAskedError while open, or if too little is left."""
         with self._lock:
             if self._retry_at is not None:
                 raise NotAskedError("the daemon failed and has not answered in the background since")
             seconds = _SHARE_PER_WAIT * self.left()
             if seconds < _MIN_SHARE * self._timeout:
                 raise NotAskedError("the daemon's slow answers have cost this program enough")
-            return seconds
+            start = monotonic()
+            wait = Wait(self._overlap_with(start), start, seconds)
+            self._unfinished.add(wait)
+            return wait
 
     def check_background(self) -> bool:
         """Return whether the daemon must be tried first, the breaker being open; raise NotAskedError if too soon."""
@@ -68,24 +98,50 @@ class Breaker:
             now = monotonic()
             self._left = min(self._timeout, self._left + _REFILL_RATE * (now - self._refilled_at))
             self._refilled_at = now
-            return max(0.0, self._left)
+            waiting = [now - wait.start for wait in self._still_unfinished(now)]
+            uncharged = self._overlap.cost(now, sum(waiting)) - self._overlap.charged if waiting else 0.0
+            return max(0.0, self._left - uncharged)
 
-    def waited(self, seconds: float) -> float:
-        """Charge a wait of the program, and return the seconds charged."""
+    def end(self, wait: Wait, seconds: float) -> None:
+        """End a wait that took so long, and charge it."""
         with self._lock:
+            self._unfinished.discard(wait)
             if seconds <= SWIFT_SECONDS:
                 self._pause = _FIRST_PAUSE_SECONDS
-            if seconds <= _FREE_SECONDS:
-                return 0.0
-            self._left = self.left() - seconds
-            self.lost += seconds
-            return seconds
+            if seconds > _FREE_SECONDS:
+                wait.charged = seconds
+                wait.overlap.end = monotonic()
+                self._charge(wait.overlap, seconds)
 
-    def was_worth(self, seconds: float) -> None:
-        """Refund a charged wait for an answer that has saved the program as much."""
+    def waited(self, seconds: float) -> None:
+        """Charge a wait that has just ended."""
+        start = monotonic() - seconds
         with self._lock:
-            self._left = min(self._timeout, self._left + seconds)
-            self.lost -= seconds
+            self.end(Wait(self._overlap_with(start), start, seconds), seconds)
+
+    def was_worth(self, wait: Wait, seconds: float) -> None:
+        """Refund so much of a charged wait: its answer has saved the program as much."""
+        with self._lock:
+            self._charge(wait.overlap, -seconds)
+
+    def _overlap_with(self, start: float) -> _Overlap:
+        """Return the waits that a wait overlaps which began at ``start``."""
+        if self._overlap.end < start and not self._still_unfinished(start):
+            self._overlap = _Overlap(start)
+        self._overlap.start = min(self._overlap.start, start)
+        return self._overlap
+
+    def _still_unfinished(self, now: float) -> set[Wait]:
+        """Return the waits that are going on; an exception can keep one from being ended, so its time limit ends it."""
+        self._unfinished = {wait for wait in self._unfinished if now < wait.start + wait.seconds}
+        return self._unfinished
+
+    def _charge(self, overlap: _Overlap, seconds: float) -> None:
+        overlap.waited += seconds
+        charge = overlap.cost(overlap.end) - overlap.charged
+        overlap.charged += charge
+        self._left = min(self._timeout, self._left - charge)
+        self.lost += charge
 
     def failed(self) -> None:
         """Open the breaker: a request failed."""

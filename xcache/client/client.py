@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from xcache.client.breaker import Breaker
+from xcache.client.breaker import Breaker, Wait
 from xcache.client.connection import Connection, left
 from xcache.client.connector import Connector
 from xcache.client.contents import Absent, Entry, HeldLease, found_in, hand_over, predicted_in
@@ -64,17 +64,26 @@ class Client:
         ``lease``.
         """
         start = own_time()
+        wait = self._breaker.begin()
         # The daemon's signs of life. The time between them is the wait for another's compile, which is not charged.
         first_sign: float | None = None
         last_sign = start
         waited_for: protocol.Wait | None = None
         said = False
 
+        def heard() -> float:
+            """End the wait for the daemon at its first sign of life, and return when that was."""
+            nonlocal first_sign
+            if first_sign is None:
+                first_sign = own_time()
+                self._breaker.end(wait, first_sign - start)
+            return first_sign
+
         def waiting(word: protocol.Wait) -> float:
-            nonlocal first_sign, last_sign, waited_for, said
+            nonlocal last_sign, waited_for, said
+            begun = heard()
             last_sign = own_time()
-            first_sign = first_sign or last_sign
-            waited = last_sign - first_sign
+            waited = last_sign - begun
             if waited > message.wait + self._config.timeout:
                 raise ConnectionLostError(f"no answer within {message.wait:g} s and more")
             if waited >= _LOGGED_WAIT_SECONDS and not said:
@@ -87,28 +96,25 @@ class Client:
             return max(self._breaker.left(), _SIGN_OF_LIFE_SECONDS)
 
         def get(connection: Connection, timeout: float) -> Entry | Absent:
-            nonlocal first_sign
             answer = connection.ask(message, timeout, waiting=waiting)
-            first_sign = first_sign or own_time()
+            heard()
             found = found_in(connection, answer)
             if isinstance(found, Absent) and found.lease and lease is not None:
                 lease.take(message.key, found.lease)
             return found
 
-        deadline = start + self._breaker.check_foreground()
         try:
-            found = self._try(get, deadline)
+            found = self._try(get, start + wait.seconds)
         finally:
-            now = own_time()
-            charged = self._breaker.waited((first_sign or now) - start)
+            first_heard, now = heard(), own_time()
             if waited_for is not None and now - last_sign > _SIGN_OF_LIFE_SECONDS:
                 # The daemon should have sent four signs of life meanwhile, so this was a wait for the daemon.
-                charged += self._breaker.waited(now - last_sign)
+                self._breaker.waited(now - last_sign)
         if isinstance(found, Entry):
-            found = found._replace(charged=charged)
-        if waited_for is None or first_sign is None:
+            found = found._replace(wait=wait)
+        if waited_for is None:
             return found
-        waited = now - first_sign
+        waited = now - first_heard
         level = logging.INFO if said else logging.DEBUG
         logger.log(level, "waited %.1f s for process %d (%s)", waited, waited_for.pid, waited_for.program)
         return found._replace(waited=waited)
@@ -237,19 +243,19 @@ class Client:
     def _charged(self) -> Iterator[float]:
         """Charge a wait to the allowance and yield its deadline; raise NotAskedError if nothing is left."""
         start = own_time()
-        deadline = start + self._breaker.check_foreground()
+        wait = self._breaker.begin()
         try:
-            yield deadline
+            yield start + wait.seconds
         finally:
-            self._breaker.waited(own_time() - start)
+            self._breaker.end(wait, own_time() - start)
 
     def charge(self, seconds: float) -> None:
         """Charge a wait for the daemon to the program's allowance."""
         self._breaker.waited(seconds)
 
-    def was_worth(self, seconds: float) -> None:
-        """Refund a charged wait for an answer that has saved the program as much."""
-        self._breaker.was_worth(seconds)
+    def was_worth(self, wait: Wait, seconds: float) -> None:
+        """Refund so much of a charged wait: its answer has saved the program as much."""
+        self._breaker.was_worth(wait, seconds)
 
     def allowance(self) -> float:
         """Return how many seconds the program may still wait for its daemon."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from io import FileIO
 from typing import NamedTuple
 
+from xcache.client.breaker import Wait
 from xcache.client.connection import Connection
 from xcache.descriptors import check_file_size
 from xcache.errors import DamagedError, ProtocolError, UncacheableError
@@ -30,8 +31,8 @@ class Entry(NamedTuple):
     sealed: bytes
     waited: float = 0.0
     """Seconds spent waiting for another program to compile it."""
-    charged: float = 0.0
-    """Seconds of waiting for the daemon that the program's allowance was charged with."""
+    wait: Wait | None = None
+    """The program's wait for the daemon, which was charged to its allowance."""
 
 
 class HeldLease:

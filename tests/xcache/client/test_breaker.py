@@ -7,6 +7,7 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -154,6 +155,49 @@ def test_after_late_answers_nothing_more_may_be_lost_however_well_the_daemon_see
     assert lost[-1] <= 10.0 + 3.0
 
 
+def test_threads_that_wait_together_lose_the_time_once(place, client, clock):
+    everybody = threading.Barrier(8, action=lambda: advance(clock, 3.0))
+    with fake_daemon(place.socket, works(get=everybody.wait)), ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(client.get, [get_message(KEY)] * 8)) == [Absent(0)] * 8
+    assert 3.0 <= client.lost_seconds < 4.0
+    assert client.allowance() > 6.0
+
+
+def test_threads_that_wait_together_lose_nothing_to_hits_and_only_their_own_time_to_misses(client, clock):
+    hit, miss = client._breaker.begin(), client._breaker.begin()
+    advance(clock, 2.0)
+    client._breaker.end(hit, 2.0)
+    advance(clock, 1.0)
+    client._breaker.end(miss, 3.0)
+    assert client.lost_seconds == pytest.approx(3.0, abs=0.1)
+    client.was_worth(hit, hit.charged)
+    assert client.lost_seconds == pytest.approx(3.0, abs=0.1)
+    client.was_worth(miss, miss.charged)
+    assert client.lost_seconds == pytest.approx(0.0, abs=0.1)
+    assert client.allowance() == pytest.approx(10.0, abs=0.1)
+
+
+def test_a_thread_that_begins_to_wait_while_others_wait_may_wait_only_for_what_they_leave(client, clock):
+    first = client._breaker.begin()
+    advance(clock, 6.0)
+    second = client._breaker.begin()
+    assert 6.0 + second.seconds < 10.0
+    client._breaker.end(first, 6.0)
+    client._breaker.end(second, 0.001)
+    assert client.lost_seconds == pytest.approx(6.0, abs=0.1)
+
+
+def test_a_wait_whose_end_was_never_seen_is_over_when_its_time_is_up(client, clock):
+    """An exception of the program's, raised anywhere, can prevent that it is seen."""
+    client._breaker.begin()
+    advance(clock, 5.0)
+    assert client.allowance() < 6.0
+    advance(clock, 5.0)
+    assert client.allowance() == 10.0
+    client.charge(1.0)
+    assert client.lost_seconds == 1.0
+
+
 def test_a_program_of_days_asks_again(place, client, clock):
     with fake_daemon(place.socket, works(get=lambda: advance(clock, 3.0))):
         first = gets_until_not_asked(client)
@@ -172,7 +216,8 @@ def test_an_answer_that_has_saved_as_much_as_it_took_costs_nothing(place, client
 
     with fake_daemon(place.socket, behave):
         for _ in range(20):
-            client.was_worth(client.get(get_message(KEY)).charged)
+            wait = client.get(get_message(KEY)).wait
+            client.was_worth(wait, wait.charged)
     assert client.lost_seconds < 1e-6
 
 
@@ -208,7 +253,7 @@ def test_trying_again_in_the_background_leaves_no_connections_behind(place, clie
 
 def test_answers_within_a_hundredth_of_a_second_are_asked_for_however_much_they_add_up_to(client):
     for _ in range(10_000):
-        assert client._breaker.waited(0.009) == 0.0
+        client.charge(0.009)
     assert client.allowance() == 10.0
 
 
