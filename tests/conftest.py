@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -57,9 +60,22 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(note)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _temporary_folder() -> Iterator[None]:
+    """Give these tests and their programs a folder for temporary files of their own, so that leaks can be told."""
+    # The path is short, for sockets; other users use it too.
+    folder = tempfile.mkdtemp(prefix="x", dir="/tmp")
+    Path(folder).chmod(0o1777)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", folder)
+        patch.setenv("TMPDIR", folder)
+        yield
+    shutil.rmtree(folder)
+
+
 @pytest.fixture(autouse=True)
 def _leaves_nothing_behind() -> Iterator[None]:
-    """Fail the test that leaves a descriptor, a thread or a child of this process."""
+    """Fail the test that leaves a descriptor, a thread or a child of this process, or a temporary file."""
     before = held()
     yield
     if left := left_since(before):

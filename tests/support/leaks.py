@@ -1,9 +1,10 @@
-"""Finds what a test leaves behind in its own process: descriptors, threads and children."""
+"""Finds what a test leaves behind: descriptors, threads and children of its own process, and temporary files."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import tempfile
 import threading
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +18,12 @@ _SETTLE_SECONDS = 5.0
 
 
 class Held(NamedTuple):
-    """The descriptors of a process with their targets, its threads and its children."""
+    """The descriptors of a process with their targets, its threads, its children, and its folder's temporary files."""
 
     descriptors: frozenset[str]
     threads: frozenset[threading.Thread]
     children: frozenset[str]
+    files: frozenset[str]
 
     def beyond(self, before: Held) -> list[str]:
         """Return a line for each thing that was not held before."""
@@ -29,13 +31,14 @@ class Held(NamedTuple):
             *(f"descriptor {each}" for each in sorted(self.descriptors - before.descriptors)),
             *(f"thread {each.name}" for each in self.threads - before.threads),
             *(f"child {each}" for each in sorted(self.children - before.children)),
+            *(f"file {each}" for each in sorted(self.files - before.files)),
         ]
 
 
 def held() -> Held:
     """Return what this process holds now."""
     threads = frozenset(thread for thread in threading.enumerate() if thread.name not in _LASTING)
-    return Held(frozenset(_descriptors()), threads, frozenset(_children()))
+    return Held(frozenset(_descriptors()), threads, frozenset(_children()), frozenset(_files()))
 
 
 def left_since(before: Held) -> list[str]:
@@ -55,6 +58,11 @@ def _descriptors() -> list[str]:
         with contextlib.suppress(OSError):
             found.append(f"{descriptor.name} on {descriptor.readlink()}")
     return found
+
+
+def _files() -> list[str]:
+    # pytest removes its own folders, after some runs.
+    return [each.name for each in Path(tempfile.gettempdir()).iterdir() if not each.name.startswith("pytest-of-")]
 
 
 def _children() -> list[str]:

@@ -230,7 +230,7 @@ def put_message(key: str, payload: bytes, program: bytes, /, **changes: object) 
 
 
 @contextlib.contextmanager
-def new_place(base: str = "/tmp") -> Iterator[Place]:
+def new_place(base: str | None = None) -> Iterator[Place]:
     """Make a place for the length of the block; its path is short, for the socket."""
     made = Place(Path(tempfile.mkdtemp(prefix="xc", dir=base)))
     try:
