@@ -59,7 +59,8 @@ def _lines(facts: _Facts) -> bytes:
 
 def _facts(client: Any, devices: Sequence[Any]) -> _Facts:
     if is_rocm(client):
-        # An executable names a BLASLt kernel by its index in a list that another process may order differently.
+        # An executable names a BLASLt kernel by its index in a list that another process may order differently
+        # (openxla/xla#47659).
         raise UncacheableError("ROCm")
     facts: dict[str, object] = {
         "platform": client.platform,
