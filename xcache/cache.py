@@ -99,19 +99,19 @@ class Cache:
     def _begin_in_child(self) -> None:
         """Start afresh in a forked child, and leave the parent's connections and counts to the parent."""
         self._counting = self._counting.for_child()
-        self._client.abandon()
+        self.client.abandon()
         self._begin()
 
     def _begin(self) -> None:
         """Make connections, threads and locks of this process's own."""
         self._launcher = Launcher(self.config)
-        self._client = Client(self.config, self._version, self._launcher if self._starts_daemon() else None)
+        self.client = Client(self.config, self._version, self._launcher if self._starts_daemon() else None)
         self._trouble = Trouble(self._counting, self._warned)
-        self._announcer = Announcer(self._client, self._announced)
-        self._storer = Storer(self._client, self._counting, self._announcer, overwrite=self.mode == "refresh")
-        self._queue = StoreQueue(self._store, self._tell, self._client.is_late, self._client.pause)
-        self._history = History(self._client)
-        fetcher = Fetcher(self._client, self._history, self._load_ahead, self._trouble.note)
+        self._announcer = Announcer(self.client, self._announced)
+        self._storer = Storer(self.client, self._counting, self._announcer, overwrite=self.mode == "refresh")
+        self._queue = StoreQueue(self._store, self._tell, self.client.is_late, self.client.pause)
+        self._history = History(self.client)
+        fetcher = Fetcher(self.client, self._history, self._load_ahead, self._trouble.note)
         self._prefetcher = Prefetcher(
             fetcher,
             0 if self._load_ahead is None or self.mode == "refresh" else self.config.prefetch,
@@ -122,7 +122,7 @@ class Cache:
 
     def statistics(self) -> Statistics:
         """Return what this process has counted so far."""
-        return self._counting.snapshot(self._client.lost_seconds)
+        return self._counting.snapshot(self.client.lost_seconds)
 
     def _starts_daemon(self) -> bool:
         # systemd, a container or root starts the one daemon of a machine; programs never do.
@@ -138,7 +138,7 @@ class Cache:
         except BaseException as error:  # noqa: BLE001 - a library that guards sockets may raise anything
             reraise_if_the_programs(error)
             self._trouble.note(error)
-        self._client.charge(monotonic() - start)
+        self.client.charge(monotonic() - start)
 
     def look_at_clients(self) -> None:
         """Drop what was loaded ahead for clients that jax has discarded."""
@@ -231,7 +231,7 @@ class Cache:
         """Give a lease back, so that another program may compile what this one will not store."""
         if lease:
             try:
-                self._client.release(key, lease)
+                self.client.release(key, lease)
             except BaseException as error:  # noqa: BLE001 - the compiler's own exception may be propagating
                 reraise_if_the_programs(error)
                 logger.debug("could not give a lease back: %s", error)
@@ -251,13 +251,13 @@ class Cache:
     def _finish(self) -> None:
         self._prefetcher.stop(self.config.timeout)
         start = monotonic()
-        self._prefetcher.finish(self._client.allowance())
-        self._client.charge(monotonic() - start)
+        self._prefetcher.finish(self.client.allowance())
+        self.client.charge(monotonic() - start)
         self._history.mark_complete()
-        for _ in range(self._queue.finish(self._client.allowance())):
+        for _ in range(self._queue.finish(self.client.allowance())):
             self._counting.error("not stored before exit")
-        self._client.charge(self._queue.late_seconds)
-        self._client.close()
+        self.client.charge(self._queue.late_seconds)
+        self.client.close()
         self._launcher.close()
 
     def _at_exit(self) -> None:
@@ -294,7 +294,7 @@ class Cache:
                     self._counting.add(prefetched=1)
                     return self._hit(request, ahead.entry, ahead.executable, start, ahead.load_seconds)
                 try:
-                    found = ahead or self._client.get(wanted, lease)
+                    found = ahead or self.client.get(wanted, lease)
                     if found.waited:
                         self._counting.add(wait_seconds=found.waited)
                     if isinstance(found, Absent):
@@ -319,7 +319,7 @@ class Cache:
         raw = envelope.open_sealed(key, entry.digest, entry.sealed)
         load_start = monotonic()
         try:
-            with self._client.loading(key, entry.digest):
+            with self.client.loading(key, entry.digest):
                 executable = self._load_with_room(request, raw)
         except BaseException as error:  # noqa: BLE001 - whatever XLA throws, the program compiles
             reraise_if_the_programs(error)
@@ -355,7 +355,7 @@ class Cache:
             charged = entry.wait.charged
             worth = min(charged, charged + entry.compile_seconds - (now - start))
             if worth > 0:
-                self._client.was_worth(entry.wait, worth)
+                self.client.was_worth(entry.wait, worth)
         self._history.note(key, request.ahead, request.platform, load_seconds)
         self._queue.report_soon()
         executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.sealed))
@@ -394,7 +394,7 @@ class Cache:
         unreported = self._counting.take_unreported()
         if unreported:
             try:
-                self._client.report(unreported)
+                self.client.report(unreported)
             except BaseException as error:  # noqa: BLE001 - nobody watches this thread
                 self._counting.put_back(unreported)
                 logger.debug("could not report statistics: %s", error)

@@ -15,10 +15,9 @@ pytestmark = [
 ]
 
 PROGRAM = """
-import json, os, sys, time
+import json, os, sys, threading, time
 import jax, jax.numpy as jnp, numpy as np, xcache
 from xcache.prefetch import prefetcher
-from xcache.process_cache import current
 # On a machine that is busy everything takes long.
 prefetcher._ON_TRUST_SECONDS = 1000.0
 x = np.arange(64, dtype=np.float32).reshape(8, 8)
@@ -33,14 +32,11 @@ print(json.dumps({{"hits": s.hits, "misses": s.misses, "prefetched": s.prefetche
 """
 # Until everything that is foreseen is loaded: then nothing depends on who is faster.
 WAIT = """
-prefetcher = current()._prefetcher
+client = lambda: jax.devices()[0].client
+is_loading = lambda: any(thread.name == "xcache-prefetch" for thread in threading.enumerate())
 deadline = time.monotonic() + 30
-while not prefetcher.is_over() and time.monotonic() < deadline:
-    places = list(prefetcher._slots.values())
-    if len(places) >= {count} and all(place.done for place in places): break
+while (is_loading() or len(client().live_executables()) < {count}) and time.monotonic() < deadline:
     time.sleep(0.01)
-# It would keep the client alive.
-places = None
 """
 
 
@@ -102,12 +98,8 @@ assert float(s.deserialize_and_load(*s.serialize(compiled))(x)) == expected(3)
 
 def test_entries_made_with_other_flags_are_not_loaded(place):
     run(place)
-    first = """
-deadline = time.monotonic() + 30
-while current()._prefetcher._slots and time.monotonic() < deadline: time.sleep(0.01)
-assert not current()._prefetcher._slots
-"""
-    said = run(place, first="time.sleep(1)" + first, XLA_FLAGS="--xla_cpu_enable_fast_math=true")
+    first = WAIT.format(count=0) + "assert not client().live_executables()"
+    said = run(place, first=first, XLA_FLAGS="--xla_cpu_enable_fast_math=true")
     assert said == {"hits": 0, "misses": 6, "prefetched": 0}
 
 
@@ -140,7 +132,6 @@ import gc, weakref
 old = weakref.ref(jax.devices()[0].client)
 from jax.extend.backend import clear_backends
 clear_backends()
-assert not current()._prefetcher._held and not current()._prefetcher._slots
 gc.collect()
 assert old() is None, "the old client is still alive"
 """

@@ -112,7 +112,7 @@ def tried(program: str, way_name: str, state: str) -> tuple[list[str], list[str]
         try:
             with_it, seconds = run("1", timeout, **more_variables)
         finally:
-            for daemon in place._daemons():
+            for daemon in place.daemons():
                 os.kill(daemon, signal.SIGCONT)
         if (without.code, comparable(without.stdout, way)) != (with_it.code, comparable(with_it.stdout, way)):
             found.append(f"{without.code} {without.stdout}, with xcache: {with_it.code} {with_it.stdout}")

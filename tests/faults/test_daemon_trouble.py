@@ -226,7 +226,7 @@ def test_a_program_without_a_free_descriptor(warm, reference):
     limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({NONE_FREE}, {PLENTY}))"
     relief = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({PLENTY}, {PLENTY}))"
     # The client closes its connections first, because open ones would do.
-    hang_up = "from xcache.process_cache import current; current()._client.abandon()"
+    hang_up = "from xcache.process_cache import current; current().client.abandon()"
     ran = Running(warm, before=f"{hang_up}; {limit}", after=relief).ended()
     assert hardly_noticed(ran, reference)
 

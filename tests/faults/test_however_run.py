@@ -36,7 +36,7 @@ def test_a_program_without_standard_descriptors(place):
     assert others == [first, first]
     # The daemon it started has the store's lock: there is no second one beside it.
     assert place.answers()
-    assert not place._has_left()
+    assert not place.has_left()
     assert place.query("SELECT count(*) FROM entries") == [(30,)]
 
 

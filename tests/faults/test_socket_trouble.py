@@ -85,7 +85,7 @@ def test_a_socket_that_is(warm, reference, replaced):
 REPLACE = """if k == 20:
         os.unlink(os.environ["XCACHE_SOCKET"])
         open(os.environ["XCACHE_SOCKET"], "w").close()
-        current()._client.abandon()"""
+        current().client.abandon()"""
 
 
 @pytest.mark.slow
@@ -100,7 +100,7 @@ def test_a_socket_that_is_replaced_by_a_file_while_the_daemon_runs(warm, referen
 def test_a_socket_that_is_removed_again_and_again(warm, reference):
     remove = """try: os.unlink(os.environ["XCACHE_SOCKET"])
     except FileNotFoundError: pass
-    current()._client.abandon()"""
+    current().client.abandon()"""
     ran = Running(warm, before="from xcache.process_cache import current", between=remove).ended()
     hardly_noticed(ran, reference)
     assert ran.stats["hits"] >= 1

@@ -80,7 +80,7 @@ def count_calls_of_work(place, ledger, choose):
 
 def ended(place, child: subprocess.Popen[bytes]) -> None:
     end(child)
-    until(place._has_left)
+    until(place.has_left)
 
 
 def test_killed_at_any_call_while_working(place, campaign):
@@ -209,7 +209,7 @@ def test_a_fault_at_any_call_while_leaving(place, campaign, what):
         campaign.fault()
         if what == "failure" and status not in (0, 1):
             campaign.problem("crashes", f"{when}: the daemon left with {status}")
-        until(place._has_left)
+        until(place.has_left)
         child = place.start_daemon(**LIMIT)
         check(place, ledger, campaign, when, evicting=True)
         ended(place, child)

@@ -19,7 +19,7 @@ if pid == 0:
     from xcache.wire.protocol import Get
 
     # The child has connections of its own; what the parent counted stays known.
-    found = current()._client.get(Get("ab" * 32, 0.0, "m", "p"))
+    found = current().client.get(Get("ab" * 32, 0.0, "m", "p"))
     print("child", found.lease, flush=True)
     os._exit(0)
 print(os.waitpid(pid, 0)[1])

@@ -6,6 +6,7 @@ import sys
 
 from jaxlib import xla_client  # noqa: F401  # takes its memory before the first look
 from support.crowd import Loadable, content_of, request_of
+from support.places import until
 from support.resources import descriptors_of, memory_of
 
 from xcache.cache import Cache
@@ -31,7 +32,7 @@ def get(cache, name):
 
 for name in names:
     get(cache, name)
-assert cache._queue.finish(60) == 0
+assert until(lambda: cache.statistics().stores == len(names), 60.0)
 for number in range(gets):
     # One in ten is nowhere.
     get(*((reading, f"nowhere {number}") if number % 10 == 9 else (cache, names[number % len(names)])))

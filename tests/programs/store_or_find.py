@@ -8,8 +8,10 @@ from support.places import get_message
 
 from xcache._version import __version__
 from xcache.client.client import Client
+from xcache.client.connector import Connector
 from xcache.client.contents import Absent
 from xcache.client.launcher import Launcher
+from xcache.clock import own_time
 from xcache.config import config
 
 settings = config.load()
@@ -22,4 +24,5 @@ with contextlib.closing(Client(settings, __version__, launcher)) as client:
         print("stored", end=" ")
     else:
         print("found", end=" ")
-    print(client._pool._idle[0].welcome.pid)
+with contextlib.closing(Connector(settings, __version__, None).connect(own_time() + 20.0)) as connection:
+    print(connection.welcome.pid)

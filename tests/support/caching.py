@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from collections.abc import Callable
 
 from support.places import Place, digest
 from xcache.cache import Cache
+from xcache.client.client import Client
+from xcache.errors import ConnectionLostError
 from xcache.keys import Key
 from xcache.request import Outcome, Request
 
@@ -45,14 +49,14 @@ class Asking(threading.Thread):
 
     def __init__(self, cache: Cache, compile_now: Callable[[], Loadable] = compiled, asked: Request | None = None):
         super().__init__()
-        self._cache, self._compile, self._asked = cache, compile_now, asked or request()
+        self.cache, self._compile, self._asked = cache, compile_now, asked or request()
         self.outcome: Outcome | None = None
         self.error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self.outcome = self._cache.get_or_compile(self._compile, lambda: self._asked)
+            self.outcome = self.cache.get_or_compile(self._compile, lambda: self._asked)
         except BaseException as error:  # noqa: BLE001 - raised again by who asks
             self.error = error
 
@@ -82,6 +86,19 @@ def waiting(place: Place) -> int:
     """Return how many clients wait, as the daemon reports."""
     status = place.run("import sys; from xcache.cli import main; sys.argv[1:] = ['status', '--json']; main()")
     return sum(each["waiting"] for each in json.loads(status.stdout)["compiles"])
+
+
+def fail_once(place: Place, client: Client) -> None:
+    """Have a client's question fail, as of a daemon that hangs; the daemon goes on afterwards."""
+    daemon = place.daemon_pid()
+    os.kill(daemon, signal.SIGSTOP)
+    try:
+        client.fetch(digest(b"anything"))
+    except ConnectionLostError:
+        return
+    finally:
+        os.kill(daemon, signal.SIGCONT)
+    raise AssertionError("a daemon that hangs has answered")
 
 
 def raising(error: BaseException) -> Callable[[], Loadable]:

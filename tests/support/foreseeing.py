@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
+import weakref
 from collections.abc import Callable, Sequence
 
 from xcache.client.contents import Entry
@@ -24,6 +25,10 @@ def item(key: str, entry: Entry | None = None) -> Item:
 PROGRAMS: list[Program] = []
 
 
+class _Kept(str):
+    """A text that can be seen to be dropped: it stands for an executable, or for an entry."""
+
+
 class Program:
     """Gives a prefetcher its predictions, and notes what it did."""
 
@@ -34,6 +39,8 @@ class Program:
         self.fetches: list[str] = []
         self.loads: list[str] = []
         self.dropped = 0
+        # The executables, and the entries that came with the prediction, that somebody keeps.
+        self.kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
         self.entries = False
         self.clients = [CLIENT]
         self.patience = 20.0
@@ -46,7 +53,7 @@ class Program:
 
     def predict(self) -> Sequence[Item]:
         self.asked += 1
-        entries = [Entry(f"entry {key}", 1.0, key.encode()) if self.entries else None for key in self.run]
+        entries = [Entry(self._new(f"entry {key}"), 1.0, key.encode()) if self.entries else None for key in self.run]
         return list(map(item, self.run, entries))
 
     def load(self, wanted: Item, begin: Begin, is_over: Callable[[], bool]) -> Loaded | None:
@@ -59,13 +66,18 @@ class Program:
         assert self.may_go_on.wait(20)
         if wanted.key == "*":
             raise MemoryError
-        return None if wanted.key == "!" else Loaded(f"executable {wanted.key}", None, 0.1, 1)
+        return None if wanted.key == "!" else Loaded(self._new(f"executable {wanted.key}"), None, 0.1, 1)
 
     def is_there(self, client: object) -> bool:
         return any(client is each for each in self.clients)
 
     def pause(self) -> None:
         """Do nothing."""
+
+    def _new(self, text: str) -> _Kept:
+        made = _Kept(text)
+        self.kept.add(made)
+        return made
 
     def _drop(self, count: int) -> None:
         self.dropped += count
@@ -76,8 +88,16 @@ class Program:
 
     def is_done(self, *keys: str) -> bool:
         """Return whether these are loaded and held."""
-        places = self.prefetcher._slots
-        return all(key in places and places[key].loaded for key in keys)
+        return set(self.kept) >= {f"executable {key}" for key in keys}
+
+    def is_over(self) -> bool:
+        """Return whether no thread loads, and nothing is kept."""
+        return not self.kept and not loading()
+
+
+def loading() -> list[threading.Thread]:
+    """Return the threads that load ahead."""
+    return [thread for thread in threading.enumerate() if thread.name == "xcache-prefetch"]
 
 
 class SlowlyTold(Program):

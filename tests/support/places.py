@@ -136,13 +136,13 @@ class Place:
     def stop(self) -> None:
         """Stop any daemon that serves this place, by force if need be, and wait until it has left."""
         # A daemon that is just starting answers nothing yet.
-        until(lambda: self.answers() or self._has_left())
+        until(lambda: self.answers() or self.has_left())
         with contextlib.suppress(OSError):
             self._tell(protocol.Stop("the test is over"))
         for number in (signal.SIGTERM, signal.SIGKILL):
-            if until(self._has_left, 5.0):
+            if until(self.has_left, 5.0):
                 break
-            for pid in self._daemons():
+            for pid in self.daemons():
                 os.kill(pid, number)
         for child in self._children:
             if not until(lambda child=child: child.poll() is not None, 5.0):
@@ -150,7 +150,7 @@ class Place:
             child.wait()
         self._children.clear()
 
-    def _daemons(self) -> list[int]:
+    def daemons(self) -> list[int]:
         """Return the processes of this place's daemons, whether they answer or not."""
         found = []
         for process in Path("/proc").glob("[0-9]*"):
@@ -171,14 +171,14 @@ class Place:
             while not answered and (data := connection.recv(65536)):
                 answered = any(request == 2 for request, _ in reader.feed(data))
 
-    def _has_left(self) -> bool:
+    def has_left(self) -> bool:
         """Return whether no daemon has the store, nor is one leaving whose store was removed under it."""
         with contextlib.suppress(OSError), open(self.dir / "daemon.lock", "rb") as lock:
             try:
                 fcntl.flock(lock.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return False
-        return not self._daemons()
+        return not self.daemons()
 
     def said_file(self) -> Path:
         """The file for the daemons' stderr."""

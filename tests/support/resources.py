@@ -82,6 +82,16 @@ def descriptors_of(pid: int) -> Counter[str]:
     return found
 
 
+def pipes() -> set[int]:
+    """Return the descriptors of this process that are pipes."""
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith("pipe:"):
+                found.add(int(link.name))
+    return found
+
+
 def complaints(place: Place) -> list[str]:
     """Return the daemon's log lines above the level of information."""
     return re.findall(r".* (?:WARNING|ERROR|CRITICAL) .*", (place.dir / "daemon.log").read_text())

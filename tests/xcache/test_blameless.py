@@ -19,11 +19,12 @@ PROGRAM = """
 import os, sys, resource
 sys.path[:0] = {paths!r}
 from support.caching import request, compiled
+from support.places import until
 from xcache.cache import Cache
 from xcache.config import config
 cache = Cache(config.load(), "on", "test")
 cache.get_or_compile(compiled, lambda: request("other"))   # a connection is there
-cache._queue.finish(5)
+assert until(lambda: cache.statistics().stores == 1)
 {before}
 out = cache.get_or_compile(compiled, request)
 {after}

@@ -9,7 +9,7 @@ import sys
 import threading
 
 import pytest
-from support.caching import Asking, Gate, Loadable, compiled, raising, refuse, request, waiting
+from support.caching import Asking, Gate, Loadable, compiled, fail_once, raising, refuse, request, waiting
 from support.dying import die_while_loading
 from support.peers import Talk, fake_daemon
 from support.places import digest, until
@@ -43,23 +43,14 @@ def test_a_toolchain_is_announced_until_the_daemon_has_heard_of_it(place):
     assert [type(asked) for asked in daemon.heard].count(protocol.Announce) == 2
 
 
-def test_the_background_announces_and_stores_while_the_foreground_asks_nothing(place, caches):
-    cache = caches()
-    cache._client._breaker.was_slow(6.0)
-    # The background may try again.
-    cache._client._breaker._retry_at = 0.0
+def test_after_a_failure_the_background_announces_and_stores_once_the_daemon_may_be_asked_again(place, caches):
+    cache = caches(timeout=1.0)
+    fail_once(place, cache.client)
     library = InstalledFile("/usr/lib/library.so", 1, 2, 3, digest(b"library"))
     asked = request(toolchain_files=lambda: [library])
     assert cache.get_or_compile(compiled, lambda: asked).kind == "miss"
-    assert cache._queue.finish(20) == 0
-    assert place.query("SELECT count(*) FROM entries") == place.query("SELECT count(*) FROM toolchains") == [(1,)]
-
-
-def test_an_executable_compiled_after_a_failure_is_stored_once_the_daemon_may_be_asked_again(place, caches):
-    cache = caches()
-    cache._client._breaker.failed()
-    assert cache.get_or_compile(compiled, request).kind == "miss"
     assert until(lambda: place.query("SELECT count(*) FROM entries") == [(1,)])
+    assert place.query("SELECT count(*) FROM toolchains") == [(1,)]
 
 
 def test_one_compiles_and_the_others_wait_for_it(place, caches):
@@ -72,7 +63,7 @@ def test_one_compiles_and_the_others_wait_for_it(place, caches):
     assert first.end().kind == "miss"
     assert [other.end().kind for other in others] == ["hit"] * 3
     assert others[0].outcome.executable.raw == b"executable"
-    assert others[0]._cache.statistics().wait_seconds > 0
+    assert others[0].cache.statistics().wait_seconds > 0
 
 
 def test_threads_of_one_process_too(place, caches):
@@ -111,7 +102,7 @@ def test_each_program_compiles_an_executable_that_cannot_be_serialized(place, ca
     # The first program may have run it before it could be serialized, so the second makes sure.
     assert first.end().kind == second.end().kind == "miss"
     assert until(lambda: Asking(caches(), compiled, request(serialize=refuse)).end().kind == "uncacheable")
-    assert second._cache.statistics().uncacheable == {"not serializable": 1}
+    assert second.cache.statistics().uncacheable == {"not serializable": 1}
     assert place.query("SELECT reason FROM not_cacheable") == [("not serializable",)]
 
 
@@ -132,7 +123,7 @@ def test_the_next_program_serializes_first_where_the_last_was_too_late(place, ca
     cache = caches()
     assert cache.get_or_compile(compiled, lambda: request(serialize=serialize)).kind == "miss"
     has_run.set()
-    assert cache._queue.finish(20) == 0
+    cache.close()
     assert cache.statistics().uncacheable == {}
     assert caches().get_or_compile(pytest.fail, request).kind == "hit"
     assert place.query("SELECT reason FROM not_cacheable") == []
@@ -146,7 +137,7 @@ def test_other_trouble_in_serializing_first_leaves_no_mark(place, caches):
 
     cache = caches()
     assert cache.get_or_compile(compiled, lambda: request(serialize=serialize, serialize_first=lambda: True))
-    assert cache._queue.finish(20) == 0
+    cache.close()
     assert cache.statistics().errors == {"MemoryError": 1}
     assert place.query("SELECT reason FROM not_cacheable") == []
 
@@ -155,12 +146,12 @@ def test_an_entry_that_was_set_aside_is_compiled_without_a_warning(place, caches
     """The compiler makes the same bytes again; the daemon has warned when the programs crashed."""
     first = caches()
     first.get_or_compile(compiled, request)
-    assert first._queue.finish(20) == 0
+    first.close()
     for _ in range(2):
         die_while_loading(place, key=request().key.digest)
     cache = caches()
     assert cache.get_or_compile(compiled, request).kind == "miss"
-    assert cache._queue.finish(20) == 0
+    cache.close()
     statistics = cache.statistics()
     assert (statistics.misses, statistics.uncacheable, statistics.errors) == (0, {"set aside": 1}, {})
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
@@ -177,7 +168,7 @@ def test_a_failure_to_serialize_lets_the_next_one_try(place, caches, caplog):
     assert until(lambda: waiting(place) == 1)
     gate.open.set()
     assert first.end().kind == second.end().kind == "miss"
-    assert first._cache.statistics().errors == {"RuntimeError": 1}
+    assert first.cache.statistics().errors == {"RuntimeError": 1}
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         "out of something (RuntimeError); compiling without the cache"
     ]

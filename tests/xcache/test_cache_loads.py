@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Callable
 
 import pytest
 from support.caching import Asking, Gate, Loadable, compiled, raising, refuse, request, waiting
+from support.foreseeing import loading
 from support.places import Place, until
 
 from xcache.cache import Cache
@@ -28,7 +30,7 @@ def test_damage_is_set_aside_and_healed_at_once(place, caches):
     assert until(lambda: waiting(place) == 1)
     gate.open.set()
     assert (first.end().kind, second.end().kind) == ("miss", "hit")
-    assert first._cache.statistics().errors == {"damaged entry": 1}
+    assert first.cache.statistics().errors == {"damaged entry": 1}
     assert [reason for (reason,) in place.query("SELECT reason FROM quarantined")] == ["its digest differs"]
 
 
@@ -53,7 +55,7 @@ def test_an_entry_that_cannot_be_loaded_is_replaced_in_the_same_run(place, cache
 
     made = lambda: Loadable(b"fresh" * 10)  # noqa: E731
     assert cache.get_or_compile(made, lambda: request(load=load)).kind == "miss"
-    assert cache._queue.finish(20) == 0
+    cache.close()
     assert cache.statistics().errors == {"load failed": 1}
     assert place.query("SELECT blob, reason FROM quarantined") == [
         (blob, "jit_a could not be loaded: INTERNAL: not an executable")
@@ -91,7 +93,7 @@ def test_an_entry_that_one_program_cannot_load_stays_where_its_own_cannot_be_sto
     cache = caches()
     asked = request(load=unloadable, serialize=refuse, serialize_first=lambda: True)
     assert cache.get_or_compile(compiled, lambda: asked).kind == "miss"
-    assert cache._queue.finish(20) == 0
+    cache.close()
     assert place.query("SELECT blob FROM entries") == [(blob,)]
     assert caches().get_or_compile(pytest.fail, request).kind == "hit"
 
@@ -121,8 +123,11 @@ def test_an_entry_that_finds_no_room_on_the_device_stays(place, caches):
     assert caches().get_or_compile(pytest.fail, request).kind == "hit"
 
 
-def foreseen(place: Place, caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch) -> tuple[Cache, Request]:
-    """A cache that holds something it has loaded ahead, and what would take that."""
+def foreseen(
+    place: Place, caches: Callable[..., Cache], monkeypatch: pytest.MonkeyPatch
+) -> tuple[Cache, Request, weakref.WeakSet[Loadable]]:
+    """A cache that holds something it has loaded ahead, what would take that, and what it holds."""
+    held: weakref.WeakSet[Loadable] = weakref.WeakSet()
     client, device = object(), types.SimpleNamespace(id=0)
     asked = request("ahead", ahead=Ahead(b"options", client, (device,)))
 
@@ -135,7 +140,9 @@ def foreseen(place: Place, caches: Callable[..., Cache], monkeypatch: pytest.Mon
             return asked.ahead
 
         def __call__(self, ahead: Ahead, raw: bytes) -> Loadable:
-            return Loadable(raw)
+            made = Loadable(raw)
+            held.add(made)
+            return made
 
     monkeypatch.setattr(prefetcher, "_threads_to_spare", lambda: 1)
     first = caches()
@@ -143,17 +150,17 @@ def foreseen(place: Place, caches: Callable[..., Cache], monkeypatch: pytest.Mon
     first.close()
     cache = caches(load_ahead=Loader())
     cache.warm_up()
-    assert until(lambda: cache._prefetcher._held)
-    return cache, asked
+    assert until(lambda: held and not loading())
+    return cache, asked, held
 
 
 @pytest.mark.parametrize("kind", ["its own compile", "a load"])
 def test_where_there_is_no_room_what_is_held_ahead_goes_and_it_is_tried_once_more(place, caches, monkeypatch, kind):
-    cache, asked = foreseen(place, caches, monkeypatch)
+    cache, asked, held = foreseen(place, caches, monkeypatch)
     tries = []
 
     def work(raw: bytes = b"executable") -> Loadable:
-        tries.append(cache._prefetcher._held)
+        tries.append(len(held))
         if tries[-1]:
             raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
         return Loadable(raw)
@@ -165,9 +172,7 @@ def test_where_there_is_no_room_what_is_held_ahead_goes_and_it_is_tried_once_mor
         outcome = cache.get_or_compile(work, lambda: request("b"))
     assert outcome.executable.raw == b"executable"
     assert outcome.kind == ("hit" if kind == "a load" else "miss")
-    assert [bool(held) for held in tries] == [True, False]
-    # Nothing more is loaded ahead by this program.
-    assert cache._prefetcher.is_over()
+    assert tries == [1, 0]
     assert cache.get_or_compile(compiled, lambda: asked).kind == "hit"
     assert cache.statistics().prefetched == 0
 

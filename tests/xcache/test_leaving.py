@@ -6,6 +6,8 @@ import gc
 import logging
 import threading
 
+from support.caching import compiled, raising, request
+
 
 class Slow(logging.Handler):
     """Takes as long for a line as it is told to."""
@@ -25,9 +27,9 @@ def test_a_thread_that_is_left_at_exit_is_not_in_the_middle_of_a_line_and_begins
     cache, output, left_behind = caches(), Slow(), threading.Event()
 
     def complain():
-        cache._trouble.warn("one kind", "first")
+        cache.get_or_compile(compiled, raising(ValueError("first")))
         assert left_behind.wait(30)
-        cache._trouble.warn("another", "second")
+        cache.get_or_compile(compiled, lambda: request(toolchain_files=raising(OSError("second"))))
 
     left = threading.Thread(target=complain, name="xcache-left")
     leaving = threading.Thread(target=cache._at_exit)
@@ -46,4 +48,4 @@ def test_a_thread_that_is_left_at_exit_is_not_in_the_middle_of_a_line_and_begins
         left.join(30)
         logging.getLogger("xcache").removeHandler(output)
         gc.enable()
-    assert output.said == ["first (one kind); compiling without the cache"]
+    assert output.said == ["ValueError: first (key failed); compiling without the cache"]

@@ -8,7 +8,7 @@ import threading
 import time
 
 import pytest
-from support.caching import Asking, Gate, compiled, request
+from support.caching import Asking, Gate, compiled, fail_once, request
 from support.conversation import talking
 from support.peers import fake_daemon
 from support.places import digest, get_message, until
@@ -16,7 +16,6 @@ from support.places import digest, get_message, until
 from xcache.cache import Cache
 from xcache.client.client import Client
 from xcache.client.contents import HeldLease
-from xcache.clock import monotonic
 from xcache.errors import NotAskedError, RefusedError, UnavailableError
 from xcache.wire import protocol
 
@@ -29,8 +28,7 @@ def test_a_lease_is_given_back_while_the_breaker_is_open(place, caches):
     gate = Gate(lambda: 1 / 0)
     first = Asking(cache, gate, request("a"))
     assert gate.begun.wait(20)
-    # Another connection, as another thread would leave it: this one is lost, and the lease stays with the first.
-    cache._client._pool.put_back(cache._client._pool.connect(monotonic() + 5))
+    leave_another_connection(cache.client)
     os.kill(daemon, signal.SIGSTOP)
     try:
         assert cache.get_or_compile(compiled, lambda: request("c")).kind == "miss"
@@ -47,6 +45,23 @@ def test_a_lease_is_given_back_while_the_breaker_is_open(place, caches):
             if isinstance(answer, protocol.Missing):
                 return
     raise AssertionError(f"still told to wait, though nobody compiles: {answer}")
+
+
+def leave_another_connection(client: Client) -> None:
+    """Open a second connection, as another thread would: this one is lost, and the lease stays with the first."""
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def load() -> None:
+        with client.loading("b", "B"):
+            has_begun.set()
+            assert may_end.wait(20)
+
+    other = threading.Thread(target=load)
+    with client.loading("a", "A"):
+        other.start()
+        assert has_begun.wait(20)
+    may_end.set()
+    other.join(20)
 
 
 def test_giving_a_lease_back_costs_no_second_timeout(place, caches):
@@ -94,14 +109,14 @@ def test_slow_refusals_use_up_the_allowance(place):
 def test_a_lease_is_given_back_though_all_connections_are_in_use(place):
     """The client gives it back over the first connection that comes free, if it can have no other."""
     place.start_daemon()
-    client = Client(place.config(timeout=5.0), "test")
+    client = Client(place.config(timeout=1.0), "test")
     lease = HeldLease()
     client.get(get_message(digest(b"a"), 60.0), lease)
     with client.loading("nothing", "of that"):
-        client._breaker.failed()
+        fail_once(place, client)
         client.release(*lease.hand_on())
         with talking(place) as other:
-            assert other.status()["connections"] == 2
+            assert until(lambda: other.status()["connections"] == 2)
             assert isinstance(other.ask(get_message(digest(b"a"), 60.0)), protocol.Wait)
     with talking(place) as other:
         assert other.ask(get_message(digest(b"a"), 60.0)).lease

@@ -188,4 +188,4 @@ def test_a_compile_in_a_handler_does_not_count_as_a_wait_of_the_interrupted_requ
     assert cache.get_or_compile(compiled, lambda: request("c")).kind == "miss"
     # Neither was there no answer in time, nor is the hour charged to what the program may lose to its daemon.
     assert cache.statistics().errors == {}
-    assert cache._client.lost_seconds < 3600.0
+    assert cache.statistics().lost_seconds < 3600.0

@@ -54,7 +54,7 @@ class Connection:
         try:
             check_directory(path.parent, trusted)
             self._socket = _stream()
-            self._identity = identity(self._socket.fileno())
+            self._identity = identity(self.fileno())
         except FileNotFoundError as error:
             raise NobodyThereError(f"{path}: {error.strerror}") from None
         except OSError as error:
@@ -68,7 +68,7 @@ class Connection:
             # to get the GIL back after each.
             self._socket.setblocking(False)
             self._readable = select.poll()
-            self._readable.register(self._socket, select.POLLIN)
+            self._readable.register(self, select.POLLIN)
             hello = protocol.Hello(protocol.VERSION, version, os.getpid(), _program())
             self.welcome = self.demand(hello, protocol.Welcome, left(deadline))
         except RefusedError as error:
@@ -151,6 +151,10 @@ class Connection:
             raise ProtocolError("no descriptor came with the answer")
         return self._descriptors.pop(0)
 
+    def fileno(self) -> int:
+        """Return the socket's descriptor, for select and poll."""
+        return self._socket.fileno()
+
     def close(self) -> None:
         """Close the connection and the descriptors that came with it."""
         self._detach_if_closed()
@@ -169,7 +173,7 @@ class Connection:
 
     def _detach_if_closed(self) -> bool:
         """Return whether the program has closed the socket; its number may be another file's, and is not closed."""
-        descriptor = self._socket.fileno()
+        descriptor = self.fileno()
         if descriptor >= 0 and is_still(descriptor, self._identity):
             return False
         self._socket.detach()
@@ -197,7 +201,7 @@ class Connection:
             except BlockingIOError as error:
                 reraise_if_the_programs(error)
                 writable = select.poll()
-                writable.register(self._socket, select.POLLOUT)
+                writable.register(self, select.POLLOUT)
                 _wait(writable, deadline)
                 continue
             view, descriptors = view[sent:], ()

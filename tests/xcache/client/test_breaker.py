@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from support.peers import Talk, fake_daemon
-from support.places import get_message
+from support.places import get_message, until
+from support.resources import descriptors_of
 
 from xcache.client import breaker, connection
 from xcache.client import client as client_module
@@ -34,6 +36,12 @@ def client(place):
 
 
 @pytest.fixture
+def allowance(clock):
+    """The allowance of such a client."""
+    return breaker.Breaker(10.0)
+
+
+@pytest.fixture
 def clock(monkeypatch):
     """Time that goes on as usual, and can be moved on."""
 
@@ -46,6 +54,10 @@ def clock(monkeypatch):
     ):
         monkeypatch.setattr(module, name, lambda: time.monotonic() + made.ahead)
     return made
+
+
+def sockets() -> int:
+    return descriptors_of(os.getpid())["socket:"]
 
 
 def advance(clock: types.SimpleNamespace, seconds: float) -> None:
@@ -163,39 +175,39 @@ def test_threads_that_wait_together_lose_the_time_once(place, client, clock):
     assert client.allowance() > 6.0
 
 
-def test_threads_that_wait_together_lose_nothing_to_hits_and_only_their_own_time_to_misses(client, clock):
-    hit, miss = client._breaker.begin(), client._breaker.begin()
+def test_threads_that_wait_together_lose_nothing_to_hits_and_only_their_own_time_to_misses(allowance, clock):
+    hit, miss = allowance.begin(), allowance.begin()
     advance(clock, 2.0)
-    client._breaker.end(hit, 2.0)
+    allowance.end(hit, 2.0)
     advance(clock, 1.0)
-    client._breaker.end(miss, 3.0)
-    assert client.lost_seconds == pytest.approx(3.0, abs=0.1)
-    client.was_worth(hit, hit.charged)
-    assert client.lost_seconds == pytest.approx(3.0, abs=0.1)
-    client.was_worth(miss, miss.charged)
-    assert client.lost_seconds == pytest.approx(0.0, abs=0.1)
-    assert client.allowance() == pytest.approx(10.0, abs=0.1)
+    allowance.end(miss, 3.0)
+    assert allowance.lost == pytest.approx(3.0, abs=0.1)
+    allowance.was_worth(hit, hit.charged)
+    assert allowance.lost == pytest.approx(3.0, abs=0.1)
+    allowance.was_worth(miss, miss.charged)
+    assert allowance.lost == pytest.approx(0.0, abs=0.1)
+    assert allowance.left() == pytest.approx(10.0, abs=0.1)
 
 
-def test_a_thread_that_begins_to_wait_while_others_wait_may_wait_only_for_what_they_leave(client, clock):
-    first = client._breaker.begin()
+def test_a_thread_that_begins_to_wait_while_others_wait_may_wait_only_for_what_they_leave(allowance, clock):
+    first = allowance.begin()
     advance(clock, 6.0)
-    second = client._breaker.begin()
+    second = allowance.begin()
     assert 6.0 + second.seconds < 10.0
-    client._breaker.end(first, 6.0)
-    client._breaker.end(second, 0.001)
-    assert client.lost_seconds == pytest.approx(6.0, abs=0.1)
+    allowance.end(first, 6.0)
+    allowance.end(second, 0.001)
+    assert allowance.lost == pytest.approx(6.0, abs=0.1)
 
 
-def test_a_wait_whose_end_was_never_seen_is_over_when_its_time_is_up(client, clock):
+def test_a_wait_whose_end_was_never_seen_is_over_when_its_time_is_up(allowance, clock):
     """An exception of the program's, raised anywhere, can prevent that it is seen."""
-    client._breaker.begin()
+    allowance.begin()
     advance(clock, 5.0)
-    assert client.allowance() < 6.0
+    assert allowance.left() < 6.0
     advance(clock, 5.0)
-    assert client.allowance() == 10.0
-    client.charge(1.0)
-    assert client.lost_seconds == 1.0
+    assert allowance.left() == 10.0
+    allowance.waited(1.0)
+    assert allowance.lost == 1.0
 
 
 def test_a_program_of_days_asks_again(place, client, clock):
@@ -222,8 +234,8 @@ def test_an_answer_that_has_saved_as_much_as_it_took_costs_nothing(place, client
 
 
 def test_after_slow_answers_a_slow_answer_in_the_background_changes_nothing(place, client, clock):
-    with fake_daemon(place.socket, works(status=lambda: advance(clock, 1.0))):
-        client._breaker.was_slow(6.0)
+    with fake_daemon(place.socket, works(status=lambda: advance(clock, 1.0), get=lambda: advance(clock, 6.0))):
+        client.fetch(KEY)
         clock.ahead += 1000
         # Reports arrive there all the same: nobody waits for them.
         client.report({"hits": 1})
@@ -232,7 +244,8 @@ def test_after_slow_answers_a_slow_answer_in_the_background_changes_nothing(plac
 
 
 def test_a_daemon_that_was_only_slow_and_is_gone_when_it_is_tried_again_is_a_failure(place, client, clock):
-    client._breaker.was_slow(6.0)
+    with fake_daemon(place.socket, works(get=lambda: advance(clock, 6.0))):
+        client.fetch(KEY)
     clock.ahead += 1000
     with pytest.raises(NobodyThereError):
         client.report({"hits": 1})
@@ -244,11 +257,13 @@ def test_a_daemon_that_was_only_slow_and_is_gone_when_it_is_tried_again_is_a_fai
 def test_trying_again_in_the_background_leaves_no_connections_behind(place, client, clock):
     """A program may run for days beside a daemon that is slow now and then."""
     with fake_daemon(place.socket, works(get=lambda: advance(clock, 3.0))):
+        before = sockets()
         for _ in range(10):
             gets_until_not_asked(client)
             clock.ahead += 1000
             client.report({"hits": 1})
-        assert len(client._pool._open) == len(client._pool._idle) <= 2
+        # Two connections at most, of which this process has both ends.
+        assert until(lambda: sockets() <= before + 4)
 
 
 def test_answers_within_a_hundredth_of_a_second_are_asked_for_however_much_they_add_up_to(client):
@@ -293,28 +308,24 @@ def test_a_note_to_a_daemon_that_does_not_read_is_not_waited_for(place, client, 
         may_read.wait(30)
 
     with fake_daemon(place.socket, behave):
-        deadline = client_module.own_time() + 10
-        client._pool.put_back(client._pool.connect(deadline))
+        before = sockets()
+        with client.loading(KEY, KEY):
+            assert until(lambda: sockets() == before + 2)
         # More than a socket takes.
         for number in range(20_000):
             client.release(f"{number:064}", 1)
-            if not client._pool._open:
-                break
+        # The client has closed its end.
+        assert sockets() == before + 1
         may_read.set()
-        assert not client._pool._open
     assert client.lost_seconds == 0.0
 
 
-def test_a_daemon_that_takes_its_time_to_start_is_not_slow(place, client, clock, monkeypatch):
-    connect = client._connect
-
-    def start_and_connect(deadline):
-        made = connect(deadline)
+def test_a_daemon_that_takes_its_time_to_start_is_not_slow(place, client, clock):
+    def behave(talk: Talk) -> None:
         advance(clock, 6.0)
-        return made
+        works()(talk)
 
-    monkeypatch.setattr(client, "_connect", start_and_connect)
-    with fake_daemon(place.socket, works()):
+    with fake_daemon(place.socket, behave):
         assert client.fetch(KEY) == Absent(0)
         assert client.get(get_message(KEY)).lease == 0
 

@@ -12,7 +12,6 @@ import pytest
 from support.places import digest, get_message, put_message, until
 
 from xcache.client.client import Client
-from xcache.client.connection import Connection
 from xcache.client.contents import Absent
 from xcache.client.launcher import Launcher
 from xcache.errors import ConnectionLostError, DamagedError, RefusedError, UnavailableError, XcacheError
@@ -90,11 +89,11 @@ def test_a_restarted_daemon_is_found_by_connections_from_before(client, place):
     before = descriptors()
     gate = threading.Barrier(8)
 
-    def get(connection: Connection, timeout: float) -> None:
-        gate.wait(20)
-        connection.ask(get_message(key_of("a")), timeout)
+    def load() -> None:
+        with client.loading("a", "A"):
+            gate.wait(20)
 
-    threads = [threading.Thread(target=client._in_background, args=(get,)) for _ in range(8)]
+    threads = [threading.Thread(target=load) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -120,6 +119,7 @@ def test_a_killed_daemon_is_a_lost_connection_and_the_next_is_found(client, plac
 
 
 def test_threads_share_a_client(client):
+    before = descriptors()
     sealed = [put(client, f"k{n}", 1000 * n * n) for n in range(8)]
     right = []
 
@@ -134,7 +134,7 @@ def test_threads_share_a_client(client):
     for thread in threads:
         thread.join()
     assert right == [True] * 8 * 80
-    assert len(client._pool._idle) <= 8
+    assert descriptors() <= before + 8
 
 
 def test_a_closed_client_still_asks_and_keeps_no_connection(client):
@@ -176,18 +176,24 @@ from xcache.config import config
 from xcache.client.client import Client
 from xcache.client.contents import Absent
 {WANTED}
+def sockets():
+    links = set()
+    for name in os.listdir("/proc/self/fd"):
+        try: links.add(os.readlink(f"/proc/self/fd/{{name}}"))
+        except FileNotFoundError: pass
+    return {{link for link in links if link.startswith("socket:")}}
 client = Client(config.load(), "test")
 assert client.get(wanted) == Absent(0)
-number = client._pool._idle[0]._socket.fileno()
+(mine,) = sockets()
 if (child := os.fork()) == 0:
     client = Client(config.load(), "test")
     for _ in range(100):
         assert client.get(wanted) == Absent(0)
-    assert len(client._pool._idle) == 1
+    assert len(sockets() - {{mine}}) == 1
     os._exit(7)
 for _ in range(100):
     assert client.get(wanted) == Absent(0)
-assert client._pool._idle[0]._socket.fileno() == number
+assert sockets() == {{mine}}
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 client.close()
 """)
@@ -205,12 +211,12 @@ from xcache.cache import Cache
 from xcache.client.contents import Absent
 {WANTED}
 cache = Cache(config.load(), "on", "test")
-assert cache._client.get(wanted) == Absent(0)
+assert cache.client.get(wanted) == Absent(0)
 if (child := os.fork()) == 0:
-    assert cache._client.get(wanted) == Absent(0)
+    assert cache.client.get(wanted) == Absent(0)
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-assert cache._client.get(wanted) == Absent(0)
+assert cache.client.get(wanted) == Absent(0)
 cache.close()
 """,
         PYTHONWARNINGS="always",

@@ -314,7 +314,7 @@ def test_where_the_queue_of_connections_is_full_a_client_tries_again(place, monk
                 others.enter_context(listener.accept()[0])
 
         monkeypatch.setattr(connection, "sleep", nap)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as mine:
-            connection._connect(mine, place.socket, connection.own_time() + 20.0)
-            assert mine.getpeername() == str(place.socket)
+        # It is let in, says hello, and hears nothing.
+        with pytest.raises(ConnectionLostError, match="no answer within"):
+            connection.Connection(place.socket, 0.5, "test")
         assert len(naps) == 3

@@ -19,15 +19,17 @@ from pathlib import Path
 import pytest
 from support.places import get_message, until
 from support.program_files import program_text
+from support.resources import pipes
 from support.starting import with_a_store
 
 from xcache.client import connector
 from xcache.client import launcher as launching
 from xcache.client.client import Client
+from xcache.client.connection import Connection
 from xcache.client.contents import Absent
+from xcache.client.daemon_command import daemon_command
 from xcache.client.launcher import Launcher
 from xcache.errors import NoLocksError, NotAskedError, StoreError, UnavailableError
-from xcache.wire.ownership import peer_of
 from xcached.net.rendezvous import take_lock
 
 KEY = "ab" * 32
@@ -95,14 +97,15 @@ WANTS_ONE = f"""
 from xcache.config import config
 from xcache.wire import protocol
 from xcache.client.client import Client
+from xcache.client.connection import Connection
 from xcache.client.contents import Absent
+from xcache.client.daemon_command import daemon_command
 from xcache.client.launcher import Launcher
 import sys
 settings = config.load(timeout=30)
 client = Client(settings, "test", Launcher(settings))
 sys.stdin.read(1)
 assert client.get({WANTED}) == Absent(0)
-print(client._pool._idle[0].welcome.pid)
 client.close()
 """
 
@@ -112,14 +115,13 @@ def test_one_of_many_simultaneous_programs_starts_the_daemon(place, fresh):
     if not fresh:
         with_a_store(place)
     command = [sys.executable, "-c", WANTS_ONE]
-    programs = [
-        subprocess.Popen(command, env=place.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) for _ in range(12)
-    ]
+    programs = [subprocess.Popen(command, env=place.env, stdin=subprocess.PIPE) for _ in range(12)]
     for program in programs:
         program.stdin.write(b"go")
         program.stdin.flush()
-    said = [program.communicate(timeout=60)[0].strip() for program in programs]
-    assert said == [b"%d" % place.daemon_pid()] * 12
+    for program in programs:
+        program.communicate(timeout=60)
+    assert [program.returncode for program in programs] == [0] * 12
     assert (place.dir / "daemon.log").read_text().count(" serves ") == (1 if fresh else 2)
 
 
@@ -150,11 +152,10 @@ def test_threads_that_want_one_at_the_same_time_start_one_and_all_hear_why_it_fa
     with_a_store(place)
     place.execute("PRAGMA user_version = 99")
     starts = []
-    start = Launcher._spawn
 
-    def counting(self, lock):
-        starts.append(lock)
-        start(self, lock)
+    def counting():
+        starts.append("one")
+        return daemon_command()
 
     together = threading.Barrier(4)
     listen = Launcher.listen
@@ -164,7 +165,7 @@ def test_threads_that_want_one_at_the_same_time_start_one_and_all_hear_why_it_fa
         together.wait(20)
         return since
 
-    monkeypatch.setattr(Launcher, "_spawn", counting)
+    monkeypatch.setattr(launching, "daemon_command", counting)
     monkeypatch.setattr(Launcher, "listen", all_listening)
     client = connected()
     with ThreadPoolExecutor(4) as threads:
@@ -178,8 +179,10 @@ def test_a_daemons_failure_is_told_to_those_who_listened_before_it(place, monkey
     monkeypatch.setattr(launching, "daemon_command", lambda: ["/bin/true"])
     launcher = Launcher(place.config())
     before = launcher.listen()
+    others = pipes()
     assert launcher.start(before)
-    assert until(lambda: select.select([launcher._ready], [], [], 0)[0])
+    (ready,) = pipes() - others
+    assert until(lambda: select.select([ready], [], [], 0)[0])
     after = launcher.listen()
     assert launcher.failure(after) is None
     assert launcher.failure(before) == "it exited without a message"
@@ -256,7 +259,9 @@ import os, resource
 from xcache.config import config
 from xcache.wire import protocol
 from xcache.client.client import Client
+from xcache.client.connection import Connection
 from xcache.client.contents import Absent
+from xcache.client.daemon_command import daemon_command
 from xcache.client.launcher import Launcher
 resource.setrlimit(resource.RLIMIT_NOFILE, (1500, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
 held = [os.dup(0) for _ in range(1100)]
@@ -331,8 +336,8 @@ def test_a_client_that_reached_the_daemon_keeps_nothing_of_its_start_open(place)
 def test_the_daemon_that_was_started_is_the_one_that_answers(place, connected):
     client = connected()
     client.report({"hits": 1})
-    with contextlib.closing(place.connect()) as connection:
-        assert peer_of(connection).pid == client._pool._idle[0].welcome.pid
+    with contextlib.closing(Connection(place.socket, 20.0, "test")) as connection:
+        assert connection.welcome.pid == place.daemon_pid()
 
 
 @pytest.mark.parametrize("way", ["by a shell", "without one"])
@@ -344,7 +349,7 @@ def test_a_child_forked_while_a_daemon_is_started_does_not_keep_its_lock(place, 
     try:
         assert until(place.answers)
         place.stop()
-        assert place._has_left()
+        assert place.has_left()
     finally:
         os.kill(child, signal.SIGKILL)
 

@@ -293,18 +293,18 @@ def test_rocm_is_not_cached(name, version):
         described(name, version, Device(0, "MI300"))
 
 
+def flags_of(surroundings: Surroundings, client: Client) -> str:
+    return surroundings.around(client, client.devices())[0]
+
+
 def test_libtpus_flags_count_as_they_were_when_the_client_appeared(host, jaxlib_folder, monkeypatch):
     """libtpu reads them once, before it makes the client."""
     surroundings = Surroundings(jaxlib_folder, "1.0", None)
-
-    def flags_of(client: Client) -> str:
-        return surroundings.around(client, client.devices())[0]
-
     first, second = (Client("cpu", "cpu", Device(0, "cpu")) for _ in range(2))
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_a=1")
-    before = flags_of(first)
+    before = flags_of(surroundings, first)
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_a=2")
-    assert flags_of(first) == before != flags_of(second)
+    assert flags_of(surroundings, first) == before != flags_of(surroundings, second)
 
 
 def test_libtpus_flags_count_when_they_changed_before_the_client_appeared(host, jaxlib_folder, monkeypatch):
@@ -314,8 +314,7 @@ def test_libtpus_flags_count_when_they_changed_before_the_client_appeared(host, 
         monkeypatch.setenv("LIBTPU_INIT_ARGS", at_first)
         surroundings = Surroundings(jaxlib_folder, "1.0", None)
         monkeypatch.setenv("LIBTPU_INIT_ARGS", afterwards)
-        client = Client("cpu", "cpu", Device(0, "cpu"))
-        return surroundings.around(client, client.devices())[0]
+        return flags_of(surroundings, Client("cpu", "cpu", Device(0, "cpu")))
 
     ways = [("", ""), ("a", "a"), ("a", ""), ("", "a"), ("a", "b"), ("b", "a")]
     texts = {"": "", "a": "--xla_tpu_a=1", "b": "--xla_tpu_a=2"}
@@ -347,7 +346,7 @@ def test_a_value_with_a_line_break_cannot_pass_for_two_facts():
     assert keys.lines({"a": "1'\nb='2"}) != keys.lines({"a": "1", "b": "2"})
 
 
-def test_two_threads_that_see_the_client_at_once_agree_on_libtpus_flags(jaxlib_folder, monkeypatch):
+def test_two_threads_that_see_the_client_at_once_agree_on_libtpus_flags(host, jaxlib_folder, monkeypatch):
     class Flags(str):
         """A text whose comparison lets the other thread go first."""
 
@@ -357,13 +356,15 @@ def test_two_threads_that_see_the_client_at_once_agree_on_libtpus_flags(jaxlib_f
         def __ne__(self, other):
             if there:
                 there.pop()
-                seen.append(surroundings._libtpu(client))
+                seen.append(flags_of(surroundings, client))
             return str.__ne__(self, other)
 
     monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
-    surroundings, client = Surroundings(jaxlib_folder, "1.0", None), Client("cpu", "cpu", Device(0, "cpu"))
+    surroundings, alone = (Surroundings(jaxlib_folder, "1.0", None) for _ in range(2))
+    client = Client("cpu", "cpu", Device(0, "cpu"))
     there, seen = ["another thread"], []
     with monkeypatch.context() as patched:
         patched.setattr(os, "environ", {"LIBTPU_INIT_ARGS": Flags("--xla_tpu_a=1")})
-        seen.append(surroundings._libtpu(client))
-    assert seen == [" --changed-to --xla_tpu_a=1"] * 2
+        seen.append(flags_of(surroundings, client))
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--xla_tpu_a=1")
+    assert seen == [flags_of(alone, client)] * 2

@@ -6,7 +6,7 @@ import threading
 import types
 
 import pytest
-from support.foreseeing import AHEAD, CLIENT, DEVICES, PROGRAMS, Program, SlowlyTold
+from support.foreseeing import AHEAD, CLIENT, DEVICES, PROGRAMS, Program, SlowlyTold, loading
 from support.places import until
 
 from xcache.prefetch import prefetcher
@@ -67,8 +67,7 @@ def test_the_wait_for_a_load_is_bounded():
     assert until(lambda: program.loads == ["a"])
     assert program.take("a") == "entry a"
     program.may_go_on.set()
-    assert until(lambda: not program.prefetcher._threads)
-    assert program.prefetcher._held == 0
+    assert until(program.is_over)
 
 
 @pytest.mark.parametrize("entries", [False, True])
@@ -126,7 +125,8 @@ def test_an_unused_entry_that_came_with_the_prediction_is_dropped(monkeypatch):
     program = Program("A")
     program.entries = True
     program.prefetcher.start()
-    assert until(lambda: program.prefetcher._slots and program.prefetcher._slots["A"].item.entry is None)
+    assert until(lambda: set(program.kept) == {"entry A"})
+    assert until(lambda: not program.kept)
     assert (program.loads, program.dropped) == ([], 0)
 
 
@@ -137,7 +137,7 @@ def test_two_surprises_in_a_row_end_the_loading_ahead():
     assert until(lambda: program.loads == ["a"])
     assert [program.take(key) for key in "vw"] == [None, None]
     program.may_go_on.set()
-    assert until(lambda: not program.prefetcher._threads)
+    assert until(lambda: not loading())
     assert (program.loads, program.asked) == (["a"], 1)
 
 
@@ -196,18 +196,20 @@ def test_an_executable_for_other_options_another_client_or_its_devices_is_not_ta
     program.prefetcher.start()
     assert until(lambda: program.is_done("a"))
     assert program.take("a", AHEAD._replace(**differs)) is None
-    assert program.prefetcher._held == 0
+    assert until(program.is_over)
 
 
 def test_an_executable_loaded_ahead_does_not_keep_its_client_alive():
-    program = Program("aBc")
+    program = Program("aBcD")
     program.prefetcher.start()
     assert until(lambda: program.is_done("a", "c"))
     program.clients[:] = [OTHER_CLIENT]
     program.prefetcher.look()
-    assert list(program.prefetcher._slots) == ["B"]
-    assert program.prefetcher._held == 0
+    assert until(program.is_over)
     assert program.take("c") is None
+    # It is not yet loaded, and so for no client.
+    assert program.take("D") is None
+    assert until(lambda: program.is_done("B"))
 
 
 def test_executables_of_a_client_that_is_gone_are_dropped(monkeypatch):
@@ -216,19 +218,21 @@ def test_executables_of_a_client_that_is_gone_are_dropped(monkeypatch):
     program.prefetcher.start()
     assert until(lambda: program.is_done("a", "b"))
     program.clients[:] = [OTHER_CLIENT]
-    assert until(lambda: not program.prefetcher._slots)
-    assert program.prefetcher._held == 0
+    assert until(program.is_over)
 
 
 def test_an_executable_loaded_after_its_client_went_is_dropped():
-    program = Program("a")
+    program = Program("ab")
     program.may_go_on.clear()
     program.prefetcher.start()
     assert until(lambda: program.loads == ["a"])
     program.clients[:] = [OTHER_CLIENT]
+    # While the thread is at the next one, nobody else looks for clients that have gone.
+    program.may_begin.clear()
     program.may_go_on.set()
-    assert until(lambda: not program.prefetcher._threads)
-    assert (program.prefetcher._slots, program.prefetcher._held) == ({}, 0)
+    assert until(lambda: program.fetches == ["a", "b"])
+    assert not program.kept
+    assert program.take("a") is None
     assert CLIENT is not OTHER_CLIENT
     assert len(DEVICES) == 1
 
@@ -244,8 +248,8 @@ def test_an_executable_that_could_not_be_loaded_is_left_to_the_program():
 def test_a_load_that_runs_out_of_memory_drops_everything_and_ends_loading_ahead():
     program = Program("ab*cd")
     program.prefetcher.start()
-    assert until(lambda: "*" in program.loads and not program.prefetcher._threads)
-    assert (program.prefetcher._slots, program.prefetcher._held) == ({}, 0)
+    assert until(lambda: "*" in program.loads and program.is_over())
+    assert program.take("c") is None
     assert program.loads == ["a", "b", "*"]
 
 
@@ -263,24 +267,9 @@ def test_giving_up_frees_memory_once_and_waits_for_loads_in_progress():
     assert made == []
     program.may_go_on.set()
     giving_up.join(20)
-    assert (made, program.loads, program.prefetcher._held) == ([True], ["a"], 0)
+    assert (made, program.loads) == ([True], ["a"])
+    assert until(program.is_over)
     assert not program.prefetcher.give_up(20)
-
-
-def test_taking_an_executable_wakes_no_idle_thread(monkeypatch):
-    """A woken thread would take the GIL from the program."""
-    program = Program("abcd")
-    program.prefetcher.start()
-    assert until(lambda: program.is_done(*"abcd"))
-    assert program.take("a") == "executable a"
-    woken, notify_all = [], program.prefetcher._changed.notify_all
-    monkeypatch.setattr(program.prefetcher._changed, "notify_all", lambda: woken.append(True))
-    assert [program.take(key) for key in "bc"] == ["executable b", "executable c"]
-    assert woken == []
-    # With the last one there is nothing left to wait for.
-    assert program.take("d") == "executable d"
-    assert woken == [True]
-    monkeypatch.setattr(program.prefetcher._changed, "notify_all", notify_all)
 
 
 def test_executables_held_are_bounded_in_bytes():
@@ -301,7 +290,7 @@ def test_executables_nobody_asks_for_are_dropped(monkeypatch):
     assert until(lambda: program.dropped == 3)
     assert program.take("a") is None
     # The thread has gone as well.
-    assert until(lambda: "xcache-prefetch" not in [thread.name for thread in threading.enumerate()])
+    assert until(program.is_over)
 
 
 def test_finish_waits_for_the_load_in_progress_and_begins_nothing():
@@ -312,7 +301,7 @@ def test_finish_waits_for_the_load_in_progress_and_begins_nothing():
     assert not program.prefetcher.finish(0.01)
     program.may_go_on.set()
     assert program.prefetcher.finish(20)
-    assert "xcache-prefetch" not in [thread.name for thread in threading.enumerate()]
+    assert not loading()
     assert program.loads == ["a"]
 
 
@@ -324,7 +313,7 @@ def test_finish_waits_for_a_prediction():
     assert not program.prefetcher.finish(0.01)
     program.may_be_told.set()
     assert program.prefetcher.finish(20)
-    assert "xcache-prefetch" not in [thread.name for thread in threading.enumerate()]
+    assert not loading()
     assert program.fetches == []
 
 
@@ -342,14 +331,15 @@ def test_a_program_that_joins_all_its_threads_waits_for_no_more_than_a_load():
     program.may_go_on.clear()
     program.prefetcher.start()
     assert until(lambda: program.loads == ["a"])
-    (thread,) = [thread for thread in threading.enumerate() if thread.name == "xcache-prefetch"]
+    (thread,) = loading()
     joining = threading.Thread(target=thread.join)
     joining.start()
     assert until(program.prefetcher.is_over)
     program.may_go_on.set()
     joining.join(20)
     assert not thread.is_alive()
-    assert (program.loads, program.prefetcher._held) == (["a"], 0)
+    assert program.loads == ["a"]
+    assert until(program.is_over)
 
 
 def test_no_thread_stays_for_executables_that_are_held():

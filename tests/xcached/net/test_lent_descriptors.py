@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
 import fcntl
@@ -10,12 +11,15 @@ import resource
 import socket
 import struct
 import termios
+import time
+from types import SimpleNamespace
 
 import pytest
 from support.conversation import Conversation, key_of, talking
-from support.places import PATIENCE, get_message, until
+from support.places import PATIENCE, digest, get_message, until
 
 from xcache.wire import framing, protocol
+from xcached.caller import Caller, Reply
 from xcached.net import session
 from xcached.net.sockets import is_unread
 from xcached.net.turns import Account
@@ -124,13 +128,36 @@ def test_where_the_kernel_sends_no_more_the_answer_is_a_refusal(monkeypatch, tmp
         raise OSError(errno.ETOOMANYREFS, os.strerror(errno.ETOOMANYREFS))
 
     monkeypatch.setattr(session.socket, "send_fds", send_fds)
-    here, there = socket.socketpair()
-    with here, there, open(os.devnull) as file:
-        account = Account(7)
-        made = session.Session.__new__(session.Session)
-        made._socket, made.account = here, account
-        assert made._send_with(memoryview(b"x"), [os.dup(file.fileno())]) == -1
+    lent = os.open(os.devnull, os.O_RDONLY)
+    hello = protocol.Hello(protocol.VERSION, "test", os.getpid(), "test.py")
+    found = Reply(protocol.Found(digest(b"a"), 1, 1.0, None), (lent,))
+    service = SimpleNamespace(welcome=protocol.Welcome(protocol.VERSION, "test", 1, "/test"), handle=lambda *_: found)
+    server = SimpleNamespace(
+        last_request=0.0,
+        settings=SimpleNamespace(now=SimpleNamespace(max_requests=8)),
+        turns=SimpleNamespace(want=lambda session: session.serve(time.monotonic() + 20), released=lambda account: None),
+        forget=lambda session: None,
+    )
+
+    async def ask(here: socket.socket, there: socket.socket) -> list[tuple[int, protocol.Message]]:
+        loop, account, reader, heard = asyncio.get_running_loop(), Account(7), framing.FrameReader(), []
+        made = session.Session(here, Caller(os.getpid(), 7), account, server, service, loop)
+        await loop.sock_sendall(there, framing.encode(1, hello) + framing.encode(2, get_message(key_of("a"))))
+        while len(heard) < 2:
+            heard += reader.feed(await loop.sock_recv(there, 65536))
+        made.close()
         assert account.may_lend(1)
+        return heard
+
+    here, there = socket.socketpair()
+    with here, there:
+        here.setblocking(False)
+        there.setblocking(False)
+        (_, greeting), (_, answer) = asyncio.run(asyncio.wait_for(ask(here, there), PATIENCE))
+    assert greeting == service.welcome
+    assert (type(answer), answer.kind) == (protocol.Refused, "too many descriptors")
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(lent)
 
 
 @pytest.mark.parametrize("ask", ["files", "entries"])

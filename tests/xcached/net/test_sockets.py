@@ -10,6 +10,7 @@ import signal
 import socket
 import struct
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -176,15 +177,15 @@ def test_files_that_never_answer_are_never_received(place):
 def test_the_daemon_closes_none_itself_where_it_can_start_no_process(monkeypatch):
     """It keeps the sockets and tries again: a close that never ends would keep the daemon and its lock for ever."""
     here, there = socket.socketpair()
-    tried, start = [], sockets._waiting
+    tried, start = [], subprocess.Popen
 
-    def waiting(numbers: list[int]) -> object:
-        tried.append(list(numbers))
+    def starting(*arguments: object, pass_fds: list[int], **options: object) -> subprocess.Popen[bytes]:
+        tried.append(list(pass_fds))
         if len(tried) == 1:
             raise BlockingIOError
-        return start(numbers)
+        return start(*arguments, pass_fds=pass_fds, **options)
 
-    monkeypatch.setattr(sockets, "_waiting", waiting)
+    monkeypatch.setattr(subprocess, "Popen", starting)
     monkeypatch.setattr(sockets, "_POLL_SECONDS", 0.01)
     number = there.fileno()
     sockets._Undertaker().take(there, 7)
@@ -198,11 +199,12 @@ def test_the_daemon_closes_none_itself_where_it_can_start_no_process(monkeypatch
 
 def test_connections_of_one_user_wait_while_many_of_their_processes_have_not_ended(monkeypatch):
     pairs = [socket.socketpair() for _ in range(4)]
-    released, started = os.pipe(), []
+    released, started, processes = os.pipe(), [], []
 
     def waiting(numbers: list[int]) -> subprocess.Popen[bytes]:
         started.append(list(numbers))
-        return subprocess.Popen(["cat"], stdin=released[0], pass_fds=numbers)
+        processes.append(subprocess.Popen(["cat"], stdin=released[0], pass_fds=numbers))
+        return processes[-1]
 
     monkeypatch.setattr(sockets, "_waiting", waiting)
     for name, value in (("_MOST_HUNG_PROCESSES", 1), ("_CONNECTIONS_PER_PROCESS", 2), ("_POLL_SECONDS", 0.01)):
@@ -221,18 +223,25 @@ def test_connections_of_one_user_wait_while_many_of_their_processes_have_not_end
     assert started == [[numbers[0]], [numbers[2]], [numbers[1], numbers[3]]]
     for end in released:
         os.close(end)
-    assert until(lambda: not undertaker._processes)
+    # Each is waited for: none stays a zombie.
+    assert until(lambda: [process.returncode for process in processes] == [0] * 3)
     for here, _ in pairs:
         here.close()
 
 
 def test_a_file_that_holds_more_than_its_size_is_not_closed_on_the_serving_thread(monkeypatch):
-    taken = []
-    monkeypatch.setattr(memory_files._closer, "take", taken.append)
+    closed, close = {}, os.close
+
+    def closing(file: int) -> None:
+        closed[file] = threading.current_thread().name
+        close(file)
+
+    monkeypatch.setattr(os, "close", closing)
     files = [memory_files.memory_file() for _ in range(2)]
     # 1 is FALLOC_FL_KEEP_SIZE.
     assert ctypes.CDLL(None, use_errno=True).fallocate(files[0], 1, ctypes.c_long(0), ctypes.c_long(4 << 20)) == 0
     assert os.fstat(files[0]).st_size == 0
     memory_files.close_files(files)
-    assert taken == files[:1]
-    os.close(files[0])
+    assert until(lambda: files[0] in closed)
+    here = threading.current_thread().name
+    assert [closed[file] == here for file in files] == [False, True]

@@ -207,7 +207,7 @@ def test_a_dead_connection_does_not_keep_other_waiters_from_their_notices():
         dead = False
 
         def say(word: protocol.Message) -> None:
-            # Session._flush does this on EPIPE, on a connection that is not read from at the moment.
+            # A session does this on EPIPE, on a connection that is not read from at the moment.
             if dead:
                 leases.leave(both)
 

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
 
 import pytest
-from support.places import until
+from support.resources import descriptors_of
 
 from xcached.caller import Process
 from xcached.requests import process_ends
 from xcached.requests.process_ends import ProcessEnd, ProcessEnds
 
 
+def pidfds() -> int:
+    """Return how many descriptors of this process name a process."""
+    return sum(count for target, count in descriptors_of(os.getpid()).items() if "pidfd" in target)
+
+
 def judged(program: str, *, wait: bool, monkeypatch: pytest.MonkeyPatch | None = None) -> ProcessEnd:
     """The ending of a process that was watched from its beginning."""
 
     async def judge() -> ProcessEnd:
-        watching = ProcessEnds(asyncio.get_running_loop())
+        watching, before = ProcessEnds(asyncio.get_running_loop()), pidfds()
         with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as child:
             process = Process(child.pid)
             watching.watch(process)
@@ -28,11 +34,12 @@ def judged(program: str, *, wait: bool, monkeypatch: pytest.MonkeyPatch | None =
             if wait:
                 child.wait()
             else:
-                assert until(lambda: process_ends._has_ended(watching._watched[process]))
+                # It has ended, and can still be waited for.
+                os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
             watching.tell(process, told.set_result)
             ending = await asyncio.wait_for(told, 20)
         watching.forget(process)
-        assert not watching._watched
+        assert pidfds() == before
         return ending
 
     return asyncio.run(judge())
@@ -76,14 +83,14 @@ def test_without_pidfds_nothing_is_known(monkeypatch):
 
 def test_a_daemon_that_leaves_judges_nobody():
     async def judge() -> list[ProcessEnd]:
-        watching, told = ProcessEnds(asyncio.get_running_loop()), []
+        watching, told, before = ProcessEnds(asyncio.get_running_loop()), [], pidfds()
         with subprocess.Popen([sys.executable, "-c", KILLED.format(11)], stdin=subprocess.PIPE) as child:
             process = Process(child.pid)
             watching.watch(process)
             watching.close()
             child.communicate()
             watching.tell(process, told.append)
-        assert not watching._watched
+        assert pidfds() == before
         return told
 
     assert asyncio.run(judge()) == []
@@ -110,7 +117,7 @@ def test_one_that_is_ending_is_waited_for_and_not_for_ever(monkeypatch):
 
     async def judge(longest: float) -> ProcessEnd:
         monkeypatch.setattr(process_ends, "_LONGEST_END_SECONDS", longest)
-        watching = ProcessEnds(asyncio.get_running_loop())
+        watching, before = ProcessEnds(asyncio.get_running_loop()), pidfds()
         told: asyncio.Future[ProcessEnd] = asyncio.get_running_loop().create_future()
         with subprocess.Popen([sys.executable, "-c", KILLED.format(11)], stdin=subprocess.PIPE) as child:
             process = Process(child.pid)
@@ -121,7 +128,7 @@ def test_one_that_is_ending_is_waited_for_and_not_for_ever(monkeypatch):
             if longest:
                 child.stdin.close()
             ending = await asyncio.wait_for(told, 20)
-        assert not watching._watched
+        assert pidfds() == before
         return ending
 
     assert asyncio.run(judge(60.0)) in (ProcessEnd.CRASHED, ProcessEnd.UNKNOWN)
@@ -137,7 +144,7 @@ def test_one_users_processes_that_do_not_end_do_not_take_all_descriptors(monkeyp
     monkeypatch.setattr(process_ends, "_is_ending", lambda pid: True)
 
     async def judge() -> None:
-        watching = ProcessEnds(asyncio.get_running_loop())
+        watching, before = ProcessEnds(asyncio.get_running_loop()), pidfds()
         with subprocess.Popen([sys.executable, "-c", KILLED.format(11)], stdin=subprocess.PIPE) as child:
             told: dict[int, list[ProcessEnd]] = {1: [], 2: []}
             for uid in [1] * 100 + [2]:
@@ -146,7 +153,7 @@ def test_one_users_processes_that_do_not_end_do_not_take_all_descriptors(monkeyp
                 watching.tell(process, told[uid].append)
                 watching.forget(process)
             assert told == {1: [ProcessEnd.OTHERWISE] * 36, 2: []}
-            assert len(watching._watched) == 65
+            assert pidfds() == before + 65
         while not told[2]:
             await asyncio.sleep(0.01)
         watching.close()

@@ -35,7 +35,7 @@ def test_a_rehearsal_writes_nothing(tmp_path):
             store.database.shrink_journal(0)
             sizes.append(journal_of(made))
             with store.rehearsal():
-                store._db.execute("UPDATE blobs SET content = randomblob(20000)")
+                store.database.writing.execute("UPDATE blobs SET content = randomblob(20000)")
                 sizes.append(journal_of(made))
 
         made.call(rehearse)

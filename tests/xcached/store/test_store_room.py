@@ -166,9 +166,9 @@ def steps_to_evict_one(directory, count: int) -> int:
         steps += 1
         return 0
 
-    store._db.set_progress_handler(step, 10)
+    store.database.writing.set_progress_handler(step, 10)
     freed = Evictor(store).evict_some()
-    store._db.set_progress_handler(None, 0)
+    store.database.writing.set_progress_handler(None, 0)
     assert freed is not None and freed.entries == 1
     store.close()
     return steps
@@ -192,13 +192,13 @@ def test_no_statement_walks_over_everything(tmp_path):
     """Puts, uses and evictions for every reason: each row is found by an index, and nothing has to be sorted."""
     statements = set()
     with shelf(tmp_path, max_size=50 * KB, max_entries=4, max_age=1000.0, user_quota=49 * KB, min_free="1") as made:
-        made.call(lambda store: store._db.set_trace_callback(statements.add))
+        made.call(lambda store: store.database.writing.set_trace_callback(statements.add))
         # The store has no entry of these, and looks for them all the same.
         made.stale = {(digest(name.encode()), WRITER.uid) for name in ("stale", "another")}
         fill(made, "abcdefgh", 9 * KB)
         made.writer.note_use(Entry(key_of("h"), WRITER.uid), time.time())
         made.sync()
-        made.call(lambda store: store._db.set_trace_callback(None))
+        made.call(lambda store: store.database.writing.set_trace_callback(None))
         # These have few rows: one for each limit, user, kind of counter, or sharer up to the most that are counted.
         small = ("totals", "users", "statistics", "CONSTANT ROW", "(subquery-1)", "INDEX 1:")
         asked = [one for one in statements if one.split(" ")[0] in ("SELECT", "UPDATE", "DELETE", "INSERT")]

@@ -19,9 +19,10 @@ from support.stores import Shelf, shelf
 from watchdog.utils import UnsupportedLibcError
 
 from xcache.wire import protocol
+from xcache.wire.protocol import InstalledFile
 from xcached.caller import Caller
 from xcached.host.watching import Depth, Watcher, folders_of
-from xcached.toolchains import installations, toolchains
+from xcached.toolchains import toolchains
 from xcached.toolchains.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
 from xcached.toolchains.rows import ToolchainRows
 from xcached.toolchains.toolchains import Toolchains
@@ -337,14 +338,14 @@ def test_a_place_of_a_trusted_user_keeps_a_toolchain_live(tmp_path, environment)
 def test_a_hanging_file_system_stops_the_checks_of_its_user_only(tmp_path, environment, monkeypatch, when):
     bobs = Environment(tmp_path / "bobs", "2.0")
     hangs, over = threading.Event(), threading.Event()
-    look = Installation._look_at
+    look = Installation.look
 
-    def look_at(self, mark, *, reads):
+    def hanging(self, *, reads=True):
         if self.uid == BOB and hangs.is_set():
             over.wait(60)
-        return look(self, mark, reads=reads)
+        return look(self, reads=reads)
 
-    monkeypatch.setattr(Installation, "_look_at", look_at)
+    monkeypatch.setattr(Installation, "look", hanging)
     with eye(tmp_path, reads=alone) as watched:
         watched.hear(environment.announcement(), uid=ALICE)
         if when == "looked at":
@@ -366,14 +367,19 @@ def test_a_hanging_file_system_stops_the_checks_of_its_user_only(tmp_path, envir
             assert until(lambda: watched.toolchains.is_stale(bobs.toolchain, BOB), 20)
 
 
-def test_a_file_replaced_by_a_fifo_does_not_block_the_check(tmp_path):
+def test_a_file_replaced_by_a_fifo_does_not_block_the_check(tmp_path, monkeypatch):
     """It is replaced between the stat and the read."""
     library, fifo = tmp_path / "library", tmp_path / "fifo"
     library.write_bytes(b"content")
     os.mkfifo(fifo)
-    assert installations._digest_of(library, library.stat()) == digest(b"content")
-    with pytest.raises(OSError, match="is being replaced"):
-        installations._digest_of(fifo, library.stat())
+    # The times have changed, so the content is read.
+    marks = [InstalledFile(str(path), len(b"content"), 1, 1, digest(b"content")) for path in (library, fifo)]
+    of_library, of_fifo = (Installation("t", ALICE, (mark,), HERE, 0.0) for mark in marks)
+    assert of_library.look() == HERE
+    before = library.stat()
+    monkeypatch.setattr(Path, "stat", lambda path: before)
+    assert of_fifo.look() == ELSEWHERE
+    assert of_fifo.reason == f"{fifo}: is being replaced"
 
 
 def test_one_users_announcements_are_bounded_in_bytes(tmp_path):
@@ -426,5 +432,5 @@ def test_an_announcement_weighs_about_as_much_as_its_row(tmp_path, environment, 
         watched.hear(message._replace(files=[file] * 20))
         watched.made.sync()
         ((written,),) = watched.made.query("SELECT length(CAST(files AS BLOB)) FROM installations")
-        (known,) = watched.toolchains._installations.values()
-        assert written <= known.weight <= 1.2 * written
+    known = Installation(message.toolchain, 0, marks_of([file] * 20), HERE, 0.0)
+    assert written <= known.weight <= 1.2 * written
