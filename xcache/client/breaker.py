@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 from xcache.clock import monotonic
 from xcache.errors import NotAskedError
@@ -12,41 +13,42 @@ SWIFT_SECONDS, _FREE_SECONDS = 0.25, 0.01
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
 # One wait may use this share of what is left; the rest is for a daemon that turns out to work again.
 _SHARE_PER_WAIT = 7 / 8
-# With less than this share of the timeout left, the daemon is not asked.
-_MIN_SHARE = 1 / 50
+# A wait may take this share of the timeout at least, or the daemon is not asked: in less, a busy machine may not give this
+# thread its turn, and the daemon would be blamed.
+_MIN_SHARE = 1 / 10
+# So many charged waits are known, to tell which overlap.
+_MAX_SPANS = 256
 # The allowance comes back at this rate, so that a program of days asks again and loses at most a hundredth of its time.
 _REFILL_RATE = 0.01
 # An answer in the background that takes more than this share of the timeout is a sign of trouble.
 _SLOW_SHARE = 1 / 5
 
 
-class _Overlap:
-    """Waits of several threads that overlap: they cost the program the time they take together, not their sum."""
+class _Span:
+    """A time for which a thread waited, and which is charged."""
 
-    def __init__(self, start: float) -> None:
-        self.start = self.end = start
-        # The sum of the waits that have ended, less refunds, and the charge for them.
-        self.waited = self.charged = 0.0
-
-    def cost(self, end: float, waiting: float = 0.0) -> float:
-        """Return the seconds to charge by ``end``, if unfinished waits have taken ``waiting`` seconds so far."""
-        return min(end - self.start, self.waited + waiting)
+    def __init__(self, start: float, end: float) -> None:
+        self.start, self.end = start, end
 
 
 class Wait:
-    """One thread's wait for the daemon."""
+    """One request's waits for the daemon: for an answer and, while another program compiles, for signs of life."""
 
-    def __init__(self, overlap: _Overlap, start: float, seconds: float) -> None:
-        self.overlap = overlap
-        self.start = start
-        # The time it may take.
-        self.seconds = seconds
-        # The time it took, if that was worth charging.
-        self.charged = 0.0
+    def __init__(self, start: float, seconds: float) -> None:
+        # When the wait that is going on began, the time it may take, and the time for which it is not charged.
+        self.start, self.seconds, self.free_seconds = start, seconds, _FREE_SECONDS
+        self.spans: list[_Span] = []
+
+    @property
+    def charged(self) -> float:
+        """The seconds that were worth charging."""
+        return sum(span.end - span.start for span in self.spans)
 
 
 class Breaker:
     """Charges every wait of a program for its daemon to one allowance of ``timeout`` seconds. Thread-safe.
+
+    Waits of several threads that overlap cost the time that they take together, not their sum.
 
     The breaker opens after a failure, and after a very slow answer in the background. While it is open, the foreground
     does not ask. The background tries the daemon again after a second, then after twice as long each time, up to a
@@ -56,8 +58,8 @@ class Breaker:
     def __init__(self, timeout: float) -> None:
         self._timeout = timeout
         self._left, self._refilled_at = timeout, monotonic()
-        self._overlap = _Overlap(self._refilled_at)
         self._unfinished: set[Wait] = set()
+        self._spans: deque[_Span] = deque(maxlen=_MAX_SPANS)
         self._lock = threading.RLock()
         self._pause = _FIRST_PAUSE_SECONDS
         self._retry_at: float | None = None
@@ -74,10 +76,16 @@ class Breaker:
             seconds = _SHARE_PER_WAIT * self.left()
             if seconds < _MIN_SHARE * self._timeout:
                 raise NotAskedError("the daemon's slow answers have cost this program enough")
-            start = monotonic()
-            wait = Wait(self._overlap_with(start), start, seconds)
+            wait = Wait(monotonic(), seconds)
             self._unfinished.add(wait)
             return wait
+
+    def wait_on(self, wait: Wait, free_seconds: float) -> None:
+        """Go on with a wait that was ended, for the daemon's next sign of life, which is due within ``free_seconds``."""
+        with self._lock:
+            wait.start, wait.free_seconds = monotonic(), free_seconds
+            wait.seconds = max(self.left(), free_seconds)
+            self._unfinished.add(wait)
 
     def check_background(self) -> bool:
         """Return whether the daemon must be tried first, the breaker being open; raise NotAskedError if too soon."""
@@ -98,9 +106,11 @@ class Breaker:
             now = monotonic()
             self._left = min(self._timeout, self._left + _REFILL_RATE * (now - self._refilled_at))
             self._refilled_at = now
-            waiting = [now - wait.start for wait in self._still_unfinished(now)]
-            uncharged = self._overlap.cost(now, sum(waiting)) - self._overlap.charged if waiting else 0.0
-            return max(0.0, self._left - uncharged)
+            # An exception can keep a wait from being ended: its time limit ends it.
+            self._unfinished = {wait for wait in self._unfinished if now < wait.start + wait.seconds}
+            # The waits that are going on count already.
+            starts = [wait.start for wait in self._unfinished if now > wait.start + wait.free_seconds]
+            return max(0.0, self._left - (self._uncharged(min(starts), now) if starts else 0.0))
 
     def end(self, wait: Wait, seconds: float) -> None:
         """End a wait that took so long, and charge it."""
@@ -108,40 +118,37 @@ class Breaker:
             self._unfinished.discard(wait)
             if seconds <= SWIFT_SECONDS:
                 self._pause = _FIRST_PAUSE_SECONDS
-            if seconds > _FREE_SECONDS:
-                wait.charged = seconds
-                wait.overlap.end = monotonic()
-                self._charge(wait.overlap, seconds)
+            if seconds > wait.free_seconds:
+                end = monotonic()
+                span = _Span(end - seconds, end)
+                self._charge(self._uncharged(span.start, span.end))
+                self._spans.append(span)
+                wait.spans.append(span)
 
     def waited(self, seconds: float) -> None:
         """Charge a wait that has just ended."""
-        start = monotonic() - seconds
-        with self._lock:
-            self.end(Wait(self._overlap_with(start), start, seconds), seconds)
+        self.end(Wait(monotonic() - seconds, seconds), seconds)
 
     def was_worth(self, wait: Wait, seconds: float) -> None:
         """Refund so much of a charged wait: its answer has saved the program as much."""
         with self._lock:
-            self._charge(wait.overlap, -seconds)
+            for span in wait.spans:
+                start, span.start = span.start, min(span.end, span.start + seconds)
+                seconds -= span.start - start
+                self._charge(-self._uncharged(start, span.start))
 
-    def _overlap_with(self, start: float) -> _Overlap:
-        """Return the waits that a wait overlaps which began at ``start``."""
-        if self._overlap.end < start and not self._still_unfinished(start):
-            self._overlap = _Overlap(start)
-        self._overlap.start = min(self._overlap.start, start)
-        return self._overlap
+    def _uncharged(self, start: float, end: float) -> float:
+        """Return how much of this time no charged wait covers."""
+        uncharged, reached = 0.0, start
+        for span in sorted(self._spans, key=_start_of):
+            if reached < span.end and span.start < end:
+                uncharged += max(0.0, span.start - reached)
+                reached = span.end
+        return uncharged + max(0.0, end - reached)
 
-    def _still_unfinished(self, now: float) -> set[Wait]:
-        """Return the waits that are going on; an exception can keep one from being ended, so its time limit ends it."""
-        self._unfinished = {wait for wait in self._unfinished if now < wait.start + wait.seconds}
-        return self._unfinished
-
-    def _charge(self, overlap: _Overlap, seconds: float) -> None:
-        overlap.waited += seconds
-        charge = overlap.cost(overlap.end) - overlap.charged
-        overlap.charged += charge
-        self._left = min(self._timeout, self._left - charge)
-        self.lost += charge
+    def _charge(self, seconds: float) -> None:
+        self._left = min(self._timeout, self._left - seconds)
+        self.lost += seconds
 
     def failed(self) -> None:
         """Open the breaker: a request failed."""
@@ -167,3 +174,7 @@ class Breaker:
     def _open(self) -> None:
         self._retry_at = monotonic() + self._pause
         self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
+
+
+def _start_of(span: _Span) -> float:
+    return span.start

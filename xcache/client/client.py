@@ -63,27 +63,26 @@ class Client:
         If another program is compiling it, wait for as long as the message says. A lease that is granted goes to
         ``lease``.
         """
-        start = own_time()
+        since = start = own_time()
         wait = self._breaker.begin()
-        # The daemon's signs of life. The time between them is the wait for another's compile, which is not charged.
-        first_sign: float | None = None
-        last_sign = start
+        # The wait is for the daemon until it gives its first sign of life, and then for another program's compile.
+        is_waiting, first_sign = True, start
         waited_for: protocol.Wait | None = None
         said = False
 
-        def heard() -> float:
-            """End the wait for the daemon at its first sign of life, and return when that was."""
-            nonlocal first_sign
-            if first_sign is None:
-                first_sign = own_time()
-                self._breaker.end(wait, first_sign - start)
-            return first_sign
+        def heard() -> None:
+            nonlocal since, is_waiting
+            now = own_time()
+            is_waiting = False
+            self._breaker.end(wait, now - since)
+            since = now
 
         def waiting(word: protocol.Wait) -> float:
-            nonlocal last_sign, waited_for, said
-            begun = heard()
-            last_sign = own_time()
-            waited = last_sign - begun
+            nonlocal is_waiting, first_sign, waited_for, said
+            heard()
+            if waited_for is None:
+                first_sign = since
+            waited = since - first_sign
             if waited > message.wait + self._config.timeout:
                 raise ConnectionLostError(f"no answer within {message.wait:g} s and more")
             if waited >= _LOGGED_WAIT_SECONDS and not said:
@@ -93,7 +92,9 @@ class Client:
                     *(word.pid, word.program, message.module_name, word.seconds),
                 )
             waited_for = word
-            return max(self._breaker.left(), _SIGN_OF_LIFE_SECONDS)
+            is_waiting = True
+            self._breaker.wait_on(wait, _SIGN_OF_LIFE_SECONDS)
+            return wait.seconds
 
         def get(connection: Connection, timeout: float) -> Entry | Absent:
             answer = connection.ask(message, timeout, waiting=waiting)
@@ -106,15 +107,13 @@ class Client:
         try:
             found = self._try(get, start + wait.seconds)
         finally:
-            first_heard, now = heard(), own_time()
-            if waited_for is not None and now - last_sign > _SIGN_OF_LIFE_SECONDS:
-                # The daemon should have sent four signs of life meanwhile, so this was a wait for the daemon.
-                self._breaker.waited(now - last_sign)
+            if is_waiting:
+                heard()
         if isinstance(found, Entry):
             found = found._replace(wait=wait)
         if waited_for is None:
             return found
-        waited = now - first_heard
+        waited = since - first_sign
         level = logging.INFO if said else logging.DEBUG
         logger.log(level, "waited %.1f s for process %d (%s)", waited, waited_for.pid, waited_for.program)
         return found._replace(waited=waited)
@@ -322,12 +321,17 @@ class Client:
         def ask() -> Result:
             connection = self._pool.take_idle()
             if connection is not None:
+                if own_time() >= deadline:
+                    # The program's other threads took the time; the daemon is not to blame.
+                    self._pool.put_back(connection)
+                    raise NotAskedError("no time was left to ask the daemon")
                 try:
                     return self._pool.use(connection, work, deadline - own_time() + patience)
                 except ConnectionLostError:
                     if own_time() >= deadline:
                         raise
-            return self._pool.use(self._pool.connect(deadline), work, deadline - own_time() + patience)
+            connection = self._pool.connect(deadline)
+            return self._pool.use(connection, work, deadline - own_time() + patience)
 
         return self._reporting_failures(ask)
 
@@ -339,6 +343,8 @@ class Client:
             reraise_if_the_programs(error)
             self._breaker.failed()
             raise ConnectionLostError(f"no answer within {self._config.timeout:g} s") from None
+        except NotAskedError:
+            raise
         except (UnavailableError, StoreError):
             self._breaker.failed()
             raise

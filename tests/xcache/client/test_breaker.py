@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.peers import Talk, fake_daemon
-from support.places import get_message, until
+from support.places import PATIENCE, get_message, until
 from support.resources import descriptors_of
 
 from xcache.client import breaker, connection
@@ -187,6 +187,96 @@ def test_threads_that_wait_together_lose_nothing_to_hits_and_only_their_own_time
     allowance.was_worth(miss, miss.charged)
     assert allowance.lost == pytest.approx(0.0, abs=0.1)
     assert allowance.left() == pytest.approx(10.0, abs=0.1)
+
+
+def test_waits_together_cost_their_time_although_short_waits_go_on_all_the_time(allowance, clock):
+    begun = allowance.begin()
+
+    def pass_time(seconds: float) -> None:
+        nonlocal begun
+        for _ in range(round(seconds / 0.005)):
+            advance(clock, 0.005)
+            following = allowance.begin()
+            allowance.end(begun, 0.005)
+            begun = following
+
+    pass_time(1.0)
+    together = [allowance.begin() for _ in range(8)]
+    pass_time(0.3)
+    for wait in together:
+        allowance.end(wait, 0.3)
+    pass_time(4.0)
+    allowance.waited(0.02)
+    assert allowance.lost == pytest.approx(0.32, abs=0.1)
+
+
+def test_a_refund_leaves_what_others_waited_at_the_same_time(allowance, clock):
+    hit = allowance.begin()
+    advance(clock, 1.0)
+    miss = allowance.begin()
+    advance(clock, 1.0)
+    allowance.end(miss, 1.0)
+    advance(clock, 1.0)
+    allowance.end(hit, 3.0)
+    assert allowance.lost == pytest.approx(3.0, abs=0.1)
+    allowance.was_worth(hit, 2.5)
+    # The half second that was not refunded, and the second of the miss.
+    assert allowance.lost == pytest.approx(1.5, abs=0.1)
+
+
+def test_a_silence_while_another_compiles_counts_while_it_lasts_and_is_refunded(
+    place, client, clock, monkeypatch
+):
+    silent, may_speak, heard = threading.Event(), threading.Event(), threading.Semaphore(0)
+    wait_on = breaker.Breaker.wait_on
+
+    def wait_on_and_tell(*arguments: object) -> None:
+        wait_on(*arguments)
+        heard.release()
+
+    monkeypatch.setattr(breaker.Breaker, "wait_on", wait_on_and_tell)
+
+    def behave(talk: Talk) -> None:
+        talk.welcome()
+        while True:
+            talk.read()
+            for _ in range(4):
+                talk.say(protocol.Wait(1, "other", 1.0, 60.0))
+                assert heard.acquire(timeout=PATIENCE)
+                advance(clock, 0.25)
+            advance(clock, 3.0)
+            silent.set()
+            assert may_speak.wait(PATIENCE)
+            talk.say(protocol.Found("d", 1, 60.0, b"x"))
+
+    with fake_daemon(place.socket, behave), ThreadPoolExecutor(1) as threads:
+        found = threads.submit(client.get, get_message(KEY, 60.0))
+        assert silent.wait(PATIENCE)
+        assert client.allowance() < 8.0
+        may_speak.set()
+        wait = found.result().wait
+    assert client.lost_seconds > 2.0
+    client.was_worth(wait, wait.charged)
+    assert client.lost_seconds < 0.1
+
+
+def test_a_thread_without_a_turn_until_its_time_is_up_blames_no_daemon(place, client, clock, monkeypatch):
+    with fake_daemon(place.socket, works()):
+        assert client.get(get_message(KEY)) == Absent(0)
+        begin = breaker.Breaker.begin
+
+        def begin_late(*arguments: object) -> breaker.Wait:
+            wait = begin(*arguments)
+            advance(clock, 9.0)
+            return wait
+
+        with monkeypatch.context() as patch:
+            patch.setattr(breaker.Breaker, "begin", begin_late)
+            with pytest.raises(NotAskedError, match="no time was left"):
+                client.get(get_message(KEY))
+        # The wait was charged; when that is over, the daemon is asked as before.
+        advance(clock, 10_000)
+        assert client.get(get_message(KEY)) == Absent(0)
 
 
 def test_a_thread_that_begins_to_wait_while_others_wait_may_wait_only_for_what_they_leave(allowance, clock):
