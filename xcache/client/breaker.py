@@ -13,8 +13,8 @@ SWIFT_SECONDS, _FREE_SECONDS = 0.25, 0.01
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
 # One wait may use this share of what is left; the rest is for a daemon that turns out to work again.
 _SHARE_PER_WAIT = 7 / 8
-# A wait may take this share of the timeout at least, or the daemon is not asked: in less, a busy machine may not give this
-# thread its turn, and the daemon would be blamed.
+# A wait may take this share of the timeout at least, or the daemon is not asked: in less, a busy machine may not give
+# this thread its turn, and the daemon would be blamed.
 _MIN_SHARE = 1 / 10
 # So many charged waits are known, to tell which overlap.
 _MAX_SPANS = 256
@@ -81,7 +81,7 @@ class Breaker:
             return wait
 
     def wait_on(self, wait: Wait, free_seconds: float) -> None:
-        """Go on with a wait that was ended, for the daemon's next sign of life, which is due within ``free_seconds``."""
+        """Wait for the daemon's next sign of life, after the last one; it is due within ``free_seconds``."""
         with self._lock:
             wait.start, wait.free_seconds = monotonic(), free_seconds
             wait.seconds = max(self.left(), free_seconds)

@@ -224,9 +224,7 @@ def test_a_refund_leaves_what_others_waited_at_the_same_time(allowance, clock):
     assert allowance.lost == pytest.approx(1.5, abs=0.1)
 
 
-def test_a_silence_while_another_compiles_counts_while_it_lasts_and_is_refunded(
-    place, client, clock, monkeypatch
-):
+def test_a_silence_while_another_compiles_counts_while_it_lasts_and_is_refunded(place, client, clock, monkeypatch):
     silent, may_speak, heard = threading.Event(), threading.Event(), threading.Semaphore(0)
     wait_on = breaker.Breaker.wait_on
 
