@@ -7,6 +7,7 @@ import contextlib
 import errno
 import logging
 import os
+import select
 import socket
 import time
 import weakref
@@ -14,7 +15,7 @@ from pathlib import Path
 
 from xcache.errors import StoreError
 from xcache.wire import framing, protocol
-from xcache.wire.ownership import peer_of
+from xcache.wire.ownership import Peer, peer_of
 from xcached.caller import Caller, Process
 from xcached.host.reload import LiveSettings
 from xcached.net.session import Session
@@ -99,18 +100,21 @@ class Server:
                 self._loop.remove_reader(self._listener.fileno())
                 self._loop.call_later(_PAUSE_SECONDS, self._listen_again)
                 return
-            if _has_gone(accepted):
-                # Close it cheaply: a client that only connects must not delay those behind it.
-                close_connection(accepted, None)
-            else:
-                self._take(accepted)
+            self._admit(accepted)
 
-    def _take(self, accepted: socket.socket) -> None:
+    def _admit(self, accepted: socket.socket) -> None:
+        """Queue a connection for its user's turn, or close it: all users' wait in one line to be accepted.
+
+        So nothing is done here that costs more than a few system calls.
+        """
         uid = None
         try:
             peer = peer_of(accepted)
             uid = peer.uid
-            refused = self._why_refused(peer.uid)
+            if _has_gone(accepted):
+                close_connection(accepted, uid)
+                return
+            refused = self._why_refused(uid)
         except OSError as error:
             refused = protocol.Refused("store error", str(error))
         if refused is not None:
@@ -120,18 +124,28 @@ class Server:
                 accepted.send(framing.encode(1, refused))
             close_connection(accepted, uid)
             return
+        account = self._accounts.get(peer.uid)
+        if account is None:
+            account = self._accounts[peer.uid] = Account(peer.uid, is_one_of_several=self._trust.shared)
+        account.connections += 1
+        self.turns.want_later(_Newcomer(self, accepted, peer, account))
+
+    def begin(self, accepted: socket.socket, peer: Peer, account: Account) -> None:
+        """Begin the session of a connection that was admitted."""
+        if not self._listening or _has_gone(accepted):
+            account.connections -= 1
+            close_connection(accepted, peer.uid)
+            return
         process = self._processes.setdefault((peer.pid, peer.uid), Process(peer.pid, peer.uid))
         caller = Caller(peer.pid, peer.uid, process)
-        account = self._accounts.setdefault(peer.uid, Account(peer.uid, is_one_of_several=self._trust.shared))
-        account.connections += 1
         self._connections.add(Session(accepted, caller, account, self, self._service, self._loop))
 
     def _why_refused(self, uid: int) -> protocol.Refused | None:
         trust, most = self._trust, self.settings.now.max_connections
         if not trust.admits(uid):
             return protocol.Refused("not permitted", f"this daemon is not for other users (uid {uid})")
-        # Connections that ended but cannot be closed yet count as well.
-        count = len(self._connections) + sum(account.left for account in self._accounts.values())
+        # Connections that still wait for their turn, or ended but cannot be closed yet, count as well.
+        count = sum(account.connections + account.left for account in self._accounts.values())
         if count >= most:
             return protocol.Refused("too many connections", f"there are {most} connections already")
         if trust.shared and not trust.administers(uid):
@@ -167,15 +181,38 @@ class Server:
         self._service.leave(connection.caller)
 
 
-def _has_gone(accepted: socket.socket) -> bool:
-    """Return whether a client hung up before it was accepted."""
-    accepted.setblocking(False)
-    try:
-        return not accepted.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
+class _Newcomer:
+    """A connection that waits for its user's turn to become a session."""
+
+    def __init__(self, server: Server, accepted: socket.socket, peer: Peer, account: Account) -> None:
+        self.account = account
+        self._server = server
+        self._accepted = accepted
+        self._peer = peer
+
+    def serve(self, until: float) -> bool:
+        """Begin the session; there is nothing more to do then."""
+        self._server.begin(self._accepted, self._peer, self.account)
         return False
-    except OSError:
-        return True
+
+    def read_or_not(self) -> None:
+        """Nothing is read before the session begins."""
+
+    def drop(self) -> None:
+        """Close the connection, because its session could not begin."""
+        self.account.connections -= 1
+        close_connection(self._accepted, self._peer.uid)
+
+
+def _has_gone(accepted: socket.socket) -> bool:
+    """Return whether a client hung up before its session began, also if it sent something first.
+
+    Nobody waits for what it sent: a client sends nothing that matters before it was welcomed.
+    """
+    accepted.setblocking(False)
+    poll = select.poll()
+    poll.register(accepted, 0)
+    return bool(poll.poll(0))
 
 
 def listen(path: Path, *, for_everybody: bool) -> socket.socket:

@@ -137,6 +137,12 @@ class Turns:
             self._serve_soon()
         return at_once
 
+    def want_later(self, connection: Served) -> None:
+        """Serve a session in its user's turn, but not now."""
+        self._queue(connection)
+        if not self._serving:
+            self._serve_soon()
+
     def released(self, account: Account) -> None:
         """Resume the sessions that waited because their user had too much in flight."""
         while account.stalled and account.may_reserve:
