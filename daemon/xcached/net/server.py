@@ -31,6 +31,10 @@ logger = logging.getLogger("xcached")
 _FREE_FOR_ONE = 3
 # Seconds of accepting before connected clients are served again.
 _ACCEPT_SECONDS = 0.005
+# Connections that may wait to be accepted, where users share a daemon. One user's flood may fill this line, and every
+# newcomer waits until it has moved up: with the 4096 of most systems for seconds. A client that finds it full tries
+# again 500 times a second.
+_SHARED_BACKLOG = 512
 # Checks for silent clients within the time that silence may last.
 _CHECKS_PER_SILENCE = 4
 _LONGEST_CHECK_SECONDS = 1.0
@@ -56,6 +60,8 @@ class Server:
         # Weak: each lasts as long as one of its connections.
         self._processes: weakref.WeakValueDictionary[tuple[int, int], Process] = weakref.WeakValueDictionary()
         listener.setblocking(False)
+        if trust.shared:
+            listener.listen(_SHARED_BACKLOG)
         self._loop.add_reader(listener.fileno(), self._accept)
         self._look_again()
 
