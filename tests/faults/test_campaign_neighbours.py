@@ -35,6 +35,7 @@ SHORT = (
     "histories",
     "small puts",
     "toolchains",
+    "connections that say something",
     "another's keys",
     "anything",
 )

@@ -50,6 +50,7 @@ class Hostile:
             "half messages": self.half_messages,
             "garbage": self.garbage,
             "connections": self.connections,
+            "connections that say something": self.saying_connections,
             "another's keys": self.another_users_keys,
             "clearing": self.clearing,
             "loads and ends": self.loads,
@@ -181,6 +182,14 @@ class Hostile:
         for _ in range(100):
             with contextlib.suppress(OSError):
                 self._place.connect().close()
+
+    def saying_connections(self) -> None:
+        """Connect, send a frame that is no message, and leave, without waiting for anything."""
+        for _ in range(1000):
+            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connecting:
+                connecting.setblocking(False)
+                connecting.connect(os.fspath(self._place.socket))
+                connecting.send(b"\0\0\0\1x")
 
     def another_users_keys(self) -> None:
         """Overwrite, mark, complain of, remove and crash on another user's entries."""

@@ -196,7 +196,7 @@ class _Newcomer:
         self._accepted = accepted
         self._peer = peer
 
-    def serve(self, until: float) -> bool:
+    def serve(self, until: float) -> bool:  # noqa: ARG002 - as a session has it
         """Begin the session; there is nothing more to do then."""
         self._server.begin(self._accepted, self._peer, self.account)
         return False
