@@ -18,6 +18,7 @@ NO_KEY = {
     "TPU devices without the first": "a warm read crashes there",
     "jax_enable_compilation_cache is off": "a program that wants no cache",
     "profile-guided optimization": "what XLA makes of a profile changes from run to run",
+    "libtpu's flags from files or variables": "libtpu has read them before, and they may have changed",
     "a file that cannot be read": "an option of XLA's was set to a file that is not there",
 }
 # Why keys differ that came with the same code, by the components that differ.

@@ -62,12 +62,26 @@ def elsewhere(platform: str) -> dict[str, dict[str, Any]]:
     found = anywhere()
     if platform == "tpu":
         found["the second device"] = {"device": 1}
-        flags, none = ({"LIBTPU_INIT_ARGS": text} for text in ("--xla_tpu_scoped_vmem_limit_kib=1024", ""))
+        name = "xla_tpu_scoped_vmem_limit_kib"
+        flags, none = ({"LIBTPU_INIT_ARGS": text} for text in (f"--{name}=1024", ""))
         # XLA cannot compile all of them for a device with so little memory.
         for_them = {"programs": ["dot", "while"]}
         found["libtpu's flags"] = for_them | {"environ": flags}
         found["libtpu's flags afterwards"] = for_them | {"environ_after": flags}
         found["libtpu's flags taken back"] = for_them | {"environ": flags, "environ_after": none}
+        from_variable = {"LIBTPU_INIT_ARGS": f"--tryfromenv={name}"}
+        found["libtpu's flags from a variable"] = for_them | {"environ": from_variable | {f"FLAGS_{name}": "1024"}}
+        found["libtpu's flags from a variable that is not set"] = for_them | {"environ": from_variable}
+        # libtpu splits at spaces only, takes off two dashes at most, and gives a flag without a value the next word.
+        for way, text in {
+            "after a space": f"--undefok=a --{name}=1024",
+            "after a tab": f"--undefok=a\t--{name}=1024",
+            "with two dashes": f"--undefok=-{name} --{name}=1024",
+            "with three dashes": f"--undefok=-{name} ---{name}=1024",
+            "from a file": "--flagfile=/dev/null",
+            "as the value of another": f"--xla_jf_dump_to --{name}=1024",
+        }.items():
+            found[f"libtpu's flags {way}"] = for_them | {"environ": {"LIBTPU_INIT_ARGS": text}}
     else:
         found["no tools on the PATH"] = {"environ": {"PATH": "/nonexistent"}}
     return found

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xcache.wire.hashing import digest
 
 # This number is part of every key. It changes with every change of what is hashed, or how.
-FORMAT = 2
+FORMAT = 3
 COMPONENTS = ("program", "options", "flags", "platform", "toolchain")
 
 

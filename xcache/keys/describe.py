@@ -86,6 +86,8 @@ class Surroundings:
 
     def _flags(self, client: Any, extra: str, prefixes: tuple[str, ...]) -> bytes:
         environ = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "LIBTPU_INIT_ARGS": self._libtpu(client)}
+        if client.platform not in ("cpu", *platform.GPU):
+            flags.refuse_unseen(environ["LIBTPU_INIT_ARGS"])
         return flags.collect(environ, extra=extra, prefixes=prefixes)
 
     def _libtpu(self, client: Any) -> str:

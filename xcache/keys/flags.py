@@ -2,6 +2,9 @@
 
 They are three lists. XLA and libtpu each parse their own, so a flag in one list says nothing about the flag of the same
 name in another. The order counts, because some flags add to an earlier flag of the same name.
+
+libtpu parses by Abseil's rules, which differ from XLA's: it splits at spaces only, knows no quotes, and takes the next
+word for the value of a flag without one. Its words therefore count as they are written.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
+from xcache.errors import UncacheableError
 from xcache.keys import lines, named_files
 from xcache.keys.options import LEFT_OUT
 
@@ -25,6 +29,8 @@ _FLAG = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _NAME = re.compile(r"[\w-]*")
+# Abseil's flags that bring others. Files name more files and variables, and libtpu has read them when a key is made.
+_BRINGS_FLAGS = re.compile(r"\b(flagfile|fromenv|tryfromenv)\b")
 
 _Flag = tuple[str, str]
 
@@ -44,14 +50,16 @@ def collect(
     return b"\n".join([text, *(lines({f"content of {name}": digest}) for name, digest in files)]) if files else text
 
 
+def refuse_unseen(libtpu: str) -> None:
+    """Raise UncacheableError if libtpu has read some of its flags in files or variables that this text only names."""
+    if _BRINGS_FLAGS.search(libtpu):
+        raise UncacheableError("libtpu's flags from files or variables")
+
+
 @functools.lru_cache(maxsize=64)
 def _parse_all(xla_flags: str, libtpu: str, arguments: tuple[str, ...], extra: str) -> tuple[bytes, tuple[_Flag, ...]]:
     """Return the lines of all three lists, and the flags in them."""
-    sources = {
-        "XLA_FLAGS": _split(xla_flags),
-        "LIBTPU_INIT_ARGS": _split(libtpu),
-        "argument": map(_split_one, arguments),
-    }
+    sources = {"XLA_FLAGS": _split(xla_flags), "argument": map(_split_one, arguments)}
     rows, flags = [], []
     for source, parsed in sources.items():
         for name, value in parsed:
@@ -59,6 +67,9 @@ def _parse_all(xla_flags: str, libtpu: str, arguments: tuple[str, ...], extra: s
                 flags.append((name, value))
                 # The name of an argument may hold any characters.
                 rows.append(lines({f"{source} {name if _NAME.fullmatch(name) else repr(name)}": value}))
+    for word in _libtpu_words(libtpu):
+        flags.append(_split_one(word) if "=" in word else ("", word))
+        rows.append(lines({"LIBTPU_INIT_ARGS": word}))
     if extra:
         rows.append(lines({"custom key": extra}))
     return b"\n".join(rows), tuple(flags)
@@ -66,6 +77,16 @@ def _parse_all(xla_flags: str, libtpu: str, arguments: tuple[str, ...], extra: s
 
 def _counts(name: str) -> bool:
     return name not in _LEFT_OUT_NAMES and not _ONLY_DUMP_OR_LOG.fullmatch(name)
+
+
+def _libtpu_words(text: str) -> Iterator[str]:
+    """Yield the words that count. One that only dumps or logs may be the value of a flag before it, and counts then."""
+    may_be_value = False
+    for word in text.split(" ") if text else ():
+        name, equals, _ = word.removeprefix("-").removeprefix("-").partition("=")
+        if may_be_value or not equals or _counts(name):
+            yield word
+        may_be_value = not equals
 
 
 def _text(xla_flags: str) -> str:

@@ -321,6 +321,17 @@ def test_libtpus_flags_count_when_they_changed_before_the_client_appeared(host, 
     assert len({flags(texts[at_first], texts[afterwards]) for at_first, afterwards in ways}) == len(ways)
 
 
+def test_libtpus_flags_from_elsewhere_are_refused_for_its_programs_only(host, topologies, jaxlib_folder, monkeypatch):
+    """A text that libtpu may have read counts, whatever the text is afterwards."""
+    monkeypatch.setenv("LIBTPU_INIT_ARGS", "--tryfromenv=xla_tpu_a")
+    surroundings = Surroundings(jaxlib_folder, "1.0", None)
+    monkeypatch.delenv("LIBTPU_INIT_ARGS")
+    processor, tpu = (Client(name, "1", Device(0, name)) for name in ("cpu", "tpu"))
+    assert surroundings.around(processor, processor.devices())
+    with pytest.raises(UncacheableError, match="libtpu's flags"):
+        surroundings.around(tpu, tpu.devices())
+
+
 def test_describing_a_client_does_not_keep_it_alive(topologies):
     gpu = Device(0, "H100")
     client = Client("gpu", "1", gpu)

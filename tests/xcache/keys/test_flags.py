@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from xcache.errors import UncacheableError
-from xcache.keys.flags import collect
+from xcache.keys.flags import collect, refuse_unseen
 from xcache.keys.options import LEFT_OUT
 
 names = st.from_regex(r"xla_(cpu|gpu|tpu)_[a-z]{3,12}", fullmatch=True).filter(lambda n: n not in LEFT_OUT.values())
@@ -71,6 +71,48 @@ def test_arguments_and_libtpu_flags_count():
     assert of(argv=("--xla_a=1", "--other=2")) == of(argv=("--xla_a=1",)) != of()
     assert of(libtpu="--xla_a=1") != of()
     assert of(argv=("--other=2",)) == of()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("--xla_a=1", '--xla_a="1"'),
+        ("--xla_a=1 --xla_b=2", "--xla_a=1\t--xla_b=2"),
+        ("--xla_a=1", "---xla_a=1"),
+        ("--xla_a=1", "--xla_jf_dump_to --xla_a=1"),
+        ("--xla_a --xla_jf_dump_to=b", "--xla_a --xla_jf_dump_to=c"),
+        ("--xla_a --xla_jf_dump_to=b", "--xla_a  --xla_jf_dump_to=b"),
+    ],
+)
+def test_libtpus_flags_count_as_written(one, other):
+    """It splits at spaces only, knows no quotes and two dashes at most, and a flag may take the next word as its value."""
+    assert of(libtpu=one) != of(libtpu=other)
+
+
+def test_libtpus_flags_that_only_dump_do_not_count():
+    assert of(libtpu="--xla_a=1 --xla_jf_dump_to=b") == of(libtpu="--xla_a=1")
+    assert of(libtpu="--xla_jf_dump_to=b") == of()
+
+
+@pytest.mark.parametrize("name", ["flagfile", "fromenv", "tryfromenv"])
+@pytest.mark.parametrize("text", ["--{}=a", "-{}=a", "--xla_a=1 --{} a", "--xla_a --{}=a,b", "--xla_a=1\n--{}=a"])
+def test_libtpus_flags_from_elsewhere_are_refused(name, text):
+    """libtpu reads files and variables once, which may change or name others."""
+    with pytest.raises(UncacheableError, match="libtpu's flags"):
+        refuse_unseen(text.format(name))
+
+
+def test_libtpus_other_flags_are_not_refused():
+    refuse_unseen("--xla_flagfile=1 --xla_a_fromenv=2 --undefok=xla_b /tmp/flagfiles")
+
+
+def test_the_content_of_a_file_in_libtpus_next_word_counts(tmp_path):
+    file = tmp_path / "profile"
+    contents = []
+    for text in ("one", "two"):
+        file.write_text(text)
+        contents.append(of(libtpu=f"--xla_new {file}"))
+    assert contents[0] != contents[1]
 
 
 def test_flags_that_a_program_adds_by_jaxs_own_means_count():
