@@ -85,7 +85,7 @@ def test_arguments_and_libtpu_flags_count():
     ],
 )
 def test_libtpus_flags_count_as_written(one, other):
-    """It splits at spaces only, knows no quotes and two dashes at most, and a flag may take the next word as its value."""
+    """It splits at spaces only, knows no quotes and two dashes at most, and a flag may take the next word."""
     assert of(libtpu=one) != of(libtpu=other)
 
 
