@@ -204,7 +204,9 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     )
     compiler = found.compiler
     compiler.compile_or_get_cached = wrapper.wrap(compiler.compile_or_get_cached, found, recording, surroundings)
-    devices = _devices(platform, question.get("topology", "1x1x1"))
+    with surroundings.watching_libtpu():
+        os.environ.update(question.get("environ_meanwhile", {}))
+        devices = _devices(platform, question.get("topology", "1x1x1"))
     os.environ.update(question.get("environ_after", {}))
     if question.get("affinity_after"):
         os.sched_setaffinity(0, question["affinity_after"])

@@ -69,6 +69,8 @@ def elsewhere(platform: str) -> dict[str, dict[str, Any]]:
         found["libtpu's flags"] = for_them | {"environ": flags}
         found["libtpu's flags afterwards"] = for_them | {"environ_after": flags}
         found["libtpu's flags taken back"] = for_them | {"environ": flags, "environ_after": none}
+        meanwhile = {"environ_meanwhile": flags, "environ_after": none}
+        found["libtpu's flags while it starts"] = for_them | meanwhile
         from_variable = {"LIBTPU_INIT_ARGS": f"--tryfromenv={name}"}
         found["libtpu's flags from a variable"] = for_them | {"environ": from_variable | {f"FLAGS_{name}": "1024"}}
         found["libtpu's flags from a variable that is not set"] = for_them | {"environ": from_variable}

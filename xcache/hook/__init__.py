@@ -48,6 +48,7 @@ class Handle:
             self._undo.enter_context(logs.shown(settings))
             self._undo.callback(process_cache.leave, self._cache)
             self._undo.enter_context(cpu_clients.watched())
+            self._undo.enter_context(surroundings.watching_libtpu())
             compiler = self._jax.compiler
             self._original = compiler.compile_or_get_cached
             self._wrapped = wrapper.wrap(self._original, self._jax, self._cache, surroundings)

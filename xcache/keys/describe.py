@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,29 @@ class Surroundings:
         """Return the compiler's files for a platform, as they were when first asked for."""
         return self._toolchain(platform_name, serialized_options).files
 
+    @contextlib.contextmanager
+    def watching_libtpu(self) -> Iterator[None]:
+        """Note libtpu's flags when it reads them: the program may take them back before its first compile."""
+        from jaxlib import xla_client
+
+        owner, name = xla_client._xla, "initialize_pjrt_plugin"
+        original = getattr(owner, name, None)
+        if original is None:
+            yield
+            return
+
+        @functools.wraps(original)
+        def initialize_pjrt_plugin(*arguments: Any, **options: Any) -> Any:
+            self._note_libtpu()
+            return original(*arguments, **options)
+
+        setattr(owner, name, initialize_pjrt_plugin)
+        try:
+            yield
+        finally:
+            if getattr(owner, name) is initialize_pjrt_plugin:
+                setattr(owner, name, original)
+
     def _flags(self, client: Any, extra: str, prefixes: tuple[str, ...]) -> bytes:
         environ = {"XLA_FLAGS": os.environ.get("XLA_FLAGS", ""), "LIBTPU_INIT_ARGS": self._libtpu(client)}
         if client.platform not in ("cpu", *platform.GPU):
@@ -93,13 +118,17 @@ class Surroundings:
     def _libtpu(self, client: Any) -> str:
         """Return every text that libtpu's flags had before the client was first seen."""
         if client not in self._libtpu_flags:
-            texts, now = self._libtpu_texts, os.environ.get("LIBTPU_INIT_ARGS", "")
-            if now != texts[-1]:
-                # Replaced, because two threads that see the client at once must not both append to it.
-                self._libtpu_texts = texts = (*texts, now)
             # Their places count: which of them libtpu has read is not known.
-            self._libtpu_flags[client] = f" {_CHANGED} ".join(texts)
+            self._libtpu_flags[client] = f" {_CHANGED} ".join(self._note_libtpu())
         return self._libtpu_flags[client]
+
+    def _note_libtpu(self) -> tuple[str, ...]:
+        """Return the texts that libtpu's flags had until now."""
+        texts, now = self._libtpu_texts, os.environ.get("LIBTPU_INIT_ARGS", "")
+        if now != texts[-1]:
+            # Replaced, because two threads that see the client at once must not both append to it.
+            self._libtpu_texts = texts = (*texts, now)
+        return texts
 
     def _toolchain(self, platform_name: str, serialized_options: bytes) -> toolchain.Toolchain:
         folders: tuple[str, ...] = ()

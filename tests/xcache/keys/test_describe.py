@@ -321,6 +321,25 @@ def test_libtpus_flags_count_when_they_changed_before_the_client_appeared(host, 
     assert len({flags(texts[at_first], texts[afterwards]) for at_first, afterwards in ways}) == len(ways)
 
 
+def test_libtpus_flags_count_that_were_taken_back_after_it_read_them(host, jaxlib_folder, monkeypatch):
+    read = []
+    owner = xla_client._xla
+    monkeypatch.setattr(owner, "initialize_pjrt_plugin", lambda name: read.append(os.environ["LIBTPU_INIT_ARGS"]))
+    replaced, keys_seen = owner.initialize_pjrt_plugin, set()
+    for text in ("", "--xla_tpu_a=1"):
+        monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+        surroundings = Surroundings(jaxlib_folder, "1.0", None)
+        with surroundings.watching_libtpu():
+            monkeypatch.setenv("LIBTPU_INIT_ARGS", text)
+            owner.initialize_pjrt_plugin("tpu")
+            monkeypatch.delenv("LIBTPU_INIT_ARGS")
+        client = Client("cpu", "cpu", Device(0, "cpu"))
+        keys_seen.add(surroundings.around(client, client.devices())[0])
+    assert read == ["", "--xla_tpu_a=1"]
+    assert len(keys_seen) == 2
+    assert owner.initialize_pjrt_plugin is replaced
+
+
 def test_libtpus_flags_from_elsewhere_are_refused_for_its_programs_only(host, topologies, jaxlib_folder, monkeypatch):
     """A text that libtpu may have read counts, whatever the text is afterwards."""
     monkeypatch.setenv("LIBTPU_INIT_ARGS", "--tryfromenv=xla_tpu_a")
