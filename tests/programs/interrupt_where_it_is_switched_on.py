@@ -47,4 +47,4 @@ def attempt(k):
 lines.try_all(attempt, patience=3)
 # A strike between opening a file and the next line leaves it open; the slower the daemon starts, the more such lines
 # are met. Some four hundred attempts that each left one would be found.
-print(json.dumps({"lines": len(lines.met), "left open": left_open(open_before, 50)}))
+print(json.dumps({"lines": len(lines.met), "left open": left_open(open_before, 10)}))

@@ -53,7 +53,7 @@ class Askers:
             done = subprocess.run(
                 [sys.executable, str(TESTS / "support" / "keys_child.py"), "--once"],
                 input=text,
-                env=_environ() | environ,
+                env=self._environ() | environ,
                 # Some options have files written.
                 cwd=self._memo,
                 capture_output=True,
@@ -68,9 +68,10 @@ class Askers:
     def _start(self) -> subprocess.Popen[str]:
         command = [sys.executable, str(TESTS / "support" / "keys_child.py")]
         pipe = subprocess.PIPE
-        return subprocess.Popen(command, env=_environ(), cwd=self._memo, stdin=pipe, stdout=pipe, text=True)
+        return subprocess.Popen(command, env=self._environ(), cwd=self._memo, stdin=pipe, stdout=pipe, text=True)
 
-
-def _environ() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("XCACHE", "XLA", "JAX"))}
-    return kept | NO_DEVICE | {"PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, TESTS)))}
+    def _environ(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("XCACHE", "XLA", "JAX"))}
+        # libtpu writes its logs to TMPDIR.
+        ours = {"PYTHONPATH": os.pathsep.join(map(str, (REPOSITORY, TESTS))), "TMPDIR": self._memo}
+        return kept | NO_DEVICE | ours
