@@ -91,7 +91,7 @@ class Surroundings:
         """Note libtpu's flags when it reads them: the program may take them back before its first compile."""
         from jaxlib import xla_client
 
-        owner, name = xla_client._xla, "initialize_pjrt_plugin"
+        owner, name = getattr(xla_client, "_xla", None), "initialize_pjrt_plugin"
         original = getattr(owner, name, None)
         if original is None:
             yield
