@@ -103,7 +103,9 @@ def test_libtpus_flags_from_elsewhere_are_refused(name, text):
 
 
 def test_libtpus_other_flags_are_not_refused():
-    refuse_unseen("--xla_flagfile=1 --xla_a_fromenv=2 --undefok=xla_b /tmp/flagfiles")
+    text = "--xla_flagfile=1 --xla_a_fromenv=2 --undefok=xla_b /tmp/flagfiles"
+    refuse_unseen(text)
+    assert of(libtpu=text) != of()
 
 
 def test_the_content_of_a_file_in_libtpus_next_word_counts(tmp_path):
