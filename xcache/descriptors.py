@@ -12,6 +12,9 @@ import resource
 
 Identity = tuple[int, int]
 
+# A program's connections may take this fraction (1/n) of its descriptors; this many at least and at most.
+_DIVISOR, _LEAST, _MOST = 8, 8, 128
+
 
 def identity(descriptor: int) -> Identity:
     """Return which file, socket or pipe a descriptor refers to."""
@@ -25,6 +28,12 @@ def is_still(descriptor: int, known: Identity) -> bool:
         return identity(descriptor) == known
     except OSError:
         return False
+
+
+def may_take() -> int:
+    """Return how many descriptors xcache may hold: a small part of those that the program may open."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return _MOST if limit == resource.RLIM_INFINITY else max(_LEAST, min(_MOST, limit // _DIVISOR))
 
 
 def check_file_size(size: int) -> None:

@@ -57,7 +57,7 @@ class HungUpError(ConnectionLostError):
 
 
 class NotAskedError(UnavailableError):
-    """The client did not ask, because the daemon failed before or has cost the program enough time."""
+    """The client did not ask: the daemon failed before or has cost enough time, or too many threads ask already."""
 
 
 class TurnedAwayError(UnavailableError):

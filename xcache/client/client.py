@@ -100,12 +100,14 @@ class Client:
             answer = connection.ask(message, timeout, waiting=waiting)
             heard()
             found = found_in(connection, answer)
-            if isinstance(found, Absent) and found.lease and lease is not None:
-                lease.take(message.key, found.lease)
+            if isinstance(found, Absent) and found.lease:
+                connection.has_lease = True
+                if lease is not None:
+                    lease.take(message.key, found.lease)
             return found
 
         try:
-            found = self._try(get, start + wait.seconds)
+            found = self._try(get, start + wait.seconds, is_bounded=True)
         finally:
             if is_waiting:
                 heard()
@@ -152,13 +154,13 @@ class Client:
         """Connect; with ``ahead`` the program is not waiting for this, so its allowance is not charged."""
         if not ahead:
             with self._charged() as deadline:
-                return self._connect(deadline)
+                return self._connect(deadline, is_bounded=True)
         if self._breaker.check_background():
             raise NotAskedError("the daemon failed and has not answered since")
         return self._connect(own_time() + self._config.timeout)
 
-    def _connect(self, deadline: float) -> Connection:
-        return self._reporting_failures(lambda: self._pool.connect(deadline))
+    def _connect(self, deadline: float, *, is_bounded: bool = False) -> Connection:
+        return self._reporting_failures(lambda: self._pool.connect(deadline, is_bounded=is_bounded))
 
     def end_loading(self) -> None:
         """Tell the daemon that this thread's load is over, with an executable or without."""
@@ -174,7 +176,7 @@ class Client:
         if not self._pool.note(protocol.Release(key, lease)):
             # All connections are in use, perhaps for a long wait. If no other can be opened, the next free one will do.
             with contextlib.suppress(UnavailableError, StoreError), self._charged() as deadline:
-                self._pool.put_back(self._connect(deadline))
+                self._pool.put_back(self._connect(deadline, is_bounded=True))
 
     def fetch(self, key: str) -> Entry | Absent:
         """Return a stored entry that the program will want, without taking a lease or waiting for a compile."""
@@ -200,7 +202,7 @@ class Client:
             self._in_background(lambda c, timeout: c.demand(message, protocol.Done, timeout))
             return
         with self._charged() as deadline:
-            self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline)
+            self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline, is_bounded=True)
 
     def complain(self, message: protocol.Complain) -> None:
         """Have the daemon examine an entry that could not be used."""
@@ -315,8 +317,18 @@ class Client:
         connection.demand(protocol.AskStatus(), protocol.Status, timeout)
         self._breaker.answered(own_time() - start)
 
-    def _try(self, work: Callable[[Connection, float], Result], deadline: float, patience: float = 0.0) -> Result:
-        """Ask; if an idle connection turns out to be lost, ask once more on a new one."""
+    def _try(
+        self,
+        work: Callable[[Connection, float], Result],
+        deadline: float,
+        patience: float = 0.0,
+        *,
+        is_bounded: bool = False,
+    ) -> Result:
+        """Ask; if an idle connection turns out to be lost, ask once more on a new one.
+
+        ``is_bounded`` if any number of threads may ask this at once.
+        """
 
         def ask() -> Result:
             connection = self._pool.take_idle()
@@ -330,7 +342,7 @@ class Client:
                 except ConnectionLostError:
                     if own_time() >= deadline:
                         raise
-            connection = self._pool.connect(deadline)
+            connection = self._pool.connect(deadline, is_bounded=is_bounded)
             return self._pool.use(connection, work, deadline - own_time() + patience)
 
         return self._reporting_failures(ask)

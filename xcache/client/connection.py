@@ -50,6 +50,8 @@ class Connection:
         self._messages: list[tuple[int, protocol.Message]] = []
         self._descriptors: list[int] = []
         self._request = 0
+        # Whether a lease was granted on it.
+        self.has_lease = False
         deadline = own_time() + timeout
         try:
             check_directory(path.parent, trusted)
@@ -184,9 +186,9 @@ class Connection:
             raise ConnectionAbortedError(errno.ECONNABORTED, "the program has closed the connection")
 
     def _drop_descriptors(self) -> None:
-        for descriptor in self._descriptors:
-            os.close(descriptor)
-        self._descriptors.clear()
+        # Ctrl-C must not leave a closed one in the list: its number may be a file of the program's next time.
+        while self._descriptors:
+            os.close(self._descriptors.pop())
 
     def _send(self, frame: bytes, descriptors: Sequence[int], deadline: float) -> None:
         view = memoryview(frame)

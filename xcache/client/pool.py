@@ -8,10 +8,14 @@ from typing import TypeVar
 
 from xcache.client.connection import Connection
 from xcache.client.connector import Connector
-from xcache.errors import ConnectionLostError, DamagedError, RefusedError, UncacheableError
+from xcache.descriptors import may_take
+from xcache.errors import ConnectionLostError, DamagedError, NotAskedError, RefusedError, UncacheableError
 from xcache.wire import protocol
 
 Result = TypeVar("Result")
+
+# Idle connections that are kept: more than most programs' threads use at once.
+MOST_IDLE = 16
 
 
 class Pool:
@@ -21,6 +25,8 @@ class Pool:
         self._connector = connector
         # All connections, and those of them that no thread uses.
         self._open: set[Connection] = set()
+        # The connections that threads are making.
+        self._coming: set[object] = set()
         self._idle: list[Connection] = []
         # Connections on which a load was announced that is not over yet.
         self._loading: set[Connection] = set()
@@ -34,11 +40,19 @@ class Pool:
         with self._lock:
             return self._idle.pop() if self._idle else None
 
-    def connect(self, deadline: float) -> Connection:
-        """Return a new connection."""
-        connection = self._connector.connect(deadline)
+    def connect(self, deadline: float, *, is_bounded: bool = False) -> Connection:
+        """Return a new connection; if ``is_bounded``, raise NotAskedError where that would be too many."""
+        coming = object()
         with self._lock:
-            self._open.add(connection)
+            if is_bounded and len(self._open) + len(self._coming) >= may_take():
+                raise NotAskedError("other threads use all connections that this program may have")
+            self._coming.add(coming)
+        try:
+            connection = self._connector.connect(deadline)
+            with self._lock:
+                self._open.add(connection)
+        finally:
+            self._coming.discard(coming)
         return connection
 
     def use(self, connection: Connection, work: Callable[[Connection, float], Result], timeout: float) -> Result:
@@ -113,6 +127,7 @@ class Pool:
         for connection in list(self._open):
             connection.close()
         self._open.clear()
+        self._coming.clear()
         self._idle.clear()
         self._loading.clear()
         self._notes.clear()
@@ -134,7 +149,8 @@ class Pool:
 
     def _keep(self, connection: Connection) -> None:
         with self._lock:
-            if not self._is_closed:
+            # A lease would end with its connection.
+            if not self._is_closed and (len(self._idle) < MOST_IDLE or connection.has_lease):
                 self._idle.append(connection)
                 return
         self._drop(connection)
