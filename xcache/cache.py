@@ -261,14 +261,17 @@ class Cache:
         self._launcher.close()
 
     def _at_exit(self) -> None:
-        self._finish()
-        named = any(thread.name.startswith("xcache-") for thread in threading.enumerate())
-        if named or not self._prefetcher.finish(0.0):
-            # A thread still waits for something and may outlive the interpreter. It must not collect jax's client,
-            # whose destructor releases the GIL: a thread that cannot get it back, deep in C++, ends the process.
-            gc.disable()
-            # Nor may it be writing to stderr, which the interpreter needs for itself as it shuts down.
-            self._trouble.fall_silent(self.config.timeout)
+        try:
+            self._finish()
+        finally:
+            # Ctrl-C is likely where an exit takes long.
+            named = any(thread.name.startswith("xcache-") for thread in threading.enumerate())
+            if named or not self._prefetcher.finish(0.0):
+                # A thread still waits for something and may outlive the interpreter. It must not collect jax's client,
+                # whose destructor releases the GIL: a thread that cannot get it back, deep in C++, ends the process.
+                gc.disable()
+                # Nor may it be writing to stderr, which the interpreter needs for itself as it shuts down.
+                self._trouble.fall_silent(self.config.timeout)
         self._sum_up()
 
     def _sum_up(self) -> None:

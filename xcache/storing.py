@@ -196,16 +196,19 @@ class StoreQueue(Generic[Job]):
             self._finishing = True
             self._wake()
             thread = self._thread
-            while self._thread is not None and now < start + at_most:
-                self._changed.wait(min(_EXIT_POLL_SECONDS, start + at_most - now))
-                before, now = now, monotonic()
-                if self._is_late():
-                    self.late_seconds += now - before
-                    if self.late_seconds >= seconds:
-                        break
-            dropped = len(self._jobs) + self._busy
-            self._jobs.clear()
-            self._finishing = False
+            try:
+                while self._thread is not None and now < start + at_most:
+                    self._changed.wait(min(_EXIT_POLL_SECONDS, start + at_most - now))
+                    before, now = now, monotonic()
+                    if self._is_late():
+                        self.late_seconds += now - before
+                        if self.late_seconds >= seconds:
+                            break
+            finally:
+                # Also after Ctrl-C: the thread must not begin anything more.
+                dropped = len(self._jobs) + self._busy
+                self._jobs.clear()
+                self._finishing = False
         if thread and not dropped:
             # The thread has left the queue, but may not have ended yet.
             thread.join(max(0.0, start + at_most - monotonic()))

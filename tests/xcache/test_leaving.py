@@ -6,6 +6,7 @@ import gc
 import logging
 import threading
 
+import pytest
 from support.caching import compiled, raising, request
 
 
@@ -49,3 +50,32 @@ def test_a_thread_that_is_left_at_exit_is_not_in_the_middle_of_a_line_and_begins
         logging.getLogger("xcache").removeHandler(output)
         gc.enable()
     assert output.said == ["ValueError: first (key failed); compiling without the cache"]
+
+
+def test_an_interrupted_exit_leaves_the_thread_nothing_to_do_and_nothing_to_collect(caches, monkeypatch):
+    cache, working, may_end, done = caches(), threading.Event(), threading.Event(), []
+
+    def work(job: object) -> None:
+        done.append(job)
+        working.set()
+        assert may_end.wait(30)
+
+    monkeypatch.setattr(cache._queue, "_work", work)
+    assert cache._queue.add("first", 1.0)
+    assert working.wait(30)
+    assert cache._queue.add("second", 1.0)
+    left = cache._queue._thread
+
+    def interrupted() -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cache._queue, "_is_late", interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            cache._at_exit()
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+        may_end.set()
+        left.join(30)
+    assert done == ["first"]
