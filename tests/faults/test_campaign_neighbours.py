@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import signal
+import sqlite3
 import statistics
 import subprocess
 import sys
@@ -16,10 +18,10 @@ import pytest
 from support.conversation import Conversation, key_of
 from support.environments import Environment
 from support.hostile import Hostile
-from support.places import TESTS, Place, digest
+from support.places import TESTS, Place, digest, get_message, put_message
 from support.users import ALICE, BOB, Machine, become
 
-from xcache.wire import protocol
+from xcache.wire import framing, protocol
 
 KINDS = list(Hostile(Place(Path("/")), "", []).floods)
 # The bars of the long form: they hold on a machine with little else to do.
@@ -113,25 +115,31 @@ class Neighbour:
         self._talk.close()
 
     def _connected(self) -> Conversation:
-        # The kernel reports who connected by the effective uid at that moment.
-        os.seteuid(self.uid)
-        try:
-            talk = self._tried()
-        finally:
-            os.seteuid(0)
-        talk.greet()
-        return talk
+        return connected(self.place, self.uid)
 
-    def _tried(self) -> Conversation:
-        """A connection, also where the queue is full for a moment: a client tries as long."""
-        until = time.monotonic() + 1.0
-        while True:
-            try:
-                return Conversation(self.place)
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.002)
+
+def connected(place: Place, uid: int) -> Conversation:
+    """Connect as a user."""
+    # The kernel reports who connected by the effective uid at that moment.
+    os.seteuid(uid)
+    try:
+        talk = tried(place)
+    finally:
+        os.seteuid(0)
+    talk.greet()
+    return talk
+
+
+def tried(place: Place) -> Conversation:
+    """A connection, also where the queue is full for a moment: a client tries as long."""
+    until = time.monotonic() + 1.0
+    while True:
+        try:
+            return Conversation(place)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.002)
 
 
 @contextlib.contextmanager
@@ -174,6 +182,58 @@ def peak_memory(pid: int) -> float:
     """The most that a process ever had in memory, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return next(float(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+
+
+@pytest.fixture
+def connections(machine) -> Iterator[list[tuple[int, Conversation]]]:
+    """Sixty connections of Bob's and twenty of Alice's, in any order, with the daemon of a machine."""
+    machine.start()
+    users = [BOB] * 60 + [ALICE] * 20
+    random.Random(1).shuffle(users)
+    with contextlib.ExitStack() as stack:
+        made = [(uid, connected(machine.place, uid)) for uid in users]
+        for _, talk in made:
+            stack.callback(talk.close)
+        yield made
+
+
+def test_questions_are_answered_before_most_that_a_neighbour_asked_at_the_same_time(machine, connections):
+    """The numbers of leases are the order in which the daemon answered."""
+    pid = daemon_pid(machine)
+    asked = {BOB: range(2, 10), ALICE: range(2, 3)}
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        for number, (uid, talk) in enumerate(connections):
+            questions = [(n, get_message(key_of(f"{number} {n}"), 600.0)) for n in asked[uid]]
+            talk.raw(b"".join(framing.encode(*question) for question in questions))
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    leases: dict[int, list[int]] = {BOB: [], ALICE: []}
+    for uid, talk in connections:
+        leases[uid] += [answer.lease for answer in talk.answers(asked[uid]).values()]
+    assert all(leases[BOB] + leases[ALICE])
+    earlier = sum(lease < max(leases[ALICE]) for lease in leases[BOB])
+    assert earlier < len(leases[BOB]) / 2
+
+
+def test_an_entry_is_written_before_most_that_a_neighbour_sent_earlier(machine, connections):
+    """All wait for the writer thread, which waits for another process's lock on the database."""
+    sent = {BOB: range(2, 12), ALICE: range(2, 3)}
+    # Bob's come first.
+    in_order = sorted(connections, key=lambda connection: connection[0], reverse=True)
+    with contextlib.closing(sqlite3.connect(machine.place.dir / "store.db", isolation_level=None)) as database:
+        database.execute("BEGIN IMMEDIATE")
+        for number, (uid, talk) in enumerate(in_order):
+            puts = [(n, put_message(key_of(f"{number} {n}"), b"executable", b"program")) for n in sent[uid]]
+            # A status is answered at once; then all before it is in the writer thread's queue.
+            talk.raw(b"".join(framing.encode(*put) for put in [*puts, (100, protocol.AskStatus())]))
+            assert isinstance(talk.answer(100), protocol.Status)
+        database.execute("ROLLBACK")
+    for uid, talk in in_order:
+        assert set(talk.answers(sent[uid]).values()) == {protocol.Stored(True)}
+    written = [uid for (uid,) in machine.place.query("SELECT writer_uid FROM entries ORDER BY used_order")]
+    last = max(place for place, uid in enumerate(written) if uid == ALICE)
+    assert written[:last].count(BOB) < written.count(BOB) / 2
 
 
 @pytest.mark.slow
