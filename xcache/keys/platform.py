@@ -12,6 +12,9 @@ from xcache.keys import cpu_clients, lines
 from xcache.wire.hashing import digest
 
 GPU = ("gpu", "cuda", "rocm")
+# Their keys were compared with code. Another platform's compiler may read flags, variables, libraries and files that no
+# key holds: Neuron's reads NEURON_CC_FLAGS.
+_COMPARED = frozenset({"cpu", "gpu", "cuda", "tpu"})
 # In older jaxlibs the topology of a GPU says hardly more than its name.
 _GPU_FACTS = ("compute_capability", "core_count", "shared_memory_per_block_optin")
 
@@ -62,6 +65,10 @@ def _facts(client: Any, devices: Sequence[Any]) -> _Facts:
         # An executable names a BLASLt kernel by its index in a list that another process may order differently
         # (openxla/xla#47659).
         raise UncacheableError("ROCm")
+    # jaxlib calls Intel's GPUs ``gpu``, too.
+    for name in (client.platform, getattr(client, "_raw_platform", client.platform)):
+        if str(name).lower() not in _COMPARED:
+            raise UncacheableError(f"platform {name}")
     facts: dict[str, object] = {
         "platform": client.platform,
         "version": client.platform_version,
