@@ -65,10 +65,8 @@ def _facts(client: Any, devices: Sequence[Any]) -> _Facts:
         # An executable names a BLASLt kernel by its index in a list that another process may order differently
         # (openxla/xla#47659).
         raise UncacheableError("ROCm")
-    # jaxlib calls Intel's GPUs ``gpu``, too.
-    for name in (client.platform, getattr(client, "_raw_platform", client.platform)):
-        if str(name).lower() not in _COMPARED:
-            raise UncacheableError(f"platform {name}")
+    if client.platform not in _COMPARED:
+        raise UncacheableError(f"platform {client.platform}")
     facts: dict[str, object] = {
         "platform": client.platform,
         "version": client.platform_version,
