@@ -128,8 +128,18 @@ def hand_over(connection: Connection, contents: Sequence[bytes], timeout: float)
     check_file_size(max(map(len, contents)))
     connection.demand(protocol.AskFiles(len(contents)), protocol.Files, timeout)
     for content in contents:
-        with open(connection.take_descriptor(), "wb", buffering=0) as file:
-            write_sealed(file, content)
+        descriptor = connection.take_descriptor()
+        try:
+            if _SEALS:
+                # Only a memory file has seals; writing to a pipe, say, could wait for ever.
+                fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+            with open(descriptor, "wb", buffering=0, closefd=False) as file:
+                write_sealed(file, content)
+        except OSError as error:
+            reraise_if_the_programs(error)
+            raise ProtocolError(f"the daemon's memory file cannot be written ({error})") from None
+        finally:
+            os.close(descriptor)
 
 
 def write_sealed(file: FileIO, content: bytes) -> None:

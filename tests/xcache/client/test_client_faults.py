@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from support.peers import Talk, answering, fake_daemon
-from support.places import PATIENCE, get_message, put_message
+from support.places import PATIENCE, get_message, put_message, until
 
 from xcache.client import connection
 from xcache.client.client import Client
@@ -318,3 +318,38 @@ def test_where_the_queue_of_connections_is_full_a_client_tries_again(place, monk
         with pytest.raises(ConnectionLostError, match="no answer within"):
             connection.Connection(place.socket, 0.5, "test")
         assert len(naps) == 3
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe", "folder", "read-only memory file"])
+def test_a_large_content_is_written_into_nothing_but_a_memory_file(place, client, tmp_path, kind):
+    content = b"x" * (protocol.INLINE_LIMIT * 4)
+    with contextlib.ExitStack() as stack:
+
+        def kept(descriptor: int) -> int:
+            stack.callback(os.close, descriptor)
+            return descriptor
+
+        path = tmp_path / "file"
+        path.touch()
+        if kind == "file":
+            given = kept(os.open(path, os.O_RDWR))
+        elif kind == "pipe":
+            _, given = map(kept, os.pipe())
+        elif kind == "folder":
+            given = kept(os.open(tmp_path, os.O_RDONLY))
+        else:
+            memory = kept(os.memfd_create("memory", os.MFD_ALLOW_SEALING))
+            given = kept(os.open(f"/proc/self/fd/{memory}", os.O_RDONLY))
+
+        def behave(talk: Talk) -> None:
+            talk.welcome()
+            talk.read()
+            talk.say(protocol.Files(), (given,))
+            talk.until_the_end()
+
+        with fake_daemon(place.socket, behave):
+            before = descriptors()
+            with pytest.raises(ProtocolError, match="memory file cannot be written"):
+                client.put(put_message(KEY, content, b"p", payload=None, program=None), content, b"p")
+            assert until(lambda: descriptors() <= before)
+        assert path.read_bytes() == b""
