@@ -12,6 +12,7 @@
     │   └── UntrustedError          the socket or directory may belong to another user
     ├── RefusedError            the daemon answered and refused (with a kind and a reason)
     ├── DamagedError            an entry's bytes differ from those that were stored
+    │   ├── DamagedAliasError       an alias differs from what was written
     │   └── UnloadableError         the bytes are intact, but jaxlib does not load them
     ├── StoreError              the store cannot be opened or written
     │   ├── NoLocksError            its file system does not lock files
@@ -96,6 +97,12 @@ class DamagedError(XcacheError):
     def __init__(self, reason: str, digest: str = "") -> None:
         super().__init__(reason)
         self.digest = digest
+
+
+class DamagedAliasError(DamagedError):
+    """An alias differs from what was written."""
+
+    kind = "damaged alias"
 
 
 class UnloadableError(DamagedError):

@@ -11,6 +11,7 @@ from xcache.config.config import Config
 from xcache.wire import protocol
 from xcached.host.reload import LiveSettings
 from xcached.requests.administration import Administration
+from xcached.requests.aliases import Aliases
 from xcached.requests.leases import Leases
 from xcached.requests.lookup import Lookup
 from xcached.requests.predictions import Predictions
@@ -19,6 +20,7 @@ from xcached.requests.puts import Puts
 from xcached.requests.service import Service
 from xcached.requests.strikes import Strikes
 from xcached.requests.trust import ROOT, Trust
+from xcached.store.aliases import AliasRows
 from xcached.store.evictor import Evictor
 from xcached.store.intake import Intake
 from xcached.store.limits import Limits
@@ -83,8 +85,10 @@ def assemble(
         trusts=trust.reads, look_up=lookup.find, expected=lookup.expected_seconds, call_later=loop.call_later
     )
     puts = Puts(store, settings, writer, intake, strikes, leases)
+    alias_rows = AliasRows(store, trust.reads)
+    aliases = Aliases(alias_rows, lookup, writer)
     administration = Administration(
-        store, evictor, settings, writer, quarantine, strikes, runs, leases, rows, trust, stop, connections
+        store, evictor, settings, writer, quarantine, strikes, runs, alias_rows, leases, rows, trust, stop, connections
     )
 
     def take_limits(new: Config) -> None:
@@ -104,7 +108,10 @@ def assemble(
         toolchains,
         lookup,
         leases,
-        puts.handlers | administration.handlers | {protocol.Predict: Predictions(runs, lookup).predict},
+        puts.handlers
+        | aliases.handlers
+        | administration.handlers
+        | {protocol.Predict: Predictions(runs, lookup).predict},
         protocol.Welcome(protocol.VERSION, __version__, os.getpid(), protocol.path_text(settings.now.dir)),
         damaged,
     )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 
 import pytest
+from support.conversation import Conversation
 from support.places import Place, new_place
 from support.small_programs import Reference, Running
 from support.users import Machine, make_machine
@@ -15,6 +17,28 @@ from support.users import Machine, make_machine
 def machine(place: Place) -> Machine:
     """A machine of its own, as far as accounts go."""
     return make_machine(place)
+
+
+@pytest.fixture
+def users(machine):
+    """Makes connections of users; trusted are the members of a team, Alice and Carol, and the builder."""
+    machine.start(XCACHE_TRUSTED_WRITERS="@team builder", XCACHE_USER_QUOTA="1M")
+    made = []
+
+    def user(uid):
+        # The kernel reports who connected by the effective uid at that moment.
+        os.seteuid(uid)
+        try:
+            made.append(Conversation(machine.place))
+        finally:
+            os.seteuid(0)
+        made[-1].greet()
+        return made[-1]
+
+    user.place = machine.place
+    yield user
+    for each in made:
+        each.close()
 
 
 @pytest.fixture(scope="module")

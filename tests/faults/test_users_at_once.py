@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-from support.conversation import Conversation, key_of
+from support.conversation import key_of
 from support.leasing import begin_to_wait, outcome, take
 from support.places import digest, get_message, put_message
 from support.users import ALICE, BOB, BUILDER, CAROL
@@ -14,28 +14,6 @@ from support.users import ALICE, BOB, BUILDER, CAROL
 from xcache.wire import protocol
 
 KEY = key_of("a")
-
-
-@pytest.fixture
-def users(machine):
-    """Makes connections of users; trusted are the members of a team, Alice and Carol, and the builder."""
-    machine.start(XCACHE_TRUSTED_WRITERS="@team builder", XCACHE_USER_QUOTA="1M")
-    made = []
-
-    def user(uid):
-        # The kernel reports who connected by the effective uid at that moment.
-        os.seteuid(uid)
-        try:
-            made.append(Conversation(machine.place))
-        finally:
-            os.seteuid(0)
-        made[-1].greet()
-        return made[-1]
-
-    user.place = machine.place
-    yield user
-    for each in made:
-        each.close()
 
 
 def still_waits(talk, request, seconds=1.5):

@@ -22,7 +22,8 @@ ANSWERS = frozenset(
     kind.__name__
     for kind in (
         *(protocol.Welcome, protocol.Found, protocol.Missing, protocol.Wait, protocol.Prediction),
-        *(protocol.NotCacheable, protocol.Files, protocol.Stored, protocol.Removed, protocol.Pinned),
+        *(protocol.Alias, protocol.NoAlias, protocol.NotCacheable, protocol.Files),
+        *(protocol.Stored, protocol.Removed, protocol.Pinned),
         *(protocol.Entries, protocol.Collected, protocol.Status, protocol.Done, protocol.Refused),
     )
 )

@@ -42,6 +42,7 @@ _CALLS: list[Callable[[Client], Any]] = [
     lambda client: client.mark_not_cacheable(seeds.KEY, "jit_f", "why"),
     lambda client: client.complain(protocol.Complain(seeds.KEY, seeds.KEY, "why", False)),
     lambda client: client.release(seeds.KEY, 5),
+    lambda client: client.alias(seeds.KEY),
 ]
 
 
@@ -55,7 +56,11 @@ def answers() -> list[bytes]:
 
 def heard_by_clients() -> list[protocol.Message]:
     """Return all messages, answers more than once."""
-    right = [each for each in seeds.messages() if type(each).__name__ in ("Found", "Missing", "Wait", "Stored", "Done")]
+    right = [
+        each
+        for each in seeds.messages()
+        if type(each).__name__ in ("Found", "Missing", "Wait", "Stored", "Done", "Alias")
+    ]
     return [*seeds.messages(), *(right * 8), *([_found_as_file()] * 16)]
 
 
@@ -95,7 +100,7 @@ def client_end() -> Iterator[Check]:
             return False
         finally:
             client.close()
-        assert result is None or isinstance(result, Absent | Entry | bool), result
+        assert result is None or isinstance(result, Absent | Entry | protocol.Alias | bool), result
         return True
 
     with new_place() as place, Descriptors() as descriptors, fake_daemon(place.socket, behave):

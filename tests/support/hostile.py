@@ -21,6 +21,7 @@ from pathlib import Path
 from support.conversation import Conversation, key_of
 from support.places import Place, digest, get_message, put_message
 from xcache.wire import framing, protocol
+from xcache.wire.aliases import sealed
 
 _THREADS = 4
 _CONNECTIONS = 250
@@ -244,6 +245,9 @@ class Hostile:
             lambda: put_message(self._fresh(), b"x", b"p", compile_seconds=9e15),
             lambda: protocol.Predict("p", ""),
             lambda: protocol.Remember("p", "", self._items(self._choose.randrange(300)), {"o": b"o"}),
+            lambda: protocol.AskAlias(self._fresh()),
+            lambda: protocol.RememberAliases([[*sealed(self._fresh(), digest(b"raw program"), b"f" * 1024)]] * 300),
+            lambda: protocol.DropAlias(self._fresh()),
             lambda: protocol.Loading(self._fresh(), digest(b"x"), True),
             lambda: protocol.Complain(self._fresh(), digest(b"x"), "\n" * 1000, True),
             lambda: protocol.Report({"requests": 2.0**60}),

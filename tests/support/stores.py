@@ -146,6 +146,7 @@ def check_tables(query: Callable[[str], list[tuple[Any, ...]]], directory: Path)
     programs = dict(query("SELECT digest, blob FROM programs"))
     blobs = query("SELECT digest, stored_size, content FROM blobs")
     assert set(programs) == {program for _, program in entries}
+    assert {program for (program,) in query("SELECT program FROM aliases")} <= set(programs)
     assert {digest for digest, _, _ in blobs} == {blob for blob, _ in entries} | set(programs.values())
     assert dict(query("SELECT name, amount FROM totals")) == {
         "entries": len(entries),

@@ -16,7 +16,7 @@ from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, Store
 from xcache.wire.protocol import DATABASE
 
 # The newest schema that this module reads, which the daemon writes as ``PRAGMA user_version``.
-SCHEMA = 7
+SCHEMA = 8
 # The schemas that brought toolchains and pins.
 _TOOLCHAINS_SCHEMA = 4
 _PINS_SCHEMA = 3

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from xcache.client.breaker import Breaker, Wait
 from xcache.client.connection import Connection, left
 from xcache.client.connector import Connector
-from xcache.client.contents import Absent, Entry, HeldLease, found_in, hand_over, predicted_in
+from xcache.client.contents import Absent, Entry, HeldLease, alias_in, found_in, hand_over, predicted_in
 from xcache.client.launcher import Launcher
 from xcache.client.pool import Pool
 from xcache.clock import monotonic, own_time
@@ -194,19 +194,38 @@ class Client:
 
     def remember(self, message: protocol.Remember) -> None:
         """Have the daemon remember, for the next run, what this program wanted."""
-        self._in_background(lambda c, timeout: c.demand(message, protocol.Done, timeout))
+        self._have_done(message)
+
+    def alias(self, structure: str) -> protocol.Alias | None:
+        """Return the alias of a jaxpr's structure; raise DamagedAliasError if it is damaged."""
+
+        def ask(connection: Connection, timeout: float) -> protocol.Alias | None:
+            return alias_in(structure, connection.ask(protocol.AskAlias(structure), timeout))
+
+        with self._charged() as deadline:
+            return self._try(ask, deadline, is_bounded=True)
+
+    def remember_aliases(self, aliases: Sequence[protocol.Alias]) -> None:
+        """Have the daemon keep aliases, after the entries of their programs; facts may have ``MAX_FACTS`` bytes."""
+        for start in range(0, len(aliases), protocol.MAX_ALIASES):
+            message = protocol.RememberAliases([[*alias] for alias in aliases[start : start + protocol.MAX_ALIASES]])
+            self._have_done(message)
+
+    def drop_alias(self, structure: str) -> None:
+        """Have the daemon forget this user's own alias of a structure, because it is wrong."""
+        self._have_done(protocol.DropAlias(structure))
 
     def announce(self, message: protocol.Announce, *, in_background: bool = False) -> None:
         """Announce a toolchain to the daemon, which watches it; with ``in_background``, the program does not wait."""
         if in_background:
-            self._in_background(lambda c, timeout: c.demand(message, protocol.Done, timeout))
+            self._have_done(message)
             return
         with self._charged() as deadline:
             self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline, is_bounded=True)
 
     def complain(self, message: protocol.Complain) -> None:
         """Have the daemon examine an entry that could not be used."""
-        self._in_background(lambda c, timeout: c.demand(message, protocol.Done, timeout), patience=_COMPLAIN_SECONDS)
+        self._have_done(message, patience=_COMPLAIN_SECONDS)
 
     def put(self, message: protocol.Put, sealed: bytes, program: bytes) -> bool:
         """Store an executable and its program; return whether the daemon kept it, having none before."""
@@ -224,12 +243,11 @@ class Client:
 
     def mark_not_cacheable(self, key: str, module_name: str, reason: str) -> None:
         """Have the daemon remember that the executable of ``key`` cannot be stored."""
-        message = protocol.MarkNotCacheable(key, module_name, reason)
-        self._in_background(lambda c, timeout: c.demand(message, protocol.Done, timeout))
+        self._have_done(protocol.MarkNotCacheable(key, module_name, reason))
 
     def report(self, counts: dict[str, float]) -> None:
         """Add to the daemon's statistics."""
-        self._in_background(lambda c, timeout: c.demand(protocol.Report(counts), protocol.Done, timeout))
+        self._have_done(protocol.Report(counts))
 
     def close(self) -> None:
         """Close all connections; a thread that has not ended yet may still ask."""
@@ -276,6 +294,9 @@ class Client:
         now = monotonic()
         with self._lock:
             return any(now > since for since in self._due.values())
+
+    def _have_done(self, message: protocol.Message, patience: float = 0.0) -> None:
+        self._in_background(lambda c, timeout: c.demand(message, protocol.Done, timeout), patience=patience)
 
     def _in_background(
         self, work: Callable[[Connection, float], Result], *, patience: float = 0.0, is_read: bool = False

@@ -1,4 +1,4 @@
-"""Receive entries from the daemon and hand new ones over: inline, or as descriptors of files."""
+"""Receive entries and aliases from the daemon and hand new entries over: inline, or as descriptors of files."""
 
 import contextlib
 import fcntl
@@ -12,9 +12,9 @@ from typing import NamedTuple
 from xcache.client.breaker import Wait
 from xcache.client.connection import Connection
 from xcache.descriptors import check_file_size
-from xcache.errors import DamagedError, ProtocolError, UncacheableError
+from xcache.errors import DamagedAliasError, DamagedError, ProtocolError, UncacheableError
 from xcache.signals import reraise_if_the_programs
-from xcache.wire import protocol
+from xcache.wire import aliases, protocol
 from xcache.wire.envelope import MAX_RAW_SIZE
 
 logger = logging.getLogger("xcache")
@@ -96,6 +96,24 @@ def predicted_in(connection: Connection, found: protocol.Prediction) -> Iterator
     except (LookupError, ValueError, ArithmeticError, ProtocolError) as error:
         # Near the descriptor limit, fewer descriptors arrive.
         logger.debug("the rest of a prediction's entries is dropped: %s", error)
+
+
+def alias_in(structure: str, answer: protocol.Message) -> protocol.Alias | None:
+    """Return the alias in the answer to an AskAlias, or None; raise DamagedAliasError if it is damaged."""
+    if isinstance(answer, protocol.NoAlias):
+        return None
+    if not isinstance(answer, protocol.Alias):
+        raise ProtocolError(f"the daemon answered {type(answer).__name__} instead of Alias")
+    if answer.structure != structure:
+        raise DamagedAliasError("an alias belongs to another structure", answer.seal)
+    return aliases.opened(answer)
+
+
+def aliases_in(found: protocol.Prediction) -> Iterator[protocol.Alias]:
+    """Yield the aliases that came with a prediction; damaged ones are left out, and found when they are asked for."""
+    for fields in found.aliases:
+        with contextlib.suppress(DamagedAliasError):
+            yield aliases.opened(fields)
 
 
 def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:

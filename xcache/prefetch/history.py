@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xcache.client.client import Client
-from xcache.client.contents import Entry
+from xcache.client.contents import Entry, aliases_in
 from xcache.prefetch.prefetcher import Item
 from xcache.request import Ahead
 from xcache.wire import hashing, protocol
@@ -33,6 +33,8 @@ class History:
         # The keys that the daemon remembers of a program of this name.
         self._remembered: list[str] = []
         self._complete = False
+        self.aliases: dict[str, protocol.Alias] = {}
+        """The aliases that came with the prediction, by structure; any thread may look one up."""
 
     def note(self, key: str, ahead: Ahead | None, platform: str, seconds: float) -> None:
         """Note that this key was wanted, and took so many seconds to load."""
@@ -63,6 +65,7 @@ class History:
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             logger.debug("the daemon's prediction cannot be used: %s", error)
             return ()
+        self.aliases.update((alias.structure, alias) for alias in aliases_in(found))
         with self._lock:
             self._remembered = [item.key for item in items]
         return items

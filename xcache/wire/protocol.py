@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-VERSION = 7
+VERSION = 8
 # Up to this size SQLite reads a blob about as fast as a file; above it, a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
@@ -25,6 +25,10 @@ MAX_LIST = 4096
 MAX_DICTIONARY = 1024
 # Entries in one answer to AskEntries.
 MAX_LISTED = 400
+# Bytes of an alias's facts.
+MAX_FACTS = 1024
+# Aliases in one RememberAliases; so many of the largest fit into a frame.
+MAX_ALIASES = 500
 # Files in the store's folder that both ends know.
 LOCK, DATABASE = "daemon.lock", "store.db"
 # A daemon that is started reports one of these, on a line of its own, to the process that started it.
@@ -163,6 +167,7 @@ class Prediction(NamedTuple):
     ``around`` in an item is an index into the list ``around``, which holds digests of the flags, platform and toolchain
     that the entry was made with. The first entries come along: their items have ``digest``, ``compile_seconds`` and
     ``stored_size``, small payloads are in ``payloads`` by key, and a descriptor follows for each key in ``files``.
+    ``aliases`` has the newest aliases of the entries' programs, each as the fields of Alias.
     """
 
     items: list[dict[str, Scalar]]
@@ -170,6 +175,7 @@ class Prediction(NamedTuple):
     payloads: dict[str, bytes]
     files: list[str]
     around: list[str]
+    aliases: list[list[str | bytes]]
 
 
 class Remember(NamedTuple):
@@ -179,6 +185,43 @@ class Remember(NamedTuple):
     arguments: str
     items: list[dict[str, Scalar]]
     options: dict[str, bytes]
+
+
+class AskAlias(NamedTuple):
+    """Ask which program a jaxpr of this structure (a digest) was lowered to."""
+
+    structure: str
+
+
+class Alias(NamedTuple):
+    """A jaxpr of this structure was lowered to this program (digests); ``facts`` are the client's own.
+
+    ``seal`` is made of the others by the client that wrote the alias, and checked by the one that reads it.
+    """
+
+    structure: str
+    program: str
+    facts: bytes
+    seal: str
+
+
+class NoAlias(NamedTuple):
+    """There is no alias of this structure that the client may use, or no entry of its program."""
+
+
+class RememberAliases(NamedTuple):
+    """Keep these aliases, each as the fields of Alias, in place of the client's own of the same structures.
+
+    Those of programs of which the client could get no entry are left out.
+    """
+
+    aliases: list[list[str | bytes]]
+
+
+class DropAlias(NamedTuple):
+    """Forget the client's own alias of this structure: it was found to be wrong."""
+
+    structure: str
 
 
 class NotCacheable(NamedTuple):
@@ -360,9 +403,10 @@ class Refused(NamedTuple):
 
 Message = (
     Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | Announce | Predict
-    | Prediction | Remember | NotCacheable | MarkNotCacheable | AskFiles | Files | Put | Stored | Report | Remove
-    | Clear | Removed | Pin | Unpin | Pinned | AskEntries | Entries | CollectGarbage | Collected | Sync
-    | ZeroStatistics | AskStatus | Status | Stop | Done | Refused
+    | Prediction | Remember | AskAlias | Alias | NoAlias | RememberAliases | DropAlias | NotCacheable
+    | MarkNotCacheable | AskFiles | Files | Put | Stored | Report | Remove | Clear | Removed | Pin | Unpin | Pinned
+    | AskEntries | Entries | CollectGarbage | Collected | Sync | ZeroStatistics | AskStatus | Status | Stop | Done
+    | Refused
 )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ logger = logging.getLogger("xcached")
 _SMALL_BYTES = 64 * 1024
 # Requests that never wait for the writer thread.
 _ANSWERED_AT_ONCE = frozenset(
-    {"Hello", "Get", "Predict", "Loading", "Loaded", "Release", "Report", "AskStatus", "Stop"}
+    {"Hello", "Get", "Predict", "AskAlias", "Loading", "Loaded", "Release", "Report", "AskStatus", "Stop"}
 )
 # The kernel counts unread descriptors against their sender, the daemon.
 _TOO_MANY_DESCRIPTORS = protocol.Refused(

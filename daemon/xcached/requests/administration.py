@@ -15,6 +15,7 @@ from xcached.host.reload import LiveSettings
 from xcached.requests.leases import Leases
 from xcached.requests.strikes import Strikes
 from xcached.requests.trust import Trust
+from xcached.store.aliases import AliasRows
 from xcached.store.evictor import Evictor, Tally
 from xcached.store.listing import entries_by
 from xcached.store.pins import Share
@@ -47,6 +48,7 @@ class Administration:
         quarantine: Quarantine,
         strikes: Strikes,
         runs: Runs,
+        aliases: AliasRows,
         leases: Leases,
         rows: ToolchainRows,
         trust: Trust,
@@ -60,6 +62,7 @@ class Administration:
         self._quarantine = quarantine
         self._strikes = strikes
         self._runs = runs
+        self._aliases = aliases
         self._leases = leases
         self._rows = rows
         self._trust = trust
@@ -117,6 +120,7 @@ class Administration:
                 self._store.forget_marks(uid)
             self._quarantine.clear(uid)
             self._runs.clear(uid)
+            self._aliases.clear(uid)
             return gone
 
         done = self._writer.call_by_steps(clear(), caller.uid, in_order=True)

@@ -1,7 +1,9 @@
-"""Finds stored entries for a client: by writers it trusts, and neither quarantined nor stale."""
+"""Finds stored entries and aliases for a client: by writers it trusts, and neither quarantined nor stale."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 from xcache.wire import protocol
@@ -10,7 +12,7 @@ from xcached.requests.process_ends import ProcessEnds
 from xcached.requests.strikes import Strikes
 from xcached.requests.trust import ROOT, Trust
 from xcached.store.quarantine import Quarantine
-from xcached.store.reader import Hit
+from xcached.store.reader import FoundAlias, Hit
 from xcached.store.store import Entry, Store
 from xcached.store.writer import WriterThread
 from xcached.toolchains.toolchains import Toolchains
@@ -65,6 +67,32 @@ class Lookup:
             None if hit is None or hit.answer is None or self._toolchains.is_stale(hit.toolchain, caller.uid) else hit
         )
 
+    def alias(self, caller: Caller, structure: str) -> protocol.Alias | None:
+        """Return the alias of a structure, unless the client could get no entry of its program.
+
+        A client's own alias hides all others, because they may be wrong ones that it has replaced.
+        """
+        found = [one for one in self._store.reader.aliases(structure) if self._trust.reads(caller.uid, one.writer_uid)]
+        best = min(found, key=partial(_rank, caller), default=None)
+        return best.answer if best and best.answer and self._has_entry(caller, best.answer.program) else None
+
+    def aliases_of(self, caller: Caller, programs: Iterable[str], most: int) -> Iterator[protocol.Alias]:
+        """Yield the newest aliases, up to ``most`` each, of programs of which the client could get entries."""
+        newest: dict[str, list[protocol.Alias]] = {program: [] for program in programs}
+        for found in self._store.reader.aliases_of(newest):
+            so_far = newest.get(found.answer.program) if found.answer else None
+            if found.answer is None or so_far is None or len(so_far) >= most:
+                continue
+            if found.writer_uid == caller.uid or self.alias(caller, found.answer.structure) == found.answer:
+                so_far.append(found.answer)
+        return itertools.chain.from_iterable(newest.values())
+
+    def _has_entry(self, caller: Caller, program: str) -> bool:
+        return any(
+            self._trust.reads(caller.uid, writer) and not self._toolchains.is_stale(toolchain, caller.uid)
+            for writer, toolchain in self._store.reader.made_from(program)
+        )
+
     def hand_over(self, caller: Caller, key: str, hit: Hit) -> Reply | None:
         """Return the answer with the entry; None, and the entry is quarantined, if it is damaged."""
         entry = Entry(key, hit.writer_uid)
@@ -87,9 +115,14 @@ class Lookup:
     def _in_order(self, caller: Caller, key: str) -> list[Hit]:
         """Return the entries the client may have: its own first, then root's."""
         hits = [hit for hit in self._store.reader.find(key) if self._may_have(caller, hit)]
-        return sorted(hits, key=lambda hit: (hit.writer_uid != caller.uid, hit.writer_uid != ROOT))
+        return sorted(hits, key=partial(_rank, caller))
 
     def _may_have(self, caller: Caller, hit: Hit) -> bool:
         if self._strikes.bars(hit.digest, caller.uid):
             return False
         return self._trust.reads(caller.uid, hit.writer_uid)
+
+
+def _rank(caller: Caller, found: Hit | FoundAlias) -> tuple[bool, bool]:
+    """Rank what several writers have: the client's own comes first, then root's."""
+    return found.writer_uid != caller.uid, found.writer_uid != ROOT

@@ -1,4 +1,4 @@
-"""Predictions: the entries a program will probably want. The first of them come with the answer.
+"""Predictions: the entries a program will probably want. The first of them, and aliases, come with the answer.
 
 Nothing here changes the store.
 """
@@ -6,6 +6,7 @@ Nothing here changes the store.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 
 from xcache.errors import ProtocolError
 from xcache.wire import framing, protocol
@@ -20,6 +21,8 @@ logger = logging.getLogger("xcached")
 _INLINE_BYTES, _FILE_BYTES = protocol.MAX_FRAME // 2, 16 * 1024 * 1024
 # Items looked up and listed: more than most programs want, and only a moment's work.
 _MOST_LISTED = 500
+# Aliases that come along: of one program, and their bytes in the frame. msgpack adds some to the fields of each.
+_MOST_ALIASES, _ALIAS_BYTES, _ALIAS_HEADER_BYTES = 4, protocol.MAX_FRAME // 4, 16
 # Bytes that an entry handed over adds to the list, its key among the payloads or files included.
 _LONGEST_ITEM_BYTES = 220
 
@@ -34,7 +37,7 @@ class Predictions:
     def predict(self, caller: Caller, message: protocol.Predict) -> Reply:
         """Return the items a program will probably want, of those that a Get would find."""
         wanted, options = self._runs.predict(caller.uid, message, _MOST_LISTED)
-        found = protocol.Prediction([], options, {}, [], [])
+        found = protocol.Prediction([], options, {}, [], [], [])
         # Many items share few of these, so each is listed once.
         around: dict[str, int] = {}
         served: list[tuple[Wanted, Hit]] = []
@@ -49,8 +52,22 @@ class Predictions:
             listed = len(framing.encode(0, found)) + len(served) * _LONGEST_ITEM_BYTES
         except ProtocolError:
             # The stored run exhausts the limit of every field, so its list does not fit.
-            return Reply(protocol.Prediction([], {}, {}, [], []))
-        return self._with_entries(caller, found, served, min(_INLINE_BYTES, protocol.MAX_FRAME - listed))
+            return Reply(protocol.Prediction([], {}, {}, [], [], []))
+        room = protocol.MAX_FRAME - listed
+        room -= self._add_aliases(caller, found, dict.fromkeys(hit.program for _, hit in served), room)
+        return self._with_entries(caller, found, served, min(_INLINE_BYTES, room))
+
+    def _add_aliases(self, caller: Caller, found: protocol.Prediction, programs: Iterable[str], room: int) -> int:
+        """Add aliases of these programs as far as there is room; return their bytes."""
+        left = most = max(0, min(_ALIAS_BYTES, room))
+        for alias in self._lookup.aliases_of(caller, programs, _MOST_ALIASES):
+            texts = alias.structure, alias.program, alias.seal
+            size = _ALIAS_HEADER_BYTES + len(alias.facts) + sum(len(text.encode()) for text in texts)
+            if size > left:
+                break
+            found.aliases.append([*alias])
+            left -= size
+        return most - left
 
     def _with_entries(
         self, caller: Caller, found: protocol.Prediction, served: list[tuple[Wanted, Hit]], room_inline: int

@@ -15,7 +15,7 @@ from xcached.store.disk import Reserve
 
 logger = logging.getLogger("xcached")
 
-SCHEMA_VERSION = 7
+SCHEMA_VERSION = 8
 # Seconds to wait for a lock of another process: the serving thread can hardly wait, the writer thread can.
 _READING_BUSY_SECONDS, _WRITING_BUSY_SECONDS = 0.05, 10.0
 _SUFFIXES = ("", "-wal", "-shm", "-journal")

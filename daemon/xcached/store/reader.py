@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from xcache.errors import ProtocolError
@@ -11,6 +12,9 @@ from xcache.wire import framing, protocol
 
 # A program may have been stored with ten thousand different options.
 _MOST_ROWS_COMPARED = 500
+# Many for each program of a prediction.
+_MOST_ALIASES_READ = 8000
+_ALIASES = "SELECT writer_uid, structure, program, facts, seal FROM aliases"
 
 
 class Hit(NamedTuple):
@@ -22,8 +26,16 @@ class Hit(NamedTuple):
     flags: str
     platform: str
     toolchain: str
+    program: str
     # None if the row's values are malformed: any program that may write the file can alter it.
     answer: protocol.Found | None
+
+
+class FoundAlias(NamedTuple):
+    """An alias, and the answer for the client; None if the row's values are malformed."""
+
+    writer_uid: int
+    answer: protocol.Alias | None
 
 
 class Reader:
@@ -36,11 +48,29 @@ class Reader:
         """Return the entries under ``key``, one for each writer."""
         rows = self._db.execute(
             "SELECT entries.blob, blobs.stored_size, entries.compile_seconds, blobs.content, entries.writer_uid,"
-            " entries.flags_component, entries.platform_component, entries.toolchain_component"
+            " entries.flags_component, entries.platform_component, entries.toolchain_component,"
+            # CAST, because any program that may write the file can alter the value.
+            " CAST(entries.program AS TEXT)"
             " FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE entries.key = ?",
             (key,),
         )
         return [_hit(*row) for row in rows]
+
+    def aliases(self, structure: str) -> list[FoundAlias]:
+        """Return the aliases of a structure, one for each writer."""
+        rows = self._db.execute(f"{_ALIASES} WHERE structure = ?", (structure,))
+        return [_alias(*row) for row in rows]
+
+    def aliases_of(self, programs: Iterable[str]) -> list[FoundAlias]:
+        """Return aliases of programs, the newest first."""
+        which = "program IN (SELECT value FROM json_each(?)) ORDER BY aliases.rowid DESC LIMIT ?"
+        sql = f"{_ALIASES} WHERE {which}"
+        return [_alias(*row) for row in self._db.execute(sql, (json.dumps([*programs]), _MOST_ALIASES_READ))]
+
+    def made_from(self, program: str) -> list[tuple[int, str]]:
+        """Return the writers and toolchains of some entries that were compiled from a program."""
+        sql = "SELECT writer_uid, toolchain_component FROM entries WHERE program = ? LIMIT ?"
+        return self._db.execute(sql, (program, _MOST_ROWS_COMPARED)).fetchall()
 
     def why_not(self, key: str, trusts: Callable[[int], bool]) -> str | None:
         """Return why ``key`` cannot be cached, if a trusted writer has marked it so."""
@@ -78,10 +108,20 @@ def _hit(
     flags: str,
     platform: str,
     toolchain: str,
+    program: str,
 ) -> Hit:
     found = protocol.Found(digest, size, seconds, content)
     try:
         framing.check(found)
     except ProtocolError:
-        return Hit(digest, content is not None, writer, flags, platform, toolchain, None)
-    return Hit(digest, content is not None, writer, flags, platform, toolchain, found)
+        return Hit(digest, content is not None, writer, flags, platform, toolchain, program, None)
+    return Hit(digest, content is not None, writer, flags, platform, toolchain, program, found)
+
+
+def _alias(writer: int, structure: str, program: str, facts: bytes, seal: str) -> FoundAlias:
+    found = protocol.Alias(structure, program, facts, seal)
+    try:
+        framing.check(found)
+    except ProtocolError:
+        return FoundAlias(writer, None)
+    return FoundAlias(writer, found if len(facts) <= protocol.MAX_FACTS else None)

@@ -13,6 +13,7 @@ from xcached.store import eviction
 
 # The tables that the migrations make; the reference of the documents shows them in these words.
 MEANINGS = {
+    "aliases": "Which program a jaxpr of a structure was lowered to, one row for each structure and writer.",
     "blobs": "Contents by digest. `content` is NULL where the bytes are in the file `blobs/<two digits>/<digest>`.",
     "compile_times": "Compile time and past uses of keys whose entries are gone, one row for each writer.",
     "components": "Parts of keys (options, flags, platform, toolchain) with their readable texts.",
@@ -334,15 +335,33 @@ def m007_judged_anew(db: Any) -> None:
     db.execute("ALTER TABLE invalidations ADD COLUMN uid INTEGER")
     for table in ("compile_times", "not_cacheable"):
         db.execute(f"CREATE INDEX {table}_by_writer ON {table} (writer_uid)")
+    there = set(db.table_names())
     for total, tables in ROWS.items():
-        sums = [f"(SELECT coalesce(sum({size.format('')}), 0) FROM {name})" for name, size in tables.items()]
+        sizes = {name: size.format("") for name, size in tables.items() if name in there}
+        sums = [f"(SELECT coalesce(sum({size}), 0) FROM {name})" for name, size in sizes.items()]
         db.execute(f"INSERT INTO totals (name, amount) VALUES ('{total}', {' + '.join(sums)})")
-        for name, size in tables.items():
-            for event, row, sign in (("INSERT", "NEW.", "+"), ("DELETE", "OLD.", "-")):
-                db.execute(
-                    f"CREATE TRIGGER {name}_{event.lower()}_bytes AFTER {event} ON {name} BEGIN UPDATE totals"
-                    f" SET amount = amount {sign} ({size.format(row)}) WHERE name = '{total}'; END"
-                )
+        for name in sizes:
+            _keep_row_bytes(db, total, name)
+
+
+@_migration
+def m008_aliases(db: Any) -> None:
+    """Add aliases: the programs that jaxprs were lowered to."""
+    db["aliases"].create(
+        # facts: the client's own, as msgpack. seal: a digest of structure, program and facts.
+        {"structure": str, "writer_uid": int, "program": str, "facts": bytes, "seal": str, "created_at": float},
+        pk=("structure", "writer_uid"),
+        not_null={"program", "facts", "seal"},
+    )
+    db["aliases"].create_index(["program", "writer_uid"])
+    db["aliases"].create_index(["writer_uid"])
+    _keep_row_bytes(db, "other_bytes", "aliases")
+    # A program has a row for each writer with an entry of it. An alias may also rest on another writer's entry.
+    db.execute(
+        "CREATE TRIGGER programs_delete_aliases AFTER DELETE ON programs BEGIN DELETE FROM aliases"
+        " WHERE program = OLD.digest AND (writer_uid = OLD.writer_uid"
+        " OR NOT EXISTS (SELECT 1 FROM programs WHERE digest = OLD.digest)); END"
+    )
 
 
 def _bytes_of(*columns: str) -> str:
@@ -362,6 +381,7 @@ ROWS = {
         "toolchains": _bytes_of("platform", "jaxlib_version", "description"),
         "installations": _bytes_of("place", "files"),
         "invalidations": _bytes_of("reason"),
+        "aliases": _bytes_of("structure", "program", "facts", "seal"),
         "statistics": _bytes_of("name"),
         "quarantined": "CASE WHEN {0}file IS NULL THEN 0 ELSE {0}stored_size END + "
         + _bytes_of("module_name", "reason"),
@@ -396,6 +416,15 @@ def _keep_total(db: Any, table: str, name: str, amount: str) -> None:
         db.execute(
             f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table} BEGIN "
             f"UPDATE totals SET amount = amount {sign} {amount.format(row)} WHERE name = '{name}'; END"
+        )
+
+
+def _keep_row_bytes(db: Any, total: str, name: str) -> None:
+    """Have the total follow the rows of a table in ROWS."""
+    for event, row, sign in (("INSERT", "NEW.", "+"), ("DELETE", "OLD.", "-")):
+        db.execute(
+            f"CREATE TRIGGER {name}_{event.lower()}_bytes AFTER {event} ON {name} BEGIN UPDATE totals"
+            f" SET amount = amount {sign} ({ROWS[total][name].format(row)}) WHERE name = '{total}'; END"
         )
 
 

@@ -29,8 +29,9 @@ _LONGEST_NAME, _LONGEST_DESCRIPTION = 500, 4096
 # A compile counts for at most this time, whatever its writer says.
 _LONGEST_COMPILE_SECONDS = 24 * 3600.0
 # Rows per user. Two thousand marks of the longest texts take 2.5 MB.
-_MOST_MARKS, _MOST_COMPILE_TIMES = 2000, 100_000
-_LEAST_COMPILE_TIMES = 1000
+_MOST_MARKS = 2000
+# Compile times per user, and aliases; a small store keeps fewer.
+_MOST_ROWS, _LEAST_ROWS = 100_000, 1000
 # The runs may take at most this fraction (1/n) of the store, and so may the quarantine.
 _BESIDE_DIVISOR = 20
 # Lower bound of that share on a disk short of space, enough for the runs of some programs.
@@ -255,7 +256,7 @@ class Store:
             " VALUES (?, ?, ?, ?, ?)",
             (mark.key, uid, cut(mark.module_name, _LONGEST_NAME), cut(mark.reason, _LONGEST_NAME), time.time()),
         )
-        self._forget_oldest("not_cacheable", uid, _MOST_MARKS)
+        self.forget_oldest("not_cacheable", uid, _MOST_MARKS)
 
     def forget_marks(self, uid: int | None) -> None:
         """Within a transaction: forget the marks of one user (None: of all)."""
@@ -285,7 +286,7 @@ class Store:
             self._went[entry.writer_uid] += 1
             if self._went[entry.writer_uid] >= _REMOVALS_PER_TRIM:
                 del self._went[entry.writer_uid]
-                self._forget_oldest("compile_times", entry.writer_uid, self._most_compile_times(entry.writer_uid))
+                self.forget_oldest("compile_times", entry.writer_uid, self.most_rows(entry.writer_uid))
         return loose
 
     def let_go(self, entries: Sequence[Entry], counted_as: str = "") -> int:
@@ -412,16 +413,17 @@ class Store:
         self.used_order += 1
         return self.used_order
 
-    def _most_compile_times(self, uid: int) -> int:
-        """Return how many compile times to keep of a user: in a shared store as many as the user has entries."""
+    def most_rows(self, uid: int) -> int:
+        """Return how many compile times or aliases to keep of a user: in a shared store as many as it has entries."""
         if self.shared:
             row = self._db.execute("SELECT entries FROM users WHERE uid = ?", (uid,)).fetchone()
             most = row[0] if row else 0
         else:
-            most = self.limits.max_size // LEAST_ROOM if self.limits.max_size else _MOST_COMPILE_TIMES
-        return min(_MOST_COMPILE_TIMES, max(_LEAST_COMPILE_TIMES, most))
+            most = self.limits.max_size // LEAST_ROOM if self.limits.max_size else _MOST_ROWS
+        return min(_MOST_ROWS, max(_LEAST_ROWS, most))
 
-    def _forget_oldest(self, table: str, uid: int, most: int) -> None:
+    def forget_oldest(self, table: str, uid: int, most: int) -> None:
+        """Within a transaction: delete a user's oldest rows of a table beyond ``most``."""
         self._db.execute(
             f"DELETE FROM {table} WHERE rowid IN (SELECT rowid FROM {table} WHERE writer_uid = ?"  # noqa: S608
             " ORDER BY rowid DESC LIMIT -1 OFFSET ?)",

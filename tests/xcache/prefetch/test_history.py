@@ -56,7 +56,7 @@ def test_an_announced_entry_that_does_not_come_is_done_without(place, files):
     told = {"digest": "d", "compile_seconds": 1.0, "stored_size": 5, "around": 0}
     items = [wanted(digest(name)) | told for name in (b"a", b"b")]
     keys = [digest(name) for name in files or [b"b"]]
-    prediction = protocol.Prediction(items, {digest(b"o"): b"o"}, {digest(b"a"): b"small"}, keys, ["f p t"])
+    prediction = protocol.Prediction(items, {digest(b"o"): b"o"}, {digest(b"a"): b"small"}, keys, ["f p t"], [])
 
     def behave(talk: Talk) -> None:
         talk.welcome()

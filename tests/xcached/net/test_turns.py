@@ -210,6 +210,9 @@ def test_programs_find_what_is_stored_while_their_users_puts_wait(locked_store):
             data = memoryview(b"".join(framing.encode(n, big) for n in range(2, 66)))
             while data and select.select([], [storing.socket], [], 0.2)[1]:
                 data = data[storing.socket.send(data) :]
+        # After ten seconds the writer gives up, and refuses the puts.
+        asking.socket.settimeout(5)
         assert asking.get(key_of("here")) == b"here"
         assert asking.get(key_of("x")) is None
+        assert asking.ask(protocol.AskAlias(key_of("x"))) == protocol.NoAlias()
         assert asking.status()["entries"] == 1

@@ -92,7 +92,8 @@ def test_evicting_ends_where_it_frees_nothing(tmp_path, disk):
         made.limit(min_free=str(LEAST_FREE))
         made.sync()
         left = made.keys()
-        assert 5 <= len(left) < 28
+        # A step takes up to 10 MB, and is the last where 16 MiB have gone in vain.
+        assert 2 <= len(left) < 28
         answer = made.put(key_of("new"), content("new", 1 * MB), b"p")
         assert isinstance(answer, protocol.Refused) and answer.kind == "disk full", answer
         assert made.keys() == left

@@ -115,7 +115,7 @@ def test_a_user_forgets_marks_of_ones_own(tmp_path, monkeypatch):
 
 def test_how_often_an_entry_was_used_is_remembered_of_its_writer(tmp_path, monkeypatch):
     """Another user can neither push that out nor say something else under the same key."""
-    monkeypatch.setattr(store, "_MOST_COMPILE_TIMES", 3)
+    monkeypatch.setattr(store, "_MOST_ROWS", 3)
     monkeypatch.setattr(store, "_REMOVALS_PER_TRIM", 1)
     with shelf(tmp_path, shared=True) as made:
         fill(made, ALICE, 2, 10)
@@ -134,7 +134,7 @@ def test_how_often_an_entry_was_used_is_remembered_of_its_writer(tmp_path, monke
 
 def test_no_more_is_remembered_of_what_went_than_a_user_has(tmp_path, monkeypatch):
     """Nobody has rows by the ten thousand for entries that are put and removed again."""
-    monkeypatch.setattr(store, "_LEAST_COMPILE_TIMES", 3)
+    monkeypatch.setattr(store, "_LEAST_ROWS", 3)
     monkeypatch.setattr(store, "_REMOVALS_PER_TRIM", 1)
     with shelf(tmp_path, shared=True) as made:
         for uid, left in ((ALICE, 6), (BOB, 1)):

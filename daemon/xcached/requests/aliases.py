@@ -1,0 +1,52 @@
+"""The requests about aliases: which program a jaxpr of a certain structure was lowered to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from xcache.errors import ProtocolError
+from xcache.wire import framing, protocol
+from xcached.caller import Answer, Caller, Reply
+from xcached.requests.lookup import Lookup
+from xcached.requests.puts import is_digest
+from xcached.store.aliases import AliasRows
+from xcached.store.writer import WriterThread
+
+
+class Aliases:
+    """Looks aliases up at once, and has the writer thread change them."""
+
+    def __init__(self, rows: AliasRows, lookup: Lookup, writer: WriterThread) -> None:
+        self._rows = rows
+        self._lookup = lookup
+        self._writer = writer
+        self.handlers: dict[type[Any], Callable[[Caller, Any], Answer]] = {
+            protocol.AskAlias: self._ask,
+            protocol.RememberAliases: self._remember,
+            protocol.DropAlias: self._drop,
+        }
+
+    def _ask(self, caller: Caller, message: protocol.AskAlias) -> Answer:
+        return Reply(self._lookup.alias(caller, message.structure) or protocol.NoAlias())
+
+    def _remember(self, caller: Caller, message: protocol.RememberAliases) -> Answer:
+        aliases = [_alias(fields) for fields in message.aliases]
+        sound = [alias for alias in aliases if alias is not None]
+        if len(sound) != len(aliases) or len(sound) > protocol.MAX_ALIASES:
+            return Reply(protocol.Refused("protocol error", "the list of aliases is malformed"))
+        return self._writer.call(lambda: self._rows.remember(caller.uid, sound), caller.uid)
+
+    def _drop(self, caller: Caller, message: protocol.DropAlias) -> Answer:
+        return self._writer.call(lambda: self._rows.drop(caller.uid, message.structure), caller.uid)
+
+
+def _alias(fields: list[Any]) -> protocol.Alias | None:
+    """Return the alias that has these fields, or None if there can be no such alias."""
+    try:
+        alias = protocol.Alias(*fields)
+        framing.check(alias)
+    except (TypeError, ProtocolError):
+        return None
+    digests = alias.structure, alias.program, alias.seal
+    return alias if all(map(is_digest, digests)) and len(alias.facts) <= protocol.MAX_FACTS else None

@@ -1,0 +1,57 @@
+"""Aliases: which programs jaxprs were lowered to, so that the next run need not lower. Belongs to the writer thread.
+
+``schema.py`` has the trigger that deletes aliases with the last entry of their program.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+from xcache.wire import protocol
+from xcached.store.store import Store
+
+# More structures than this lower to one program only where something in them changes with every run.
+_MOST_OF_ONE_PROGRAM = 16
+
+
+class AliasRows:
+    """The rows of aliases; ``store/reader.py`` reads them."""
+
+    def __init__(self, store: Store, reads: Callable[[int, int], bool]) -> None:
+        """``reads`` returns whether a reader loads a writer's entries."""
+        self._store = store
+        self._db = store.database.writing
+        self._reads = reads
+
+    def remember(self, uid: int, aliases: Iterable[protocol.Alias]) -> None:
+        """Write a user's aliases of programs of which it could get an entry; its oldest are forgotten."""
+        with self._store.transaction():
+            for alias in aliases:
+                if not self._has_entry(alias.program, uid):
+                    continue
+                self._db.execute(
+                    "INSERT OR REPLACE INTO aliases (structure, writer_uid, program, facts, seal, created_at)"
+                    " VALUES (?, ?, ?, ?, ?, ?)",
+                    (alias.structure, uid, alias.program, alias.facts, alias.seal, time.time()),
+                )
+                self._db.execute(
+                    "DELETE FROM aliases WHERE rowid IN (SELECT rowid FROM aliases WHERE program = ?"
+                    " AND writer_uid = ? ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
+                    (alias.program, uid, _MOST_OF_ONE_PROGRAM),
+                )
+            self._store.forget_oldest("aliases", uid, self._store.most_rows(uid))
+
+    def drop(self, uid: int, structure: str) -> None:
+        """Forget a user's own alias of a structure."""
+        with self._store.transaction(frees=True):
+            self._db.execute("DELETE FROM aliases WHERE structure = ? AND writer_uid = ?", (structure, uid))
+
+    def clear(self, uid: int | None) -> None:
+        """Forget the aliases of one user (None: of all)."""
+        with self._store.transaction(frees=True):
+            self._db.execute("DELETE FROM aliases WHERE writer_uid = coalesce(?, writer_uid)", (uid,))
+
+    def _has_entry(self, program: str, uid: int) -> bool:
+        rows = self._db.execute("SELECT writer_uid FROM programs WHERE digest = ?", (program,)).fetchall()
+        return any(self._reads(uid, writer) for (writer,) in rows)
