@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from xcache import executables
+from xcache.aliases import Aliases
 from xcache.announcing import Announcer
 from xcache.client.client import Client
 from xcache.client.contents import Absent, Entry, HeldLease
@@ -108,9 +109,12 @@ class Cache:
         self.client = Client(self.config, self._version, self._launcher if self._starts_daemon() else None)
         self._trouble = Trouble(self._counting, self._warned)
         self._announcer = Announcer(self.client, self._announced)
-        self._storer = Storer(self.client, self._counting, self._announcer, overwrite=self.mode == "refresh")
-        self._queue = StoreQueue(self._store, self._tell, self.client.is_late, self.client.pause)
         self._history = History(self.client)
+        self.aliases = Aliases(self.client, self._history.aliases, self._trouble)
+        self._storer = Storer(
+            self.client, self._counting, self._announcer, self.aliases, overwrite=self.mode == "refresh"
+        )
+        self._queue = StoreQueue(self._store, self._tell, self.client.is_late, self.client.pause)
         fetcher = Fetcher(self.client, self._history, self._load_ahead, self._trouble.note)
         self._prefetcher = Prefetcher(
             fetcher,
@@ -163,6 +167,20 @@ class Cache:
             # Also after Ctrl-C: the program's next attempt would wait for the lease that it holds itself.
             if held := lease.hand_on():
                 self._release(*held)
+
+    def find(self, request: Callable[[], Request]) -> Outcome | None:
+        """Return the executable if it is there; do not wait for another program's compile, and count no miss."""
+        try:
+            asked = request()
+            with elsewhere(), self._lease() as lease:
+                found = self._look_up(asked._replace(may_wait=False), lease)
+        except UncacheableError:
+            return None
+        except BaseException as error:  # noqa: BLE001 - a bug in here must not stop the program
+            reraise_if_the_programs(error)
+            logger.debug("could not look up by alias: %s: %s", type(error).__name__, error)
+            return None
+        return found if isinstance(found, Outcome) else None
 
     def _get_or_compile(
         self, compile_now: Callable[[], Any], request: Callable[[], Request], lease: HeldLease
@@ -235,6 +253,10 @@ class Cache:
             except BaseException as error:  # noqa: BLE001 - the compiler's own exception may be propagating
                 reraise_if_the_programs(error)
                 logger.debug("could not give a lease back: %s", error)
+
+    def count_lowering(self, outcome: str) -> None:
+        """Count a program by why it was lowered, or as one that was not."""
+        self._counting.lowering(outcome)
 
     def count_uncacheable(self, reason: str) -> None:
         """Count a program that bypassed the cache, and why."""
@@ -360,6 +382,8 @@ class Cache:
             if worth > 0:
                 self.client.was_worth(entry.wait, worth)
         self._history.note(key, request.ahead, request.platform, load_seconds)
+        if request.alias is not None and self.mode != "readonly":
+            self.aliases.note(request.alias)
         self._queue.report_soon()
         executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.sealed))
         logger.debug("hit: %s %s (%.3f s instead of %.3f s)", name, key[:12], now - start, entry.compile_seconds)
@@ -394,6 +418,7 @@ class Cache:
     def _tell(self) -> None:
         """Send the counts and the list of wanted keys to the daemon, on the queue's thread."""
         self._history.tell()
+        self.aliases.tell()
         unreported = self._counting.take_unreported()
         if unreported:
             try:

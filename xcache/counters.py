@@ -33,6 +33,10 @@ class Counting:
         """Count a former miss as uncacheable."""
         self._add({"misses": -1, f"uncacheable:{reason}": 1})
 
+    def lowering(self, outcome: str) -> None:
+        """Count a program by why it was lowered, or as one that was not."""
+        self._add({f"lowerings:{outcome}": 1})
+
     def error(self, kind: str) -> None:
         """Count something that went wrong."""
         self._add({f"errors:{kind}": 1})
@@ -69,8 +73,8 @@ class Counting:
 
         with self._lock:
             total = dict(self._total)
-        groups: dict[str, dict[str, int]] = {"uncacheable": {}, "errors": {}}
-        plain: dict[str, Any] = {}
+        groups: dict[str, dict[str, int]] = {"uncacheable": {}, "errors": {}, "lowerings": {}}
+        plain: dict[str, Any] = dict(groups)
         for name, amount in total.items():
             group, colon, kind = name.partition(":")
             if colon:
@@ -78,4 +82,4 @@ class Counting:
             else:
                 plain[name] = amount if name.endswith("_seconds") else int(amount)
         plain["lost_seconds"] = lost_seconds
-        return Statistics(uncacheable=groups["uncacheable"], errors=groups["errors"], **plain)
+        return Statistics(**plain)

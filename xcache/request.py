@@ -34,6 +34,18 @@ class Ahead(NamedTuple):
         )
 
 
+class Alias(NamedTuple):
+    """The program that a structure was lowered to, and all else that compiling it asks of the module."""
+
+    structure: str
+    program: str
+    module_name: str
+    # jax's answer to whether XLA should log more, for which jax walks the module.
+    detailed_logging: bool
+    # Whether its lowering rules prepare LAPACK.
+    lapack: bool
+
+
 class Request(NamedTuple):
     """One program that is wanted: its key, and how to load and serialize its executable."""
 
@@ -52,6 +64,8 @@ class Request(NamedTuple):
     toolchain_files: Callable[[], Sequence[InstalledFile]] = tuple
     # Whether it may only be serialized before it runs; called only for what was compiled here.
     serialize_first: Callable[[], bool] = bool
+    # Noted once there is an entry: the next program of this structure is not lowered.
+    alias: Alias | None = None
     # Whether it may wait for another program's compile; the processes of one job may all have to compile at once.
     may_wait: bool = True
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from xcache.aliases import Aliases
 from xcache.announcing import Announcer
 from xcache.client.client import Client
 from xcache.clock import monotonic
@@ -46,10 +47,13 @@ class Compiled(NamedTuple):
 class Storer:
     """Serializes and compresses executables, and sends them to the daemon."""
 
-    def __init__(self, client: Client, counting: Counting, announcer: Announcer, *, overwrite: bool) -> None:
+    def __init__(
+        self, client: Client, counting: Counting, announcer: Announcer, aliases: Aliases, *, overwrite: bool
+    ) -> None:
         self._client = client
         self._counting = counting
         self._announcer = announcer
+        self._aliases = aliases
         self._overwrite = overwrite
 
     def store(self, compiled: Compiled) -> None:
@@ -102,6 +106,9 @@ class Storer:
         )
         self._client.put(message, sealed, program)
         self._counting.add(stores=1, bytes_written=len(sealed))
+        if request.alias is not None:
+            # The daemon takes it only now that there is an entry of its program.
+            self._aliases.note(request.alias)
         logger.debug("stored: %s %s (%d bytes)", request.module_name, key.digest[:12], len(sealed))
 
     def _note_failure(self, request: Request, error: BaseException, *, tried_first: bool) -> None:

@@ -19,7 +19,7 @@ _LATER = ("invalidated_by_hand", "stale_removed")
 _BYTES = ("bytes_read", "bytes_written")
 _SECONDS = ("compile_seconds", "load_seconds", "wait_seconds", "saved_seconds")
 _SHOWN_CHANGES = 10
-_GROUPS = ("uncacheable", "errors")
+_GROUPS = ("uncacheable", "errors", "lowerings")
 
 
 @click.command()
@@ -36,7 +36,8 @@ def stats(zero: bool, as_json: bool) -> None:
            "invalidated_by_hand": int (and removed at once), "stale_removed": int (of the others, since),
            "bytes_read": int, "bytes_written": int,
            "compile_seconds": float, "load_seconds": float, "wait_seconds": float, "saved_seconds": float,
-           "uncacheable": {REASON: int}, "errors": {KIND: int}, "other": {NAME: float},
+           "uncacheable": {REASON: int}, "errors": {KIND: int},
+           "lowerings": {"skipped": int, REASON: int}, "other": {NAME: float},
            "invalidations": [{"at": float, "toolchain": str or null, "reason": str, "entries": int,
            "bytes": int}] (the latest)}
 
@@ -93,6 +94,7 @@ def _lines(counted: Mapping[str, Any]) -> list[tuple[str, str]]:
         *((f"    {reason}", str(amount)) for reason, amount in counted["uncacheable"].items()),
         ("errors", str(sum(counted["errors"].values()))),
         *((f"  {kind}", str(amount)) for kind, amount in counted["errors"].items()),
+        *_lowerings(counted["lowerings"]),
         ("stored", f"{counted['stores']} ({size(counted['bytes_written'])})"),
         ("evicted", str(counted["evictions"])),
         ("set aside", str(counted["quarantined"])),
@@ -104,6 +106,15 @@ def _lines(counted: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("saved", duration(counted["saved_seconds"])),
     ]
     return lines + [(name, f"{amount:g}") for name, amount in counted["other"].items()]
+
+
+def _lowerings(counted: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the share of lowerings that were skipped, and the reasons for the others."""
+    if not counted:
+        return []
+    skipped, total = counted.get("skipped", 0), sum(counted.values())
+    reasons = [(f"  {reason}", str(amount)) for reason, amount in counted.items() if reason != "skipped"]
+    return [("lowerings skipped", f"{skipped} of {total} ({skipped / total:.1%})"), *reasons]
 
 
 def _invalidated(counted: Mapping[str, Any]) -> str:

@@ -39,6 +39,7 @@ class Config(NamedTuple):
     autostart: bool
     timeout: float
     prefetch: int
+    lowering: str
     idle_exit: float
     stale_grace: float
     max_wait: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 _UNITS = {"": 1, "B": 1} | {
@@ -89,10 +89,15 @@ def parse_path(text: str) -> Path:
 
 def parse_level(text: str) -> str:
     """Return the name of a log level."""
-    level = text.strip().lower()
-    if level not in ("debug", "info", "warning", "error"):
+    return parse_choice(text, ("debug", "info", "warning", "error"))
+
+
+def parse_choice(text: str, choices: Collection[str]) -> str:
+    """Return the one of these words."""
+    word = text.strip().lower()
+    if word not in choices:
         raise ValueError(text)
-    return level
+    return word
 
 
 def parse_names(text: str) -> tuple[str, ...]:

@@ -104,6 +104,14 @@ SETTINGS = (
         parsing.parse_size,
     ),
     Setting(
+        "lowering",
+        "text",
+        "off",
+        "whether jax's lowering is skipped for a program whose structure is known",
+        "skip, check (lower, and compare with what would have been skipped) or off",
+        lambda text: parsing.parse_choice(text, ("skip", "check", "off")),
+    ),
+    Setting(
         "idle_exit",
         "time",
         1800.0,

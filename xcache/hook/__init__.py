@@ -15,6 +15,7 @@ from xcache.config import config
 from xcache.errors import UnsupportedError, XcacheError
 
 if TYPE_CHECKING:
+    from xcache.hook import skipping
     from xcache.statistics import Statistics
 
 logger = logging.getLogger("xcache")
@@ -51,12 +52,15 @@ class Handle:
             self._undo.enter_context(surroundings.watching_libtpu())
             compiler = self._jax.compiler
             self._original = compiler.compile_or_get_cached
-            self._wrapped = wrapper.wrap(self._original, self._jax, self._cache, surroundings)
+            skipping = self._skipping(settings, mode)
+            self._wrapped = wrapper.wrap(self._original, self._jax, self._cache, surroundings, skipping)
             self._undo.callback(self._restore)
             compiler.compile_or_get_cached = self._wrapped
+            self._undo.enter_context(skipping.installed(self._is_in_place))
             # jax leaves its own frames out of tracebacks; do the same with xcache's.
             self._undo.callback(self._show_frames)
             self._jax.excluded_paths.append(_PACKAGE)
+            self._undo.callback(self._jax.exclude_from_locations(f"{_PACKAGE}/"))
             process_cache.use(self._cache)
             # An executable that was loaded ahead must not keep a client alive after jax clears its backends.
             self._watch = self._jax.watch_clearing(self._cache.look_at_clients)
@@ -93,6 +97,23 @@ class Handle:
         global _installed
         if _installed is self:
             _installed = None
+
+    def _skipping(self, settings: config.Config, mode: str) -> skipping.Skipping | skipping.Never:
+        """Return the replacement of jax's lowering, as far as it is wanted and this jax is known."""
+        from xcache.hook import skipping
+
+        if settings.lowering == "off" or mode == "refresh":
+            return skipping.Never()
+        try:
+            return skipping.Skipping(
+                self._cache.aliases, self._cache.count_lowering, check=settings.lowering == "check"
+            )
+        except UnsupportedError as error:
+            logger.debug("%s", error)
+            return skipping.Never()
+
+    def _is_in_place(self) -> bool:
+        return self._jax.compiler.compile_or_get_cached is self._wrapped
 
     def _restore(self) -> None:
         if self._jax.compiler.compile_or_get_cached is self._wrapped:

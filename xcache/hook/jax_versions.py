@@ -12,6 +12,7 @@
 not listed works if the signatures checked here fit it.
 """
 
+import contextlib
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ class Jax(NamedTuple):
     config: Any
     distributed: Any
     excluded_paths: list[str]
+    exclude_from_locations: Callable[[str], Callable[[], None]]
     record_event: Callable[[str], None]
     record_duration: Callable[[str, float], None]
     note_compile_after_miss: Callable[[], None]
@@ -76,6 +78,7 @@ def probe() -> Jax:
             distributed,
             lib,
             monitoring,
+            source_info_util,
             traceback_util,
             util,
             xla_bridge,
@@ -93,6 +96,7 @@ def probe() -> Jax:
             config=config,
             distributed=distributed.global_state,
             excluded_paths=traceback_util._exclude_paths,
+            exclude_from_locations=lambda path: _exclude_from_locations(source_info_util, path),
             record_event=monitoring.record_event,
             record_duration=monitoring.record_event_duration_secs,
             note_compile_after_miss=lambda: util.test_event("compile_after_persistent_compilation_miss"),
@@ -111,6 +115,23 @@ def probe() -> Jax:
         )
     except (ImportError, AttributeError) as error:
         raise UnsupportedError(f"xcache does not know this version of jax: {error}") from None
+
+
+def _exclude_from_locations(source_info_util: Any, path: str) -> Callable[[], None]:
+    """Have jax leave frames of these files out of a module's locations; return how to undo that."""
+
+    def forget() -> None:
+        source_info_util._exclude_path_regex.cache_clear()
+        source_info_util.is_user_filename.cache_clear()
+
+    def undo() -> None:
+        with contextlib.suppress(ValueError):
+            source_info_util._exclude_paths.remove(path)
+        forget()
+
+    source_info_util._exclude_paths.append(path)
+    forget()
+    return undo
 
 
 class _Listener:

@@ -11,15 +11,20 @@ from xcache.cache import Cache
 from xcache.errors import UncacheableError
 from xcache.executables import deserialize, iterate_once, must_be_serialized_first, serialize
 from xcache.hook.jax_versions import Jax
+from xcache.hook.skipping import Never, Skipping
 from xcache.keys import custom_calls, describe, stablehlo
 from xcache.keys.platform import GPU
-from xcache.request import Ahead, Request
+from xcache.request import Ahead, Alias, Request
 
 logger = logging.getLogger("xcache")
 
 
 def wrap(
-    original: Callable[..., Any], jax: Jax, cache: Cache, surroundings: describe.Surroundings
+    original: Callable[..., Any],
+    jax: Jax,
+    cache: Cache,
+    surroundings: describe.Surroundings,
+    skipping: Skipping | Never,
 ) -> Callable[..., Any]:
     """Return a function that does what ``original`` does, from the cache if possible."""
     has_logged = False
@@ -36,6 +41,10 @@ def wrap(
         nonlocal has_logged
         iterate_once(executable_devices)
         reason = _reason_to_leave_to_jax(jax, backend, devices, compile_options, pgle_profiler)
+        late = skipping.late(computation)
+        lowered = skipping.lowered(computation)
+        if late is not None and (reason is not None or skipping.is_watched()):
+            computation, late = late.real(), None
         if reason is not None:
             cache.count_uncacheable(reason)
             return original(
@@ -46,7 +55,7 @@ def wrap(
             jax.record_event("/jax/compilation_cache/tasks_using_cache")
             if jax.config.compilation_cache_dir.value:
                 logger.debug("jax's own cache in %s is bypassed", jax.config.compilation_cache_dir.value)
-        if dumped_to := jax.dump_module(computation):
+        if late is None and (dumped_to := jax.dump_module(computation)):
             jax.compiler.logger.info("Dumped the module to %s.", dumped_to)
 
         def compile_now() -> Any:
@@ -55,7 +64,8 @@ def wrap(
                 backend, computation, executable_devices, compile_options, host_callbacks
             )
 
-        def request() -> Request:
+        def request(alias: Alias | None = None) -> Request:
+            """Return the request for the module, or for the program that its alias names."""
             if isinstance(backend, jax.compile_only_client):
                 raise UncacheableError("compile-only client")
             if host_callbacks and jax.callbacks_hold_pointers:
@@ -72,30 +82,41 @@ def wrap(
                 strip_kernels=jax.strip_kernels,
                 extra_flags=jax.custom_key(),
                 flag_prefixes=tuple(jax.flag_prefixes()),
+                known_program="" if alias is None else alias.program,
             )
+            program = parts["program"]
             # An executable with callbacks into the program cannot be loaded without them. One with the program's own
             # custom calls runs the program's code when it is loaded, which may not be ready for that yet.
-            runs_program_code = (
-                bool(host_callbacks) or custom_calls.foreign(computation, parts["program"].content) is not None
+            runs_program_code = alias is None and (
+                bool(host_callbacks) or custom_calls.foreign(computation, program.content) is not None
             )
+            name = stablehlo.name(computation) if alias is None else alias.module_name
+            if alias is None and lowered is not None:
+                alias = skipping.alias(lowered, program, name)
             return Request(
                 key=keys.combine(parts),
-                module_name=stablehlo.name(computation),
+                module_name=name,
                 platform=backend.platform,
                 device_kind=devices.flat[0].device_kind,
                 jaxlib_version=jax.jaxlib_version,
-                program=parts["program"].content,
+                program=program.content,
                 details=lambda: describe.texts(parts),
                 load=lambda raw: deserialize(backend, raw, executable_devices, compile_options, host_callbacks),
                 serialize=lambda executable: serialize(backend, executable),
                 ahead=None if runs_program_code else Ahead(options, backend, tuple(executable_devices)),
-                serialize_first=lambda: must_be_serialized_first(backend.platform, parts["program"].content),
+                serialize_first=lambda: must_be_serialized_first(backend.platform, program.content),
                 toolchain_files=lambda: surroundings.toolchain_files(backend.platform, options),
+                alias=alias,
                 # The processes of one job may all have to compile at once.
                 may_wait=jax.distributed.client is None and not describe.span_processes(devices.flat),
             )
 
-        outcome = cache.get_or_compile(compile_now, request)
+        outcome = None
+        if late is not None:
+            outcome = cache.find(lambda: request(late.alias))
+            if outcome is None:
+                lowered, computation = skipping.missed(late), late.real()
+        outcome = outcome or cache.get_or_compile(compile_now, request)
         if outcome.kind != "uncacheable":
             jax.record_event("/jax/compilation_cache/compile_requests_use_cache")
         if outcome.kind == "hit":

@@ -19,15 +19,16 @@ COMPONENTS = ("program", "options", "flags", "platform", "toolchain")
 
 
 class Component(NamedTuple):
-    """One part of a key: the bytes that are hashed."""
+    """One part of a key: the bytes that are hashed, or only their digest if it is ``known``."""
 
     name: str
     content: bytes
+    known: str = ""
 
     @property
     def digest(self) -> str:
         """The digest of this component alone, which shows the component that made two keys differ."""
-        return digest(self.content) if self.name == "program" else _digest_in_common(self.content)
+        return self.known or (digest if self.name == "program" else _digest_in_common)(self.content)
 
 
 class Key(NamedTuple):

@@ -45,14 +45,20 @@ class Surroundings:
         strip_kernels: Callable[[Any], None] | None = None,
         extra_flags: str = "",
         flag_prefixes: tuple[str, ...] = (),
+        known_program: str = "",
     ) -> dict[str, Component]:
-        """Return the components of ``module``'s key. The cheap ones come first: they may find it uncacheable."""
+        """Return the components of ``module``'s key. The cheap ones come first: they may find it uncacheable.
+
+        There need be no module if the digest of its program is known, which has no foreign custom calls then.
+        """
         places = platform.places(client) if client.platform in platform.GPU else None
         parts = {
             "options": options.canonical(serialized_options, places=places),
             "flags": self._flags(client, extra_flags, flag_prefixes),
             "platform": platform.describe(client, devices),
-            "program": program.canonical(
+            "program": b""
+            if known_program
+            else program.canonical(
                 module,
                 keep_locations=keep_locations,
                 ignore_partitioning_pointer=ignore_partitioning_pointer,
@@ -62,10 +68,11 @@ class Surroundings:
         }
         # The registration of such a call decides how XLA partitions it, and whether a GPU's command buffer holds it.
         on_gpu, is_partitioned = client.platform in platform.GPU, options.partitions(serialized_options) > 1
-        if (on_gpu or is_partitioned) and custom_calls.foreign(module, parts["program"]):
+        if (on_gpu or is_partitioned) and not known_program and custom_calls.foreign(module, parts["program"]):
             raise UncacheableError(f"foreign custom call {'on a GPU' if on_gpu else 'in several partitions'}")
         parts["toolchain"] = self._toolchain(client.platform, serialized_options).content
-        return {name: Component(name, parts[name]) for name in COMPONENTS}
+        known = {"program": known_program}
+        return {name: Component(name, parts[name], known.get(name, "")) for name in COMPONENTS}
 
     def around(
         self,

@@ -28,7 +28,7 @@ from xcached.toolchains.rows import ToolchainRows
 _COUNTERS = frozenset(
     {"requests", "hits", "misses", "bytes_read", "compile_seconds", "load_seconds", "saved_seconds", "wait_seconds"}
 )
-_GROUPS = ("uncacheable:", "errors:")
+_GROUPS = ("uncacheable:", "errors:", "lowerings:")
 # Few enough that other users' jobs do not wait long.
 _REMOVED_PER_STEP = 100
 # One user may pin at most this fraction (1/n) of the store's bytes and entries.

@@ -1,0 +1,225 @@
+"""Programs that lower to something else have another structure; the same program written anew has the same."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+X = np.ones((8, 8), np.float32)
+C = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+
+
+def scaled(by: Any) -> Any:
+    """Return a function made anew at each call, as a second run of the program makes it."""
+    return lambda x: jnp.sin(x) * by
+
+
+def test_the_same_program_made_twice_has_one_structure(structures):
+    assert structures.of(scaled(2.0), X) == structures.of(scaled(2.0), X)
+
+
+def scanned(**options: Any) -> Any:
+    return lambda x: lax.scan(lambda c, a: (c + a, c), x[0], x, **options)
+
+
+def normal(seed: int) -> Any:
+    return lambda x: jax.random.normal(jax.random.key(seed), (4,)) + x.sum()
+
+
+def bits(implementation: str) -> Any:
+    return lambda x: jax.random.bits(jax.random.key(0, impl=implementation), (4,))
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (jnp.sin, jnp.cos),
+        (scaled(2.0), scaled(3.0)),
+        (scaled(0.0), scaled(-0.0)),
+        (lambda x: x + C, lambda x: x + (C + 1)),
+        (lambda x: x + C, lambda x: x + C.T),
+        (lambda x: x + C, lambda x: x + C.astype(np.float16)),
+        (lambda x: x + np.ones((8, 8), "f"), lambda x: x + np.broadcast_to(np.float32(1), (8, 8))),
+        (lambda x: x @ x, lambda x: jnp.dot(x, x, precision="highest")),
+        (lambda x: {"a": x}, lambda x: {"b": x}),
+        (scanned(), scanned(unroll=2)),
+        (scanned(), scanned(reverse=True)),
+        (lambda x: lax.cond(x.sum() > 0, jnp.sin, jnp.cos, x), lambda x: lax.cond(x.sum() > 0, jnp.cos, jnp.sin, x)),
+        (lambda x: jnp.sum(x, axis=0), lambda x: jnp.sum(x, axis=1)),
+        (lambda x: lax.sort(x, dimension=0), lambda x: lax.sort(x, dimension=0, is_stable=False)),
+        (lambda x: lax.reduce_precision(x, 5, 3), lambda x: lax.reduce_precision(x, 5, 4)),
+        (normal(0), normal(1)),
+        (bits("rbg"), bits("threefry2x32")),
+        (jax.grad(lambda x: jnp.sin(x).sum()), jax.grad(lambda x: jnp.cos(x).sum())),
+    ],
+)
+def test_another_program_has_another_structure(structures, one, other):
+    # One name for both, because the name of a function is in its module.
+    assert structures.of(lambda x: one(x), X) != structures.of(lambda x: other(x), X)
+
+
+def test_arguments_count(structures):
+    def function(x, y=None):
+        return x * 2
+
+    wide = np.ones((8, 16), np.float32)
+    found = [
+        structures.of(function, X),
+        structures.of(function, wide),
+        structures.of(function, X.astype(np.int32)),
+        structures.of(function, X, donate_argnums=0),
+        structures.of(function, X, X, keep_unused=True),
+        structures.of(function, 1.0),
+        structures.of(function, np.float32(1.0)),
+    ]
+    assert len(set(found)) == len(found)
+
+
+def test_the_function_s_name_counts(structures):
+    def first(x):
+        return x
+
+    def second(x):
+        return x
+
+    assert structures.of(first, X) != structures.of(second, X)
+
+
+def test_one_inner_function_used_twice_differs_from_two_equal_ones(structures):
+    def inner():
+        return jax.jit(lambda x: jnp.sin(x) * 2)
+
+    one, another = inner(), inner()
+    assert structures.of(lambda x: one(x) + one(x), X) != structures.of(lambda x: one(x) + another(x), X)
+
+
+def test_one_constant_used_twice_differs_from_two_equal_ones(structures):
+    one, another = C.copy(), C.copy()
+    assert structures.of(lambda x: (x + one) * one, X) != structures.of(lambda x: (x + one) * another, X)
+
+
+def test_where_a_function_was_written_does_not_count(structures):
+    here = {}
+    for lines in ("", "\n\n\n"):
+        exec(f"{lines}def function(x):\n    return x * 3", here)  # noqa: S102
+        here.setdefault("first", structures.of(here["function"], X))
+    assert here["first"] == structures.of(here["function"], X)
+
+
+@pytest.mark.parametrize("name, value", [("jax_default_matmul_precision", "highest"), ("jax_enable_x64", True),
+                                         ("jax_threefry_partitionable", False),
+                                         ("jax_numpy_rank_promotion", "warn")])  # fmt: skip
+def test_the_configuration_counts(structures, name, value):
+    before = structures.of(lambda x: x * 3, X)
+    old = getattr(jax.config, name)
+    if old == value:
+        pytest.fail("the test changes nothing")
+    jax.config.update(name, value)
+    try:
+        assert structures.of(lambda x: x * 3, X) != before
+    finally:
+        jax.config.update(name, old)
+    assert structures.of(lambda x: x * 3, X) == before
+
+
+def test_where_jax_logs_does_not_count(structures):
+    before = structures.of(lambda x: x * 3, X)
+    with jax.log_compiles(False):
+        assert structures.of(lambda x: x * 3, X) == before
+
+
+def callback(x):
+    return jax.pure_callback(lambda value: value, x, x)
+
+
+def test_a_program_that_calls_back_has_to_be_lowered(structures):
+    assert structures.of(callback, X).startswith("<callable outside jax: ")
+
+
+def test_several_platforms_have_to_be_lowered(structures):
+    structures.met.clear()
+    jax.jit(lambda x: x).trace(X).lower(lowering_platforms=("cpu", "tpu"))
+    assert structures.met == ["<several platforms>"]
+
+
+def test_a_primitive_of_the_program_has_to_be_lowered(structures):
+    from jax._src import core
+    from jax._src.interpreters import mlir
+
+    # It has the name of one of jax's.
+    shadow = core.Primitive("sin")
+    shadow.def_abstract_eval(lambda x: x)
+    mlir.register_lowering(shadow, mlir.lower_fun(lambda x: jnp.cos(x), multiple_results=False))
+    try:
+        assert structures.of(lambda x: shadow.bind(x), X) == "<primitive outside jax: sin>"
+        # Other programs do not use it.
+        assert not structures.of(lambda x: x * 2, X).startswith("<")
+    finally:
+        del mlir._lowerings[shadow]
+
+
+def test_a_rule_that_was_replaced_makes_all_be_lowered(structures):
+    from jax._src.interpreters import mlir
+
+    before = structures.of(lambda x: jax.nn.softmax(x), X)
+    own = mlir._lowerings[lax.exp_p]
+    mlir.register_lowering(lax.exp_p, mlir.lower_fun(lambda x, accuracy: jnp.sin(x), multiple_results=False))
+    try:
+        assert structures.of(lambda x: jax.nn.softmax(x), X) in (
+            "<rule of jax replaced: exp>",
+            "<lowering rule outside jax: exp>",
+        )
+        # A rule of jax's may use it on the way.
+        assert structures.of(lambda x: x * 2, X).startswith("<")
+    finally:
+        mlir._lowerings[lax.exp_p] = own
+    assert structures.of(lambda x: jax.nn.softmax(x), X) == before
+
+
+def test_a_patched_helper_of_jax_makes_all_be_lowered(structures):
+    from jax._src.interpreters import mlir
+
+    original = mlir.delegate_lowering
+    try:
+        mlir.delegate_lowering = functools.wraps(original)(lambda *a, **k: original(*a, **k))
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    finally:
+        mlir.delegate_lowering = original
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+def test_a_mock_in_jax_makes_all_be_lowered(structures):
+    from unittest import mock
+
+    from jax._src.lax import lax as module
+
+    with mock.patch.object(module, "_nary_lower_hlo", mock.MagicMock(wraps=module._nary_lower_hlo)):
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+def test_a_rule_that_borrows_the_name_of_jax_s_makes_all_be_lowered(structures):
+    from jax._src.interpreters import mlir
+
+    own = mlir._lowerings[lax.exp_p]
+    named = {"own": getattr(own, "rule", own), "functools": functools}
+    # A notebook's code has no file, and functools.wraps gives it jax's module and name.
+    exec("def patched(*a, **k):\n    return own(*a, **k)\npatched.__module__ = 'jax._src.lax.lax'", named)  # noqa: S102
+    mlir.register_lowering(lax.exp_p, named["patched"])
+    try:
+        assert structures.of(lambda x: x * 2, X) == "<rule of jax replaced: exp>"
+    finally:
+        mlir._lowerings[lax.exp_p] = own
+
+
+def test_constants_that_can_change_are_told(structures):
+    changing = C.copy()
+    found = structures.all_of(lambda x: x + changing, X)
+    assert not isinstance(found, str), found
+    assert any(each is changing or np.shares_memory(each, changing) for each in found.constants)

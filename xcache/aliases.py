@@ -1,0 +1,80 @@
+"""Aliases: the program that a structure was lowered to last time, so that it need not be lowered again."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+
+import msgpack
+
+from xcache.client.client import Client
+from xcache.errors import DamagedAliasError, XcacheError
+from xcache.request import Alias
+from xcache.signals import reraise_if_the_programs
+from xcache.trouble import Trouble
+from xcache.wire import aliases, protocol
+
+logger = logging.getLogger("xcache")
+
+
+class Aliases:
+    """The aliases that one process has found, and those that it has made. Thread-safe."""
+
+    def __init__(self, client: Client, predicted: Mapping[str, protocol.Alias], trouble: Trouble) -> None:
+        """``predicted``: the aliases of the programs that this one will probably want, which may still arrive."""
+        self._client = client
+        self._predicted = predicted
+        self._trouble = trouble
+        # Each structure that was asked for; None if there is no alias.
+        self._known: dict[str, Alias | None] = {}
+        # A deque, because any thread may note one while another thread sends the others.
+        self._made: deque[protocol.Alias] = deque()
+
+    def find(self, structure: str) -> Alias | None:
+        """Return the alias of a structure; only the program's own exceptions leave."""
+        if structure not in self._known:
+            try:
+                sent = self._predicted.get(structure) or self._client.alias(structure)
+                self._known[structure] = None if sent is None else _opened(sent)
+            except BaseException as error:  # noqa: BLE001 - no trouble of the cache may reach the program
+                reraise_if_the_programs(error)
+                self._trouble.note(error)
+                return None
+        return self._known[structure]
+
+    def note(self, alias: Alias) -> None:
+        """Note the program that a structure was lowered to here; ``tell`` sends it."""
+        if self._known.get(alias.structure) != alias:
+            self._known[alias.structure] = alias
+            facts: bytes = msgpack.packb(alias[2:])
+            self._made.append(aliases.sealed(alias.structure, alias.program, facts))
+
+    def forget(self, structure: str) -> None:
+        """Forget an alias whose entry is gone, so that it is sent again after the next one is stored."""
+        self._known[structure] = None
+
+    def drop(self, structure: str) -> None:
+        """Have nobody use a wrong alias any more."""
+        self._known[structure] = None
+        try:
+            self._client.drop_alias(structure)
+        except XcacheError as error:
+            logger.debug("could not drop an alias: %s", error)
+
+    def tell(self) -> None:
+        """Send what was noted to the daemon, on a thread that nobody watches."""
+        made = [self._made.popleft() for _ in range(len(self._made))]
+        try:
+            if made:
+                self._client.remember_aliases(made)
+        except BaseException as error:  # noqa: BLE001 - nobody watches this thread
+            logger.debug("could not send aliases: %s", error)
+
+
+def _opened(sent: protocol.Alias) -> Alias:
+    try:
+        name, detailed_logging, lapack = msgpack.unpackb(sent.facts)
+    except (ValueError, TypeError):
+        raise DamagedAliasError("an alias's facts are malformed", sent.seal) from None
+    return Alias(sent.structure, sent.program, name, detailed_logging, lapack)

@@ -1,0 +1,100 @@
+"""A module that is lowered late, or never: it stands for the program that an alias names."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from jax._src import config, source_info_util
+from jax._src.interpreters import mlir
+
+from xcache.request import Alias
+
+_STATES = [state for state in vars(config).values() if hasattr(state, "swap_local") and not isinstance(state, type)]
+
+
+class LateModule:
+    """The program of one lowering that was skipped; jax caches it in place of the module.
+
+    It does not hold the jaxpr, by which jax's cache holds it weakly: neither would ever be collected.
+    """
+
+    def __init__(self, alias: Alias, lower: Callable[[Any], Any], constants: list[Any]) -> None:
+        self.alias = alias
+        self._lower = lower
+        self._lock = threading.RLock()
+        self._module: Any = None
+        # The configuration and the program's constants as they are now; the program can change both.
+        self._settings = [(state, state.value) for state in _STATES]
+        self._constants = [(constant, np.array(constant)) for constant in constants]
+        # Operations within a lowering rule carry the place in the program that had them lowered.
+        self._traceback = source_info_util.current().traceback
+
+    def real(self, jaxpr: Any) -> Any:
+        """Return the module, lowered as it would have been at the time."""
+        with self._lock:
+            if self._module is None:
+                place = source_info_util.user_context(self._traceback)
+                with _set(self._settings), _replaced(self._constants), place:
+                    self._module = self._lower(jaxpr)
+                self._settings, self._constants = [], []
+            return self._module
+
+
+class Held:
+    """A late module together with its jaxpr, held by each of jax's objects that may ask for the module."""
+
+    def __init__(self, late: LateModule, jaxpr: Any) -> None:
+        self.late = late
+        self._jaxpr = jaxpr
+
+    @property
+    def alias(self) -> Alias:
+        """The alias that made lowering unnecessary."""
+        return self.late.alias
+
+    def real(self) -> Any:
+        """Return the module, lowered as it would have been at the time."""
+        return self.late.real(self._jaxpr)
+
+    def __getattr__(self, name: str) -> Any:
+        # Another library may look at the module that jax holds.
+        return getattr(self.real(), name)
+
+    def __str__(self) -> str:
+        return str(self.real())
+
+
+@contextlib.contextmanager
+def _set(settings: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Have this thread see jax's configuration as it was."""
+    with contextlib.ExitStack() as undo:
+        for state, value in settings:
+            now = state.value
+            if now is not value and now != value:
+                undo.callback(state.set_local, state.swap_local(value))
+        yield
+
+
+@contextlib.contextmanager
+def _replaced(constants: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Have this thread lower constants as they were, if the program has changed them in place since."""
+    changed = {id(now): before for now, before in constants if np.asarray(now).tobytes() != before.tobytes()}
+    if not changed:
+        yield
+        return
+    thread, handlers = threading.get_ident(), mlir._constant_handlers
+
+    def instead(handler: Callable[..., Any], value: Any, *arguments: Any, **options: Any) -> Any:
+        is_changed = threading.get_ident() == thread and id(value) in changed
+        return handler(changed[id(value)] if is_changed else value, *arguments, **options)
+
+    with contextlib.ExitStack() as undo:
+        for kind in {type(now) for now, _ in constants}:
+            undo.callback(handlers.__setitem__, kind, handlers[kind])
+            handlers[kind] = functools.partial(instead, handlers[kind])
+        yield

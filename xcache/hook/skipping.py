@@ -1,0 +1,304 @@
+"""Skip lowering: a program whose structure is known needs no module, because an alias names the program it gives."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from xcache.aliases import Aliases
+from xcache.errors import UnsupportedError
+from xcache.keys import Component
+from xcache.request import Alias
+
+logger = logging.getLogger("xcache")
+
+# Custom calls that the compiler replaces, or that jaxlib registers when it is imported: lowering has no side effect.
+_WITHOUT_SIDE_EFFECTS = frozenset((
+    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint", "TopK",
+    "ApproxTopK", "PartialReduce", "tpu_custom_call", "mhlo.topk", "mhlo.erf", "Qr", "Eigh", "LuDecomposition",
+    "ProductOfElementaryHouseholderReflectors", "ShardBarrierFrom", "ShardBarrierTo", "xla.sdy.GlobalToLocalShape",
+    "xla.sdy.LocalToGlobalShape", "MoveToHost", "MoveToDevice", "AllocateBuffer",
+))  # fmt: skip
+# The lowering rules of these have jaxlib look up SciPy's LAPACK; without that an executable calls a null pointer.
+_LAPACK = "lapack_"
+# Counted for each lowering that was skipped.
+SKIPPED = "skipped"
+
+
+class Lowered(NamedTuple):
+    """What is known of a module that was lowered, and the alias that would have spared that, if there is one."""
+
+    structure: str
+    detailed_logging: bool
+    lapack: bool
+    expected: Alias | None
+
+
+class Never:
+    """Skips nothing: the feature is off, or this version of jax is not known well enough."""
+
+    def late(self, computation: Any) -> None:
+        """Return None: every module is a real one."""
+
+    def lowered(self, computation: Any) -> None:
+        """Return None: nothing was noted."""
+
+    def alias(self, lowered: Lowered, program: Component, name: str) -> None:
+        """Return None; nothing is ever noted here."""
+
+    def missed(self, late: Any) -> None:
+        """Return None; nothing is ever late here."""
+
+    def is_watched(self) -> bool:
+        """Return False."""
+        return False
+
+    def installed(self, _: Callable[[], bool]) -> contextlib.AbstractContextManager[None]:
+        """Change nothing."""
+        return contextlib.nullcontext()
+
+
+class Skipping:
+    """Replaces jax's lowering as long as it is ``installed``."""
+
+    def __init__(self, aliases: Aliases, count: Callable[[str], None], *, check: bool) -> None:
+        """``count`` gets the reason for each lowering, or SKIPPED. With ``check`` each alias is compared, not used."""
+        try:
+            from jax._src import compiler, util
+            from jax._src.interpreters import mlir, pxla
+
+            self._compiler, self._mlir, self._pxla, self._util = compiler, mlir, pxla, util
+            self._lower, self._compile = pxla._cached_lowering_to_hlo, pxla._cached_compilation
+            self._to_module, self._use_detailed_logging = mlir.lower_jaxpr_to_module, compiler.use_detailed_logging
+            self._stablehlo = pxla.MeshComputation.stablehlo
+            config = compiler.config
+            dump = config.jax_dump_ir_to if hasattr(config, "jax_dump_ir_to") else config.dump_ir_to
+            self._watching = config.log_compiles, dump, config.compilation_cache_include_metadata_in_key
+            self.is_watched()
+            from xcache.hook import late_module
+            from xcache.hook.structure import digest, encoding
+
+            self._late_module, self._digest, self._must_lower = late_module, digest, encoding.MustLowerError
+        except (ImportError, AttributeError) as error:
+            raise UnsupportedError(f"xcache cannot skip lowering with this version of jax: {error}") from None
+        self._aliases, self._count, self._check = aliases, count, check
+        self._state = _State()
+        self._is_ours: Callable[[], bool] = bool
+        # What was lowered here, until it is compiled, by the module's id.
+        self._lowered: dict[int, tuple[weakref.ref[Any], Lowered]] = {}
+
+    def late(self, computation: Any) -> Any:
+        """Return the module that was not lowered, with its jaxpr; None if the computation is a real module."""
+        held = self._state.held
+        return held if held is not None and held.late is computation else None
+
+    def lowered(self, computation: Any) -> Lowered | None:
+        """Return what is known of a module that was lowered here; ask once."""
+        noted = self._lowered.pop(id(computation), None)
+        return noted[1] if noted is not None and noted[0]() is computation else None
+
+    def missed(self, late: Any) -> Lowered:
+        """Note that an alias led to no entry; return what is known of the module, which is lowered now."""
+        alias = late.alias
+        self._count("no entry")
+        self._aliases.forget(alias.structure)
+        return Lowered(alias.structure, alias.detailed_logging, alias.lapack, alias)
+
+    def alias(self, lowered: Lowered, program: Component, name: str) -> Alias | None:
+        """Return the alias of a program that was lowered; None if it contradicts an earlier one."""
+        alias = Alias(lowered.structure, program.digest, name, lowered.detailed_logging, lowered.lapack)
+        if lowered.expected in (None, alias):
+            return alias
+        self._count("contradiction")
+        self._aliases.drop(lowered.structure)
+        logger.error(
+            "%s was lowered to the program %s, but its alias says %s; please report this with both programs"
+            " (XCACHE_LOWERING=off switches aliases off)",
+            name,
+            program.digest,
+            lowered.expected.program,
+        )
+        return None
+
+    @contextlib.contextmanager
+    def installed(self, is_ours: Callable[[], bool]) -> Iterator[None]:
+        """Skip lowering wherever possible, as long as ``is_ours``: jax compiles with xcache's function."""
+        self._is_ours = is_ours
+        with contextlib.ExitStack() as undo:
+            for owner, name, made in (
+                (self._pxla, "_cached_lowering_to_hlo", Replacement(self._lower, self._lower_or_skip)),
+                (self._pxla, "_cached_compilation", Replacement(self._compile, self._compile_late)),
+                (self._pxla.MeshComputation, "stablehlo", self._wrapped_stablehlo()),
+                (self._mlir, "lower_jaxpr_to_module", Replacement(self._to_module, self._module_or_late)),
+                (self._mlir, "warnings", _CountingWarnings(self._state)),
+                (self._compiler, "use_detailed_logging", self._wrapped_detailed_logging()),
+            ):
+                undo.callback(_put_back, owner, name, made, getattr(owner, name))
+                setattr(owner, name, made)
+            yield
+
+    def _lower_or_skip(self, jaxpr: Any, *arguments: Any, **options: Any) -> Any:
+        self._state.depth += 1
+        try:
+            result = self._lower(jaxpr, *arguments, **options)
+        finally:
+            self._state.depth -= 1
+        if type(result[0]) is self._late_module.LateModule:
+            return (self._late_module.Held(result[0], jaxpr), *result[1:])
+        return result
+
+    def _compile_late(self, computation: Any, *arguments: Any, **options: Any) -> Any:
+        if type(computation) is self._late_module.Held:
+            if not self._is_ours():
+                return self._compile(computation.real(), *arguments, **options)
+            # jax's cache holds this argument weakly, for as long as its cache of lowerings holds it.
+            self._state.held = computation
+            try:
+                return self._compile(computation.late, *arguments, **options)
+            finally:
+                self._state.held = None
+        return self._compile(computation, *arguments, **options)
+
+    def _wrapped_stablehlo(self) -> Callable[[Any], Any]:
+        original, held = self._stablehlo, self._late_module.Held
+
+        @functools.wraps(original)
+        def stablehlo(computation: Any) -> Any:
+            module = original(computation)
+            return module.real() if type(module) is held else module
+
+        return stablehlo
+
+    def _wrapped_detailed_logging(self) -> Callable[[Any], bool]:
+        original, late = self._use_detailed_logging, self._late_module.LateModule
+
+        @functools.wraps(original)
+        def use_detailed_logging(module: Any) -> bool:
+            return bool(module.alias.detailed_logging if type(module) is late else original(module))
+
+        return use_detailed_logging
+
+    def _module_or_late(self, module_name: str, jaxpr: Any, *arguments: Any, **options: Any) -> Any:
+        lower = functools.partial(self._to_module, module_name, **options)
+        if not self._state.depth or arguments or not self._is_ours() or self.is_watched():
+            return self._to_module(module_name, jaxpr, *arguments, **options)
+        try:
+            structure = self._digest.structure(module_name, jaxpr, options)
+            alias = self._aliases.find(structure.digest)
+        except self._must_lower as reason:
+            self._count(reason.kind)
+            logger.debug("lowered: %s: %s (%s)", module_name, reason, reason.where or "the program")
+            return lower(jaxpr)
+        except Exception as error:  # noqa: BLE001 - a bug in here must not stop the program
+            logger.debug("could not describe %s: %s: %s", module_name, type(error).__name__, error)
+            self._count("error")
+            return lower(jaxpr)
+        if alias is None or self._check:
+            return self._lower_and_note(lower, jaxpr, structure.digest, alias)
+        self._count(SKIPPED)
+        self._util.test_event("lower_jaxpr_to_module")
+        if alias.lapack:
+            from jax._src.lib import lapack
+
+            lapack._lapack.initialize()
+        late = self._late_module.LateModule(alias, lambda jaxpr: lower(jaxpr).module, structure.constants)
+        shapes = self._mlir.ShapePolyLoweringState((), tuple(options["platforms"]))
+        return self._mlir.LoweringResult(late, [], [], shapes)
+
+    def _lower_and_note(self, lower: Callable[[Any], Any], jaxpr: Any, structure: str, alias: Alias | None) -> Any:
+        warned = self._state.warnings
+        result = lower(jaxpr)
+        reason = "it warns" if self._state.warnings != warned else _reason(result)
+        self._count(reason or "no alias")
+        if reason is None:
+            lapack = any(name.startswith(_LAPACK) for name in _custom_calls(result.module))
+            detailed_logging = bool(self._use_detailed_logging(result.module))
+            self._note(result.module, Lowered(structure, detailed_logging, lapack, alias))
+        return result
+
+    def _note(self, module: Any, lowered: Lowered) -> None:
+        key = id(module)
+        self._lowered[key] = weakref.ref(module, lambda _: self._lowered.pop(key, None)), lowered
+
+    def is_watched(self) -> bool:
+        """Return whether somebody wants to see each module."""
+        return any(state.value for state in self._watching)
+
+
+class _State(threading.local):
+    """One thread's: how deep it is in jax's lowering, the warnings it has given there, and what it compiles."""
+
+    depth = 0
+    warnings = 0
+    held: Any = None
+
+
+class Replacement:
+    """A function of jax's that is called through another one, and keeps its attributes, as ``cache_clear``."""
+
+    def __init__(self, original: Any, replacement: Callable[..., Any]) -> None:
+        self._original, self._replacement = original, replacement
+        functools.update_wrapper(self, original, updated=())
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Call the replacement."""
+        return self._replacement(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+class _CountingWarnings(types.ModuleType):
+    """Python's ``warnings``, for the one module of jax that warns while it lowers."""
+
+    def __init__(self, state: _State) -> None:
+        super().__init__("warnings")
+        self._state = state
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(warnings, name)
+
+    def warn(self, message: Any, category: Any = None, stacklevel: int = 1, *others: Any, **options: Any) -> None:
+        self._state.warnings += 1
+        warnings.warn(message, category, stacklevel + 1, *others, **options)
+
+
+def _put_back(owner: Any, name: str, made: Any, original: Any) -> None:
+    if getattr(owner, name) is made:
+        setattr(owner, name, original)
+
+
+def _reason(result: Any) -> str | None:
+    """Return why the lowering that gave this must not be skipped, or None."""
+    if result.host_callbacks or result.keepalive:
+        return "callbacks"
+    if result.shape_poly_state.uses_dim_vars:
+        return "symbolic shapes"
+    for name in _custom_calls(result.module):
+        if name not in _WITHOUT_SIDE_EFFECTS and not name.startswith(_LAPACK):
+            return "custom call"
+    return None
+
+
+def _custom_calls(module: Any) -> set[str]:
+    from jaxlib.mlir import ir
+
+    found: set[str] = set()
+
+    def look(operation: Any) -> Any:
+        if operation.name == "stablehlo.custom_call":
+            found.add(ir.StringAttr(operation.attributes["call_target_name"]).value)
+        elif "custom_call" in operation.name:
+            found.add(operation.name)
+        return ir.WalkResult.ADVANCE
+
+    with module.context:
+        module.operation.walk(look)
+    return found

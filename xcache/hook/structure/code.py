@@ -1,0 +1,200 @@
+"""Whether a callable is jax's own code, with everything it reaches; its name then says what it does.
+
+jax's files are part of the digest, so code of theirs is known. A program's code is not: it can do anything.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+from jax._src import core
+
+from xcache.hook.structure.encoding import Encoding, MustLowerError, encodes, tagged, text
+
+ROOTS = tuple(f"{Path(package.__file__).resolve().parent}/" for package in (jax, jaxlib))
+_PACKAGES = ("jax", "jaxlib")
+# Modules whose functions jax builds its own from, as decorators and the like.
+_BUILDING = ("contextlib", "functools", "operator", "builtins")
+# Modules whose classes run no code of the program.
+_HARMLESS = (
+    *_BUILDING,
+    "numpy",
+    "ml_dtypes",
+    "collections",
+    "enum",
+    "types",
+    "nanobind",
+    "inspect",
+    "weakref",
+    "_thread",
+)
+_NATIVE = (
+    types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
+    types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, np.ufunc,
+)  # fmt: skip
+
+
+def is_of_jaxs_files(function: types.FunctionType) -> bool:
+    """Return whether jax's own files define a function, as its globals tell; a decorator can lend it any name."""
+    module, file = function.__globals__.get("__name__", ""), function.__code__.co_filename
+    # namedtuple and dataclass generate code that has no file; namedtuple's has globals of its own.
+    return module.startswith("namedtuple_") or (is_of_jax(module) and file.startswith((*ROOTS, "<")))
+
+
+def is_of_jax(module: str | None) -> bool:
+    """Return whether a module belongs to jax or jaxlib, by its name."""
+    return module is not None and module.split(".", 1)[0] in _PACKAGES
+
+
+def is_own(function: Any) -> bool:
+    """Return whether a callable, with all it closes over, is jax's own code."""
+    return _is_own(function, set())
+
+
+def is_own_primitive(primitive: Any) -> bool:
+    """Return whether a primitive and its abstract evaluation are jax's own."""
+    return _is_own_primitive(primitive, set())
+
+
+def _is_own(value: Any, seen: set[int]) -> bool:
+    if id(value) in seen:
+        return True
+    seen.add(id(value))
+    if isinstance(value, functools.partial):
+        return _are_own((value.func, *value.args, *value.keywords.values()), seen)
+    if isinstance(value, types.MethodType):
+        return _are_own((value.__func__, value.__self__), seen)
+    if isinstance(value, types.FunctionType):
+        return _is_own_function(value, seen)
+    if isinstance(value, _NATIVE):
+        return True
+    if isinstance(value, type):
+        return is_of_jax(value.__module__) or _is_harmless(value.__module__)
+    if isinstance(value, core.Primitive):
+        return _is_own_primitive(value, seen)
+    if isinstance(value, (tuple, list, set, frozenset)):
+        return _are_own(value, seen)
+    if isinstance(value, dict):
+        return _are_own((*value.keys(), *value.values()), seen)
+    kind = type(value)
+    if not (is_of_jax(kind.__module__) or _is_harmless(kind.__module__)):
+        return False
+    if not callable(value):
+        return True
+    attributes = getattr(value, "__dict__", None)
+    return _is_own(getattr(value, "__wrapped__", None), seen) and (
+        not isinstance(attributes, dict) or _are_own(attributes.values(), seen)
+    )
+
+
+def _is_own_function(function: types.FunctionType, seen: set[int]) -> bool:
+    if not is_of_jaxs_files(function) and function.__globals__.get("__name__") not in _BUILDING:
+        return False
+    held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:  # an empty cell
+            continue
+    return _are_own((*held, function.__dict__.get("__wrapped__")), seen)
+
+
+def _is_own_primitive(primitive: Any, seen: set[int]) -> bool:
+    attributes = primitive.__dict__
+    return is_of_jax(type(primitive).__module__) and _are_own(
+        [attributes.get(name) for name in ("abstract_eval", "bind", "bind_with_trace")], seen
+    )
+
+
+def _are_own(values: Iterable[Any], seen: set[int]) -> bool:
+    return all(_is_own(value, seen) for value in values)
+
+
+def _is_harmless(module: str) -> bool:
+    return module.split(".", 1)[0] in _HARMLESS
+
+
+def name(function: Any, depth: int = 0) -> str:
+    """Return a text that tells this callable of jax's from any other, by its name and all it was made with."""
+    if depth > 6:
+        raise MustLowerError("deeply nested callable")
+    if isinstance(function, functools.partial):
+        parts = [function.func, *function.args, *(part for item in sorted(function.keywords.items()) for part in item)]
+        return f"partial({', '.join(_told(part, depth + 1) for part in parts)})"
+    if isinstance(function, types.MethodType):
+        return f"{_told(function.__self__, depth + 1)}.{function.__func__.__qualname__}"
+    own = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    if not isinstance(function, types.FunctionType):
+        wrapped = getattr(function, "__wrapped__", None)
+        return own if wrapped is None else f"{own}<{_told(wrapped, depth + 1)}>"
+    held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+    for cell in function.__closure__ or ():
+        try:
+            held.append(cell.cell_contents)
+        except ValueError:
+            held.append("an empty cell")
+    # Two functions of one name are told apart by their line.
+    own = f"{own}:{function.__code__.co_firstlineno}"
+    return f"{own}<{', '.join(_told(each, depth + 1) for each in held)}>" if held else own
+
+
+def _told(value: Any, depth: int) -> str:
+    if isinstance(value, (str, int, float, complex, bytes, type(None), type(Ellipsis))):
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        return f"({', '.join(_told(each, depth + 1) for each in value)})"
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{_told(key, depth + 1)}: {_told(value[key], depth + 1)}' for key in value)}}}"
+    if isinstance(value, (set, frozenset)):
+        return f"{{{', '.join(sorted(_told(each, depth + 1) for each in value))}}}"
+    if isinstance(value, core.Primitive):
+        return f"primitive {value.name}"
+    if isinstance(value, (np.dtype, np.generic)):
+        return f"{type(value).__name__} {value!r}"
+    return name(value, depth) if callable(value) else f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def function(encoding: Encoding, value: Any) -> None:
+    """Write a function by its name, if it is jax's own and that name leads to it."""
+    module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    found: Any = sys.modules.get(module) if is_of_jax(module) and module else None
+    for part in (qualified or "").split("."):
+        found = getattr(found, part, None)
+    if found is None or found is not value or not is_own(value):
+        raise MustLowerError(f"callable outside jax: {module}.{qualified or type(value).__qualname__}")
+    encoding.write(tagged(b"fn", f"{module}.{qualified}".encode()))
+
+
+@encodes(functools.partial)
+def _partial(encoding: Encoding, value: functools.partial[Any]) -> None:
+    encoding.write(b"partial")
+    encoding.encode_all((value.func, value.args, value.keywords))
+
+
+_STANDARD = ("builtins", "numpy", "ml_dtypes", "enum", "typing", "abc", "collections", "dataclasses", "functools",
+             "contextlib", "types")  # fmt: skip
+
+
+@encodes(type)
+def class_(encoding: Encoding, value: type) -> None:
+    """Write a class by its name, if it is jax's or the standard library's."""
+    if not (is_of_jax(value.__module__) or value.__module__.split(".", 1)[0] in _STANDARD):
+        raise MustLowerError(f"class outside jax: {value.__module__}.{value.__qualname__}")
+    encoding.write(b"t" + text(f"{value.__module__}.{value.__qualname__}"))
+
+
+def rule(value: Any) -> Any:
+    """Return the function for values of a type that is not in the table, or None."""
+    if isinstance(value, type):
+        return class_
+    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
+        return function
+    return None

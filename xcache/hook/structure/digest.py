@@ -1,0 +1,52 @@
+"""The digest of everything that ``mlir.lower_jaxpr_to_module`` is given and reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from jax._src import sharding_impls
+
+from xcache.hook.structure import code, jaxprs, objects, placement, primitives, surroundings, values
+from xcache.hook.structure.encoding import RULES, Encoding, MustLowerError, text
+from xcache.hook.structure.patches import patches
+
+# For types that are not in the table, in the order in which they are tried.
+RULES.extend((values.rule, placement.rule, code.rule, primitives.rule, objects.rule))
+# This number is part of every digest. It changes with every change of what is written, or how.
+_FORMAT = 1
+# Names of arguments are only in locations.
+_LEFT_OUT = ("arg_names", "backend")
+
+
+class Structure(NamedTuple):
+    """The digest, and the constants that the program can change in place."""
+
+    digest: str
+    constants: list[Any]
+
+
+def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Structure:
+    """Return the structure of a program; raise MustLowerError if what lowering makes of it cannot be told from it."""
+    if len(arguments["platforms"]) != 1:
+        raise MustLowerError("several platforms")
+    if type(arguments["axis_context"]) is not sharding_impls.ShardingContext:
+        raise MustLowerError("pmap")
+    if arguments["ordered_effects"]:
+        raise MustLowerError("ordered effects")
+    if arguments["lowering_parameters"].override_lowering_rules:
+        raise MustLowerError("override_lowering_rules")
+    primitives.registries.check()
+    patches.check()
+    encoding = Encoding()
+    encoding.write(b"xcache structure %d " % _FORMAT)
+    for part in (surroundings.jax_files(), module_name, surroundings.backend(arguments.get("backend"))):
+        encoding.write(text(part))
+    for name in sorted(arguments):
+        if name not in _LEFT_OUT:
+            encoding.write(text(name))
+            encoding.encode(arguments[name])
+    encoding.encode(surroundings.trace_context())
+    encoding.write(surroundings.configuration.digest())
+    jaxprs.program(encoding, jaxpr)
+    return Structure(encoding.digest(), encoding.changeable)

@@ -1,0 +1,171 @@
+"""The encoder: a table of types, each with the function that writes its values.
+
+The encoding is injective: each piece says what it is and where it ends. An unknown type raises MustLowerError, so a
+mistake in the table costs a skipped lowering and never a wrong program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+_Handler = TypeVar("_Handler", bound=Callable[["Encoding", Any], None])
+
+
+class MustLowerError(Exception):
+    """The program has to be lowered, for this reason: its kind, and what of the program, after a colon.
+
+    ``where`` names the primitive and parameter, if any.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.where: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind of the reason, which names nothing of the program's."""
+        return str(self).partition(":")[0]
+
+
+# Each type's function. A type is added when it is first met, by a rule of its base classes, in ``objects``.
+HANDLERS: dict[type, Callable[[Encoding, Any], None]] = {}
+# The rules for types that are not in the table: each returns a function, or None if it does not apply.
+RULES: list[Callable[[Any], Callable[[Encoding, Any], None] | None]] = []
+
+
+def encodes(*types: type) -> Callable[[_Handler], _Handler]:
+    """Register the function that encodes values of exactly these types."""
+
+    def register(handler: _Handler) -> _Handler:
+        for each in types:
+            HANDLERS[each] = handler
+        return handler
+
+    return register
+
+
+def by_content(handler: Callable[[Encoding, Any], None]) -> Callable[[Encoding, Any], None]:
+    """Have equal values encoded alike and each object only once.
+
+    Whether two equal avals or shardings are one object depends on jax's weak caches, so they must not be numbered.
+    """
+
+    def encode(encoding: Encoding, value: Any) -> None:
+        encoding.write_token(value, handler)
+
+    return encode
+
+
+def text(value: str) -> bytes:
+    """Return a string's encoding."""
+    content = value.encode("utf-8", "surrogatepass")
+    return b"s%d:%b" % (len(content), content)
+
+
+def tagged(tag: bytes, content: bytes) -> bytes:
+    """Return bytes with a tag and their length."""
+    return b"%b%d:%b" % (tag, len(content), content)
+
+
+class Encoding:
+    """The encoding of one program.
+
+    Jaxprs and constants are numbered in the order in which they are met, because jax lowers each *object* to one
+    function or constant: ``f(x) + f(x)`` gives another program than two equal functions do.
+    """
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self.write = self._parts.append
+        self._numbers: dict[int, int] = {}
+        self._tokens: dict[int, bytes] = {}
+        # Objects whose ids are in use here.
+        self._kept: list[Any] = []
+        # How deep this is within Pallas kernels, which embed names and locations.
+        self.kernels = 0
+        self.primitives: dict[tuple[Any, bool], bytes] = {}
+        # Constants that the program can change in place.
+        self.changeable: list[Any] = []
+
+    @contextlib.contextmanager
+    def kernel(self) -> Iterator[None]:
+        """Encode the values within as parts of a kernel, with their names; tokens made outside do not hold those."""
+        outer, self._tokens = self._tokens, {}
+        self.kernels += 1
+        try:
+            yield
+        finally:
+            self.kernels -= 1
+            self._tokens = outer
+
+    def digest(self) -> str:
+        """Return the digest of all that was written."""
+        return hashlib.sha256(b"".join(self._parts)).hexdigest()
+
+    def encode(self, value: Any) -> None:
+        """Write a value; raise MustLowerError if its type is unknown."""
+        handler = HANDLERS.get(type(value))
+        if handler is None:
+            handler = _find(value)
+        handler(self, value)
+
+    def encode_all(self, values: Iterable[Any]) -> None:
+        """Write the values in order, after their number."""
+        values = tuple(values)
+        self.write(b"(%d" % len(values))
+        for value in values:
+            self.encode(value)
+
+    def is_repeated(self, tag: bytes, value: Any) -> bool:
+        """Write an object's number; return whether the object was met before, so that its number says it all."""
+        number = self._numbers.get(id(value))
+        if number is not None:
+            self.write(b"%b^%d;" % (tag, number))
+            return True
+        self._numbers[id(value)] = len(self._numbers)
+        self._kept.append(value)
+        self.write(tag + b"#")
+        return False
+
+    def write_token(self, value: Any, handler: Callable[[Encoding, Any], None]) -> None:
+        """Write a short token of a value's content, made once for each object."""
+        token = self._tokens.get(id(value))
+        if token is None:
+            content = self.apart(value, handler)
+            token = self._tokens[id(value)] = b"@" + hashlib.blake2b(content, digest_size=20).digest()
+            self._kept.append(value)
+        self.write(token)
+
+    def write_unordered(self, values: Iterable[Any]) -> None:
+        """Write values whose order means nothing."""
+        contents = sorted(self.apart(value, Encoding.encode) for value in values)
+        self.write(b"E%d" % len(contents))
+        for content in contents:
+            self.write(tagged(b"e", content))
+
+    def apart(self, value: Any, handler: Callable[[Encoding, Any], None]) -> bytes:
+        """Return the encoding of a value by itself; raise MustLowerError if it depends on what was met before."""
+        outer, count = self._parts, len(self._numbers)
+        self._parts = []
+        self.write = self._parts.append
+        try:
+            handler(self, value)
+            content = b"".join(self._parts)
+        finally:
+            self._parts, self.write = outer, outer.append
+        if len(self._numbers) != count:
+            raise MustLowerError(f"shared object: {type(value).__name__}")
+        return content
+
+
+def _find(value: Any) -> Callable[[Encoding, Any], None]:
+    kind = type(value)
+    for rule in RULES:
+        handler = rule(value)
+        if handler is not None:
+            HANDLERS[kind] = handler
+            return handler
+    raise MustLowerError(f"unknown type: {kind.__module__}.{kind.__qualname__}")

@@ -1,0 +1,167 @@
+"""Jaxprs, equation by equation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import config, core
+
+from xcache.hook.structure import primitives, values
+from xcache.hook.structure.encoding import HANDLERS, Encoding, MustLowerError, encodes, text
+from xcache.hook.structure.objects import attributes
+
+# jax 0.11 joined Jaxpr and ClosedJaxpr.
+_CLOSED = getattr(core, "ClosedJaxpr", None)
+_CONTEXT = getattr(core, "JaxprEqnContext", None)
+_simplified_constants = getattr(config, "use_simplified_jaxpr_constants", None)
+
+
+@encodes(core.Jaxpr)
+def jaxpr(encoding: Encoding, value: Any) -> None:
+    """Write a jaxpr; raise MustLowerError for one whose lowering depends on more than what it holds."""
+    if encoding.is_repeated(b"J", value):
+        return
+    if getattr(value, "is_high", False):
+        raise MustLowerError("high jaxpr")
+    if encoding.kernels:
+        encoding.write(text(str(value.debug_info.func_name)))
+        encoding.encode(value.debug_info.arg_names)
+    numbers: dict[Any, int] = {}
+    for variables in (value.constvars, value.invars):
+        encoding.write(b"(%d" % len(variables))
+        for variable in variables:
+            _define(encoding, variable, numbers)
+    if hasattr(value, "_consts"):
+        _constants(encoding, value.consts)
+    if value.effects:
+        encoding.write_unordered(value.effects)
+    encoding.write(b"[%d" % len(value.eqns))
+    for equation in value.eqns:
+        _equation(encoding, equation, numbers)
+    encoding.write(b"=%d" % len(value.outvars))
+    for variable in value.outvars:
+        _use(encoding, variable, numbers)
+
+
+def program(encoding: Encoding, value: Any) -> None:
+    """Write the jaxpr of a whole program."""
+    (jaxpr if type(value) is core.Jaxpr else _closed)(encoding, value)
+
+
+def _closed(encoding: Encoding, value: Any) -> None:
+    if not encoding.is_repeated(b"C", value):
+        jaxpr(encoding, value.jaxpr)
+        _constants(encoding, value.consts)
+
+
+if _CLOSED is not None and _CLOSED is not core.Jaxpr:
+    HANDLERS[_CLOSED] = _closed
+
+
+def _equation(encoding: Encoding, equation: Any, numbers: dict[Any, int]) -> None:
+    primitive, write = equation.primitive, encoding.write
+    key = primitive, encoding.kernels > 0
+    token = encoding.primitives.get(key)
+    if token is None:
+        token = encoding.primitives[key] = primitives.token(*key)
+    write(token)
+    write(b"(%d" % len(equation.invars))
+    for variable in equation.invars:
+        _use(encoding, variable, numbers)
+    _context(encoding, equation.ctx)
+    if primitive.name in primitives.KERNELS:
+        with encoding.kernel():
+            _parameters(encoding, primitive, equation.params)
+    elif equation.params:
+        _parameters(encoding, primitive, equation.params)
+    if equation.effects:
+        encoding.write_unordered(equation.effects)
+    if encoding.kernels:
+        write(text(str(equation.source_info.name_stack)))
+    write(b")%d" % len(equation.outvars))
+    for variable in equation.outvars:
+        _define(encoding, variable, numbers)
+
+
+def _parameters(encoding: Encoding, primitive: Any, parameters: dict[str, Any]) -> None:
+    unused = primitives.unused(primitive)
+    for name in sorted(parameters):
+        if name in unused:
+            continue
+        encoding.write(text(name))
+        try:
+            encoding.encode(parameters[name])
+        except MustLowerError as reason:
+            if reason.where is None:
+                reason.where = f"{primitive.name}.{name}"
+            raise
+    encoding.write(b".")
+
+
+def _define(encoding: Encoding, variable: Any, numbers: dict[Any, int]) -> None:
+    if type(variable) is core.DropVar:
+        encoding.write(b"_")
+    if getattr(variable, "initial_qdd", None) is not None:
+        raise MustLowerError("quasi-dynamic data")
+    numbers[variable] = len(numbers)
+    encoding.encode(variable.aval)
+
+
+def _use(encoding: Encoding, variable: Any, numbers: dict[Any, int]) -> None:
+    if type(variable) is core.Literal:
+        literal(encoding, variable)
+        return
+    number = numbers.get(variable)
+    if number is None:
+        raise MustLowerError("free variable")
+    encoding.write(b"v%d;" % number)
+
+
+def _constants(encoding: Encoding, constants: Iterable[Any]) -> None:
+    constants = tuple(constants)
+    encoding.write(b"(%d" % len(constants))
+    for constant in constants:
+        _constant(encoding, constant)
+
+
+def _constant(encoding: Encoding, value: Any) -> None:
+    if isinstance(value, (np.ndarray, jax.Array)) or type(value) is values.TYPED_ARRAY:
+        if encoding.is_repeated(b"K", value):
+            return
+    elif isinstance(value, (bool, int, float, complex, np.generic)):
+        # Lowering emits a constant for each object, so a repeated one is not the same as two equal ones.
+        encoding.is_repeated(b"k", value)
+    else:
+        raise MustLowerError(f"unknown constant: {type(value).__module__}.{type(value).__qualname__}")
+    values.constant(encoding, value)
+
+
+@encodes(core.Literal)
+def literal(encoding: Encoding, value: Any) -> None:
+    """Write a literal: a scalar, or an array that jax makes an argument of the program or a constant."""
+    encoding.write(b"L")
+    content = value.val
+    is_array = isinstance(content, (np.ndarray, jax.Array)) or type(content) is values.TYPED_ARRAY
+    if is_array and np.ndim(content):
+        encoding.is_repeated(b"l", value)
+        if _simplified_constants is not None and _simplified_constants.value and core.is_hoistable(value):
+            # It becomes an argument: its value is not in the program.
+            encoding.is_repeated(b"K", content)
+            encoding.write(b"hoisted")
+        else:
+            _constant(encoding, content)
+    else:
+        values.constant(encoding, content)
+    encoding.encode(value.aval)
+
+
+def _context(encoding: Encoding, context: Any) -> None:
+    if context is None:
+        encoding.write(b"n")
+    elif type(context) is not _CONTEXT:
+        raise MustLowerError("context of an equation")
+    else:
+        encoding.write_token(context, attributes)

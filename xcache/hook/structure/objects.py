@@ -1,0 +1,164 @@
+"""Objects of jax's own classes, by their attributes, and the trees and effects among them."""
+
+from __future__ import annotations
+
+import abc
+import collections.abc
+import contextlib
+import functools
+import types
+import typing
+from typing import Any
+
+import jax
+from jax._src import core, linear_util
+from jax._src.lib import xla_client
+
+from xcache.hook.structure import code
+from xcache.hook.structure.encoding import Encoding, MustLowerError, by_content, encodes, text
+
+try:
+    from jax._src.random import prng
+except ImportError:  # before jax 0.10
+    from jax._src import prng
+
+# Base classes without attributes that matter.
+_BASES = {
+    object, tuple, dict, int, str, float, abc.ABC, typing.Generic, typing.Protocol, contextlib.ContextDecorator,
+    collections.abc.Mapping, collections.abc.Sequence, collections.abc.Hashable, collections.abc.Collection,
+    collections.abc.Sized, collections.abc.Iterable, collections.abc.Container, collections.abc.Reversible,
+    collections.abc.Callable,
+}  # fmt: skip
+# Metaclasses of classes that are written in Python; an instance of a native class has state that nobody sees.
+_METACLASSES = ("type", "ABCMeta", "EnumType", "EnumMeta", "_ProtocolMeta", "StrictABCMeta", "StrictABC",
+                "_TypedDictMeta", "NamedTupleMeta")  # fmt: skip
+_MEMOS = frozenset(("_hash", "_cached_hash", "_hash_value"))
+_MISSING = object()
+
+
+@functools.lru_cache(None)
+def _slots(kind: Any) -> tuple[tuple[str, ...], frozenset[str]] | str:
+    """Return the slots that make up an instance and the names of its memos, or why that cannot be told."""
+    names: list[str] = []
+    memos = set(_MEMOS)
+    for base in kind.__mro__:
+        if base in _BASES:
+            continue
+        if not code.is_of_jax(base.__module__):
+            return f"unknown type: base class {base.__module__}.{base.__qualname__}"
+        if type(base).__name__ not in _METACLASSES:
+            return f"unknown type: native class {base.__module__}.{base.__qualname__}"
+        slots = base.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            private = slot.startswith("__") and not slot.endswith("__")
+            names.append(f"_{base.__name__.lstrip('_')}{slot}" if private else slot)
+        memos.update(name for name, value in vars(base).items() if isinstance(value, functools.cached_property))
+    if issubclass(kind, core.AbstractValue):
+        memos.update(name for name in names if name.startswith("_"))
+    return tuple(dict.fromkeys(name for name in names if name not in memos | {"__weakref__", "__dict__"})), frozenset(
+        memos
+    )
+
+
+def attributes(encoding: Encoding, value: Any) -> None:
+    """Write an object of a class of jax's: the class and all attributes but memos."""
+    kind = type(value)
+    known = _slots(kind)  # type: ignore[arg-type] # a type is hashable
+    if isinstance(known, str):
+        raise MustLowerError(known)
+    slots, memos = known
+    encoding.write(text(f"{kind.__module__}.{kind.__qualname__}"))
+    for slot in slots:
+        content = getattr(value, slot, _MISSING)
+        if content is _MISSING:
+            encoding.write(b"?")
+        else:
+            encoding.encode(content)
+    others = {name: held for name, held in getattr(value, "__dict__", {}).items() if name not in memos}
+    encoding.write(b"d%d" % len(others))
+    for name in sorted(others):
+        encoding.write(text(name))
+        encoding.encode(others[name])
+
+
+@encodes(core.ShapedArray)
+@by_content
+def _shaped_array(encoding: Encoding, value: Any) -> None:
+    if type(value.shape) is not tuple or not all(type(size) is int for size in value.shape):
+        raise MustLowerError("symbolic shape")
+    attributes(encoding, value)
+
+
+@encodes(jax.tree_util.PyTreeDef)
+def _tree(encoding: Encoding, value: Any) -> None:
+    node = value.node_data()
+    if node is None:
+        encoding.write(b"leaf" if value.num_leaves == 1 and value.num_nodes == 1 else b"none")
+        return
+    encoding.write(b"tree")
+    code.class_(encoding, node[0])
+    encoding.encode(node[1])
+    encoding.encode_all(value.children())
+
+
+@encodes(prng.PRNGImpl)
+def _random_implementation(encoding: Encoding, value: Any) -> None:
+    functions = [part for part in value if callable(part)]
+    if not all(map(code.is_own, functions)):
+        raise MustLowerError("PRNG implementation outside jax")
+    encoding.write(b"prng")
+    encoding.encode_all((tuple(value.key_shape), value.name, value.tag))
+    encoding.encode_all(map(code.name, functions))
+
+
+def _debug_info(encoding: Encoding, value: Any) -> None:
+    if encoding.kernels:
+        encoding.write(text(str(value.func_name)))
+        encoding.encode(value.arg_names)
+
+
+def _named_tuple(encoding: Encoding, value: Any) -> None:
+    encoding.write(text(f"{type(value).__module__}.{type(value).__qualname__}"))
+    encoding.encode_all(tuple.__iter__(value))
+
+
+def _tuple_with_attributes(encoding: Encoding, value: Any) -> None:
+    encoding.write(b"ot")
+    encoding.encode_all(tuple.__iter__(value))
+    attributes(encoding, value)
+
+
+def _temporary_axis(encoding: Encoding, value: Any) -> None:
+    encoding.is_repeated(b"axis", value)
+
+
+def _is_called(kind: type, value: Any) -> bool:
+    """Return whether an object is there to be called, so that its attributes do not tell what it does."""
+    return (
+        callable(value)
+        and not isinstance(value, (core.AbstractValue, *_EFFECT))
+        and not hasattr(kind, "__dataclass_fields__")
+    )
+
+
+_EFFECT = (core.Effect,) if hasattr(core, "Effect") else ()
+
+
+def rule(value: Any) -> Any:
+    """Return the function for values of a type that is not in the table, or None."""
+    kind = type(value)
+    if isinstance(value, linear_util.WrappedFun):
+        raise MustLowerError("wrapped function")
+    if isinstance(value, linear_util.DebugInfo):
+        return _debug_info
+    if not code.is_of_jax(kind.__module__) or isinstance(value, (xla_client.Device, dict, int, str, float)):
+        return None
+    if _is_called(kind, value):
+        return code.function
+    if kind.__name__ == "_TempAxisName":
+        return _temporary_axis
+    if isinstance(value, tuple):
+        return _named_tuple if hasattr(kind, "_fields") else _tuple_with_attributes
+    if isinstance(value, types.ModuleType):
+        return None
+    return attributes

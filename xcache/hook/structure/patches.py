@@ -1,0 +1,117 @@
+"""Whether somebody has replaced functions of jax's, which any lowering rule may call.
+
+All modules of jax are examined when the first program is described, and again when modules were imported since. The
+functions of the modules that lower are compared before each program.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+from jax._src.interpreters import mlir
+
+from xcache.hook.structure.code import is_of_jax, is_of_jaxs_files
+from xcache.hook.structure.encoding import MustLowerError
+from xcache.hook.structure.primitives import rule_tables
+
+# Packages from which jax imports functions and objects by name.
+_LIBRARIES = frozenset((
+    *sys.stdlib_module_names, "jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy", "flatbuffers", "nanobind",
+    "absl", "etils", "rich", "xcache", "portpicker", "libtpu", "jax_plugins", "triton", "google", "mlir",
+    "typing_extensions",
+))  # fmt: skip
+# Those of them whose objects may stand in place of functions.
+_CALLED = frozenset((
+    "jax", "jaxlib", "builtins", "functools", "numpy", "operator", "types", "typing", "collections", "contextlib",
+    "nanobind", "pybind11_builtins", "weakref", "xcache", "ml_dtypes", "_thread", "threading",
+))  # fmt: skip
+
+
+class _Patches:
+    """Remembers jax's functions as they were when they were examined."""
+
+    def __init__(self) -> None:
+        self._modules = 0
+        self._reason: str | None = None
+        self._watched: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = []
+        # Files whose functions, and types whose instances may stand in a module of jax's.
+        self._known_files: set[str] = set()
+        self._known_types: set[type] = set()
+
+    def check(self) -> None:
+        """Raise MustLowerError if a function of jax's is not its own."""
+        if self._reason is not None or self._modules != len(sys.modules) or not self._are_unchanged():
+            self._modules = len(sys.modules)
+            self._reason = self._examine()
+        if self._reason is not None:
+            raise MustLowerError(self._reason)
+
+    def _are_unchanged(self) -> bool:
+        try:
+            return all(get(names) == functions for names, get, functions in self._watched)
+        except KeyError:
+            return False
+
+    def _examine(self) -> str | None:
+        self._watched = []
+        lowering = {
+            getattr(_function(entry), "__module__", None) for table in rule_tables() for entry in table.values()
+        }
+        lowering.add(mlir.__name__)
+        for name, module in list(sys.modules.items()):
+            # The others hand on names of these.
+            if not name.startswith(("jax._src.", "jaxlib.")) or not isinstance(module, types.ModuleType):
+                continue
+            names = vars(module)
+            for key, value in list(names.items()):
+                if not self._is_fine(value):
+                    return f"function of jax replaced: {name}.{key}"
+            functions = [key for key, value in names.items() if type(value) is types.FunctionType]
+            if name in lowering and len(functions) > 1:
+                get = operator.itemgetter(*functions)
+                self._watched.append((names, get, get(names)))
+        return None
+
+    def _is_fine(self, value: Any) -> bool:
+        kind = type(value)
+        if kind is types.FunctionType:
+            return value.__code__.co_filename in self._known_files or self._is_of_a_library(value)
+        if kind not in self._known_types:
+            package = kind.__module__.split(".", 1)[0]
+            if package not in _LIBRARIES or (
+                package not in _CALLED and callable(value) and not isinstance(value, type)
+            ):
+                return False
+            self._known_types.add(kind)
+        if isinstance(value, type):
+            return not is_of_jax(value.__module__) or self._are_methods_fine(value)
+        inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None) if callable(value) else None
+        return inner is None or inner is value or self._is_fine(inner)
+
+    def _are_methods_fine(self, value: type) -> bool:
+        known, function = self._known_files, types.FunctionType
+        return all(
+            each.__code__.co_filename in known or self._is_of_a_library(each)
+            for each in vars(value).values()
+            if type(each) is function
+        )
+
+    def _is_of_a_library(self, function: types.FunctionType) -> bool:
+        """Return whether a function is jax's, from a file of jax's, or of a library that jax imports."""
+        module, file = function.__globals__.get("__name__", ""), function.__code__.co_filename
+        is_fine = is_of_jaxs_files(function) or (not is_of_jax(module) and module.split(".", 1)[0] in _LIBRARIES)
+        if is_fine and not file.startswith("<"):
+            self._known_files.add(file)
+        return is_fine
+
+
+patches = _Patches()
+
+
+def _function(entry: Any) -> Any:
+    rule = getattr(entry, "rule", entry)
+    return getattr(rule, "func", rule)

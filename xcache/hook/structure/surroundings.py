@@ -1,0 +1,107 @@
+"""All that lowering reads beside its arguments: jax's files, its configuration, and the backend."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jaxlib
+import numpy as np
+from jax._src import config
+from jax._src import mesh as meshes
+
+from xcache.hook.structure.code import ROOTS
+from xcache.hook.structure.encoding import Encoding
+
+# Settings that say where to log, dump or cache, or which devices to open: the devices themselves are encoded.
+_HARMLESS = frozenset((
+    "jax_compilation_cache_dir", "jax_compilation_cache_max_size", "jax_enable_compilation_cache", "jax_log_compiles",
+    "jax_logging_level", "jax_dump_ir_to", "jax_dump_ir_modes", "jax_include_debug_info_in_dumps",
+    "jax_traceback_filtering", "jax_explain_cache_misses", "jax_raise_persistent_cache_errors",
+    "jax_debug_log_modules", "jax_captured_constants_report_frames",
+    "jax_persistent_cache_min_compile_time_secs", "jax_persistent_cache_min_entry_size_bytes",
+    "jax_persistent_cache_enable_xla_caches", "jax_compilation_cache_check_contents",
+    "jax_compilation_cache_expect_pgle", "jax_compilation_cache_include_metadata_in_key", "jax_coordination_service",
+    "jax_hlo_source_file_canonicalization_regex", "jax_traceback_in_locations_limit",
+    "jax_include_full_tracebacks_in_locations", "jax_platforms",
+    "jax_remove_custom_partitioning_ptr_from_cache_key", "jax_source_url_schema",
+))  # fmt: skip
+
+
+@functools.cache
+def jax_files() -> str:
+    """Return a digest of the versions of jax, jaxlib and numpy, and of the name, size and mtime of each of their files.
+
+    An edited checkout has the version that it had before.
+    """
+    found = sorted(line for number, root in enumerate(ROOTS) for line in _files(root, f"{number}"))
+    versions = f"jax {jax.__version__} jaxlib {jaxlib.__version__} numpy {np.__version__}"
+    return hashlib.sha256("\n".join((versions, *found)).encode()).hexdigest()
+
+
+def _files(folder: str, shown: str) -> Iterator[str]:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name != "__pycache__":
+                    yield from _files(entry.path, f"{shown}/{entry.name}")
+            elif entry.name.endswith((".py", ".so")):
+                status = entry.stat()
+                yield f"{shown}/{entry.name} {status.st_size} {status.st_mtime_ns}"
+
+
+class _Configuration:
+    """The digest of jax's configuration, made anew only when a value has changed."""
+
+    def __init__(self) -> None:
+        # All names of settings, and those that count, sorted once for each import that brings more.
+        self._names: tuple[int, list[str]] = 0, []
+        self._made: tuple[list[Any], bytes] | None = None
+
+    def digest(self) -> bytes:
+        """Return a digest of the values of all settings and flags that count."""
+        holders = config.config._value_holders
+        if self._names[0] != len(holders):
+            # Those of a module that is imported later count from then on.
+            self._names = len(holders), sorted(name for name in holders if name not in _HARMLESS)
+        names = self._names[1]
+        values = [names, *(holders[name].value for name in names)]
+        made = self._made
+        if made is None or made[0] != values:
+            encoding = Encoding()
+            encoding.encode(values)
+            self._made = made = values, bytes.fromhex(encoding.digest())
+        return made[1]
+
+
+configuration = _Configuration()
+
+
+def trace_context() -> tuple[Any, ...]:
+    """Return jax's trace context; no mesh and an empty one are the same to whoever asks for it."""
+    return tuple(
+        None if isinstance(value, (meshes.Mesh, meshes.AbstractMesh)) and value.empty else value
+        for value in config.trace_context()
+    )
+
+
+_backends: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+
+def backend(client: Any) -> str:
+    """Return a text of what lowering can read from a client."""
+    if client is None:
+        return "none"
+    told = _backends.get(client)
+    if told is None:
+        devices = client.devices()
+        kind = devices[0].device_kind if devices else ""
+        processes = client.process_count() if hasattr(client, "process_count") else 1
+        told = f"{client.platform}|{client.platform_version}|{kind}|{len(devices)}|{processes}"
+        _backends[client] = told
+    return told
