@@ -13,7 +13,7 @@ from xcache.executables import deserialize, iterate_once, must_be_serialized_fir
 from xcache.hook.jax_versions import Jax
 from xcache.hook.skipping import Never, Skipping
 from xcache.keys import custom_calls, describe, stablehlo
-from xcache.keys.platform import GPU
+from xcache.keys.platform import GPU, without_key
 from xcache.request import Ahead, Alias, Request
 
 logger = logging.getLogger("xcache")
@@ -152,4 +152,5 @@ def _reason_to_leave_to_jax(jax: Jax, backend: Any, devices: Any, options: Any, 
     if several_processes and backend.platform in GPU:
         # XLA divides autotuning among the job's processes: one that compiles waits up to a day for one that does not.
         return "GPU program of several processes"
-    return None
+    # jax's own cache may serve such a platform.
+    return without_key(backend)

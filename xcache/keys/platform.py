@@ -60,13 +60,18 @@ def _lines(facts: _Facts) -> bytes:
     return lines(dict(facts))
 
 
-def _facts(client: Any, devices: Sequence[Any]) -> _Facts:
+def without_key(client: Any) -> str | None:
+    """Return why nothing of this client's platform has a key, or None."""
     if is_rocm(client):
         # An executable names a BLASLt kernel by its index in a list that another process may order differently
         # (openxla/xla#47659).
-        raise UncacheableError("ROCm")
-    if client.platform not in _COMPARED:
-        raise UncacheableError(f"platform {client.platform}")
+        return "ROCm"
+    return None if client.platform in _COMPARED else f"platform {client.platform}"
+
+
+def _facts(client: Any, devices: Sequence[Any]) -> _Facts:
+    if reason := without_key(client):
+        raise UncacheableError(reason)
     facts: dict[str, object] = {
         "platform": client.platform,
         "version": client.platform_version,

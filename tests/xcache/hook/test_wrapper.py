@@ -1,0 +1,28 @@
+"""The function that replaces jax's leaves to jax whatever xcache never has a key for."""
+
+from __future__ import annotations
+
+import types
+
+import numpy as np
+import pytest
+
+from xcache.hook import jax_versions, skipping, wrapper
+
+
+@pytest.mark.parametrize(
+    ("platform", "version", "reason"), [("neuron", "1", "platform neuron"), ("rocm", "60300", "ROCm")]
+)
+def test_a_platform_without_keys_is_left_to_jax_and_its_own_cache(caches, platform, version, reason):
+    cache = caches()
+    seen = []
+    wrapped = wrapper.wrap(lambda *given: seen.append(given), jax_versions.probe(), cache, None, skipping.Never())
+    backend = types.SimpleNamespace(platform=platform, platform_version=version)
+    devices = np.array([types.SimpleNamespace(process_index=0)])
+    options = types.SimpleNamespace(
+        executable_build_options=types.SimpleNamespace(fdo_profile=b""), profile_version=0
+    )  # fmt: skip
+    given = (backend, "module", devices, options, [], list(devices), None)
+    wrapped(*given)
+    assert seen == [given]
+    assert cache.statistics().uncacheable == {reason: 1}
