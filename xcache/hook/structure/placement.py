@@ -40,6 +40,11 @@ def _partition_spec(encoding: Encoding, value: Any) -> None:
     encoding.encode_all((partitions, getattr(value, "unreduced", None), getattr(value, "reduced", None)))
 
 
+@encodes(type(PartitionSpec.UNCONSTRAINED))
+def _unconstrained(encoding: Encoding, _: Any) -> None:
+    encoding.write(b"UC")
+
+
 @encodes(NamedSharding)
 @by_content
 def _named_sharding(encoding: Encoding, value: Any) -> None:

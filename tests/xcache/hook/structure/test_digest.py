@@ -81,6 +81,19 @@ def test_arguments_count(structures):
     assert len(set(found)) == len(found)
 
 
+def test_an_axis_left_to_the_compiler_counts(structures):
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("x",))
+
+    def constrained(axis):
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(axis))
+        return lambda x: lax.with_sharding_constraint(x, sharding)
+
+    axes = (None, "x", jax.sharding.PartitionSpec.UNCONSTRAINED)
+    found = [structures.of(constrained(axis), X) for axis in axes]
+    assert len({*found}) == 3
+    assert not any(each.startswith("<") for each in found)
+
+
 def test_the_function_s_name_counts(structures):
     def first(x):
         return x
@@ -201,6 +214,22 @@ def test_a_mock_in_jax_makes_all_be_lowered(structures):
 
     with mock.patch.object(module, "_nary_lower_hlo", mock.MagicMock(wraps=module._nary_lower_hlo)):
         assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+def test_who_imported_a_module_of_jax_s_does_not_count(structures, monkeypatch):
+    from jax._src.lax import lax as module
+
+    # pytest imports jax's test helpers by a loader of its own.
+    monkeypatch.setattr(module, "__loader__", structures)
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+def test_modules_of_jax_s_that_it_imports_late_are_its_own(structures):
+    # With flags of absl and classes of libraries in them.
+    from jax._src import tpu_custom_call  # noqa: F401
+    from jax.experimental import pallas  # noqa: F401
+
     assert not structures.of(lambda x: x * 2, X).startswith("<")
 
 
