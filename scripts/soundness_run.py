@@ -45,6 +45,7 @@ class Runner:
         self._options = options
         self._folder = options.records / jax.__version__
         self._tests = options.records / "tests" / jax.__version__
+        self._running: set[int] = set()
 
     def run(self) -> None:
         """Run everything that is wanted, under each seed."""
@@ -84,17 +85,21 @@ class Runner:
                 command, cwd=self._tests, env=self._environment(name, seed), start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=out, stderr=out,
             )  # fmt: skip
-            try:
+            self._running.add(process.pid)
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(self._options.minutes * 60)
-            except subprocess.TimeoutExpired:
-                pass
-            finally:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
+            _kill(process.pid)
+            self._running.remove(process.pid)
+            process.wait()
         last = log.read_text(errors="replace").splitlines()[-1:] or [""]
         took = time.monotonic() - start
         print(f"{jax.__version__} {name}, seed {seed}: {took:.0f} s, {process.returncode}: {last[0][:90]}", flush=True)
+
+    def stop(self, signum: int, _: object) -> None:
+        """End at once, and leave nothing running."""
+        for group in list(self._running):
+            _kill(group)
+        os._exit(128 + signum)
 
     def _command(self, name: str) -> list[str | Path] | None:
         if name == "hard_cases":
@@ -129,6 +134,11 @@ class Runner:
         return os.environ | variables
 
 
+def _kill(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(group, signal.SIGKILL)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--jax-source", default="../jax", help="a git checkout of jax, with its tags")
@@ -141,7 +151,10 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", help="names of test files, libraries, hard_cases or programs")
     options = parser.parse_args()
     options.records = options.records.resolve()
-    Runner(options).run()
+    runner = Runner(options)
+    for each in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(each, runner.stop)
+    runner.run()
 
 
 if __name__ == "__main__":
