@@ -276,7 +276,21 @@ def partitioner() -> None:
 
 
 def kernels() -> None:
-    """Pallas: names and scopes are in the kernels."""
+    """Pallas: names and scopes are in the kernels, and before jax 0.12 the places where they were written."""
+    places = []
+    for _ in range(2):
+
+        def here(a: Any, out: Any) -> None:
+            out[...] = a[...] + 1
+
+        places.append(here)
+
+    def here(a: Any, out: Any) -> None:
+        out[...] = a[...] + 1
+
+    for each in (*places, here):
+        calls = pallas.pallas_call(each, jax.ShapeDtypeStruct((256, 256), "float32"))
+        lower(lambda x, calls=calls: calls(x), np.ones((256, 256), np.float32), platform="tpu")
 
     def kernel(a: Any, b: Any, out: Any, *, scope: str) -> None:
         with jax.named_scope(scope):

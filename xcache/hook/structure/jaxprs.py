@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax._src import config, core
 
-from xcache.hook.structure import primitives, values
+from xcache.hook.structure import locations, primitives, values
 from xcache.hook.structure.encoding import HANDLERS, Encoding, MustLowerError, encodes, text
 from xcache.hook.structure.objects import attributes
 
@@ -27,8 +27,7 @@ def jaxpr(encoding: Encoding, value: Any) -> None:
     if getattr(value, "is_high", False):
         raise MustLowerError("high jaxpr")
     if encoding.kernels:
-        encoding.write(text(str(value.debug_info.func_name)))
-        encoding.encode(value.debug_info.arg_names)
+        locations.function(encoding, value.debug_info)
     numbers: dict[Any, int] = {}
     for variables in (value.constvars, value.invars):
         encoding.write(b"(%d" % len(variables))
@@ -73,6 +72,8 @@ def _equation(encoding: Encoding, equation: Any, numbers: dict[Any, int]) -> Non
         _use(encoding, variable, numbers)
     _context(encoding, equation.ctx)
     if primitive.name in primitives.KERNELS:
+        locations.settings(encoding)
+        locations.location(encoding, equation.source_info)
         with encoding.kernel():
             _parameters(encoding, primitive, equation.params)
     elif equation.params:
@@ -80,7 +81,7 @@ def _equation(encoding: Encoding, equation: Any, numbers: dict[Any, int]) -> Non
     if equation.effects:
         encoding.write_unordered(equation.effects)
     if encoding.kernels:
-        write(text(str(equation.source_info.name_stack)))
+        locations.location(encoding, equation.source_info)
     write(b")%d" % len(equation.outvars))
     for variable in equation.outvars:
         _define(encoding, variable, numbers)

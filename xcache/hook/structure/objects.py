@@ -14,7 +14,7 @@ import jax
 from jax._src import core, linear_util
 from jax._src.lib import xla_client
 
-from xcache.hook.structure import code
+from xcache.hook.structure import code, locations
 from xcache.hook.structure.encoding import Encoding, MustLowerError, by_content, encodes, text
 
 try:
@@ -113,8 +113,7 @@ def _random_implementation(encoding: Encoding, value: Any) -> None:
 
 def _debug_info(encoding: Encoding, value: Any) -> None:
     if encoding.kernels:
-        encoding.write(text(str(value.func_name)))
-        encoding.encode(value.arg_names)
+        locations.function(encoding, value)
 
 
 def _named_tuple(encoding: Encoding, value: Any) -> None:

@@ -94,6 +94,27 @@ def test_an_axis_left_to_the_compiler_counts(structures):
     assert not any(each.startswith("<") for each in found)
 
 
+def kernel(line: int) -> Any:
+    """Return a function that calls a kernel which is written at this line."""
+    from jax.experimental import pallas
+
+    made: dict[str, Any] = {}
+    source = "\n" * line + "def kernel(a, out): out[...] = a[...] + 1"
+    exec(compile(source, "kernels.py", "exec"), made)  # noqa: S102 - the same kernel at any line
+    return pallas.pallas_call(made["kernel"], jax.ShapeDtypeStruct(X.shape, X.dtype), interpret=True)
+
+
+def test_where_a_kernel_was_written_counts_only_where_jax_embeds_it(structures):
+    from jax._src import cache_key
+
+    calls = [kernel(line) for line in (1, 1, 1, 2)]
+    # Lowering the first one has jax import modules, whose settings count from then on.
+    _, one, same, other = [structures.of(lambda x, call=call: call(x), X) for call in calls]
+    assert one == same
+    assert not one.startswith("<")
+    assert (one == other) == hasattr(cache_key, "_strip_mosaic_debug_info")
+
+
 def test_the_function_s_name_counts(structures):
     def first(x):
         return x
