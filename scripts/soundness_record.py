@@ -73,7 +73,7 @@ class Recorder:
             "test": os.environ.get("PYTEST_CURRENT_TEST", self.test).removesuffix(" (call)"),
             "name": name,
         }
-        settings = len(config.config._value_holders)
+        settings = _settings()
         structure, reason, where = _structure(name, jaxpr, options)
         kept = _Kept.made.last if structure else None
         result = lower(name, jaxpr, **options)
@@ -82,7 +82,7 @@ class Recorder:
             record["structure"] = structure
             again = _structure(name, jaxpr, options)[0]
             # None: a test has replaced a function of jax's in between. Lowering may import a module with settings.
-            record["stable"] = again in (structure, None) or settings != len(config.config._value_holders)
+            record["stable"] = again in (structure, None) or settings != _settings()
         else:
             record["where"] = where
         try:
@@ -117,6 +117,10 @@ def _canonical() -> Callable[[Any], bytes]:
         callbacks_hold_pointers=known.callbacks_hold_pointers,
         strip_kernels=known.strip_kernels,
     )
+
+
+def _settings() -> tuple[int, int]:
+    return len(config.config._value_holders), len(config.trace_context())
 
 
 def _structure(name: str, jaxpr: Any, options: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
