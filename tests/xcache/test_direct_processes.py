@@ -13,7 +13,7 @@ from xcache.prefetch.prefetcher import Item
 
 
 def client_of(platform: str, *processes: int) -> types.SimpleNamespace:
-    made = types.SimpleNamespace(platform=platform)
+    made = types.SimpleNamespace(platform=platform, platform_version="1")
     made.all_devices = [
         types.SimpleNamespace(id=number, process_index=process, client=made, device_kind="a kind")
         for number, process in enumerate(processes)

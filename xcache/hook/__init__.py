@@ -103,14 +103,14 @@ class Handle:
         from xcache.hook import skipping
 
         if settings.lowering == "off" or mode == "refresh":
-            return skipping.Never()
+            return skipping.NEVER
         try:
             return skipping.Skipping(
                 self._cache.aliases, self._cache.count_lowering, check=settings.lowering == "check"
             )
         except UnsupportedError as error:
             logger.debug("%s", error)
-            return skipping.Never()
+            return skipping.NEVER
 
     def _is_in_place(self) -> bool:
         return self._jax.compiler.compile_or_get_cached is self._wrapped

@@ -65,6 +65,9 @@ class Never:
         return contextlib.nullcontext()
 
 
+NEVER = Never()
+
+
 class Skipping:
     """Replaces jax's lowering as long as it is ``installed``."""
 

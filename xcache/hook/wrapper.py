@@ -11,7 +11,7 @@ from xcache.cache import Cache
 from xcache.errors import UncacheableError
 from xcache.executables import deserialize, iterate_once, must_be_serialized_first, serialize
 from xcache.hook.jax_versions import Jax
-from xcache.hook.skipping import Never, Skipping
+from xcache.hook.skipping import NEVER, Never, Skipping
 from xcache.keys import custom_calls, describe, stablehlo
 from xcache.keys.platform import GPU, without_key
 from xcache.request import Ahead, Alias, Request
@@ -24,7 +24,7 @@ def wrap(
     jax: Jax,
     cache: Cache,
     surroundings: describe.Surroundings,
-    skipping: Skipping | Never,
+    skipping: Skipping | Never = NEVER,
 ) -> Callable[..., Any]:
     """Return a function that does what ``original`` does, from the cache if possible."""
     has_logged = False

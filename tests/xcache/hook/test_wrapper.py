@@ -7,7 +7,7 @@ import types
 import numpy as np
 import pytest
 
-from xcache.hook import jax_versions, skipping, wrapper
+from xcache.hook import jax_versions, wrapper
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from xcache.hook import jax_versions, skipping, wrapper
 def test_a_platform_without_keys_is_left_to_jax_and_its_own_cache(caches, platform, version, reason):
     cache = caches()
     seen = []
-    wrapped = wrapper.wrap(lambda *given: seen.append(given), jax_versions.probe(), cache, None, skipping.Never())
+    wrapped = wrapper.wrap(lambda *given: seen.append(given), jax_versions.probe(), cache, None)
     backend = types.SimpleNamespace(platform=platform, platform_version=version)
     devices = np.array([types.SimpleNamespace(process_index=0)])
     options = types.SimpleNamespace(

@@ -72,6 +72,8 @@ def _equation(encoding: Encoding, equation: Any, numbers: dict[Any, int]) -> Non
         _use(encoding, variable, numbers)
     _context(encoding, equation.ctx)
     if primitive.name in primitives.KERNELS:
+        if equation.params.get("debug"):
+            raise MustLowerError("kernel that is printed while it is lowered")
         locations.settings(encoding)
         locations.location(encoding, equation.source_info)
         with encoding.kernel():

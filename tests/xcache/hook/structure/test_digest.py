@@ -273,3 +273,17 @@ def test_constants_that_can_change_are_told(structures):
     found = structures.all_of(lambda x: x + changing, X)
     assert not isinstance(found, str), found
     assert any(each is changing or np.shares_memory(each, changing) for each in found.constants)
+
+
+def test_a_kernel_that_is_printed_has_to_be_lowered(structures):
+    from jax.experimental import pallas
+
+    def kernel(read, written):
+        written[...] = read[...] * 2
+
+    def call(x, *, debug):
+        shape = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return pallas.pallas_call(kernel, out_shape=shape, interpret=True, debug=debug)(x)
+
+    assert not structures.of(functools.partial(call, debug=False), X).startswith("<")
+    assert structures.of(functools.partial(call, debug=True), X) == "<kernel that is printed while it is lowered>"
