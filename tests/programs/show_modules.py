@@ -7,10 +7,12 @@ import threading
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 
 import xcache
 
 X = np.arange(64.0, dtype=np.float32).reshape(8, 8)
+enable_x64 = jax.enable_x64 if hasattr(jax, "enable_x64") else jax.experimental.enable_x64
 shown = {}
 
 
@@ -35,7 +37,7 @@ show("compiler_ir", str(lowered.compiler_ir()))
 show("compiler_ir hlo", lowered.compiler_ir("hlo").as_hlo_text())
 show("cost", json.dumps(lowered.cost_analysis(), sort_keys=True, default=str))
 show("compiled text", str(len(compiled.as_text()) > 0))
-show("exported", str(jax.export.export(jax.jit(program))(X).mlir_module()))
+show("exported", str(export.export(jax.jit(program))(X).mlir_module()))
 
 # The configuration and the constants are those of the time of lowering.
 constant = np.ones((8, 8), np.float32)
@@ -64,7 +66,7 @@ other.compile()
 
 
 def look():
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+    with enable_x64(True), jax.default_matmul_precision("highest"):
         show("from a thread", other.as_text())
 
 

@@ -82,14 +82,14 @@ class Skipping:
             self._to_module, self._use_detailed_logging = mlir.lower_jaxpr_to_module, compiler.use_detailed_logging
             self._stablehlo = pxla.MeshComputation.stablehlo
             config = compiler.config
-            dump = config.jax_dump_ir_to if hasattr(config, "jax_dump_ir_to") else config.dump_ir_to
-            self._watching = config.log_compiles, dump, config.compilation_cache_include_metadata_in_key
+            watching = ("jax_log_compiles", "jax_dump_ir_to", "jax_compilation_cache_include_metadata_in_key")
+            self._watching = [config.config._value_holders[name] for name in watching]
             self.is_watched()
             from xcache.hook import late_module
             from xcache.hook.structure import digest, encoding
 
             self._late_module, self._digest, self._must_lower = late_module, digest, encoding.MustLowerError
-        except (ImportError, AttributeError) as error:
+        except (ImportError, LookupError, AttributeError) as error:
             raise UnsupportedError(f"xcache cannot skip lowering with this version of jax: {error}") from None
         self._aliases, self._count, self._check = aliases, count, check
         self._state = _State()
