@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 from jax._src import config, source_info_util
 from jax._src.interpreters import mlir
+from jaxlib.mlir import ir
 
 from xcache.request import Alias
 
+_CONTEXT = ir.Context()
 _STATES = [state for state in vars(config).values() if hasattr(state, "swap_local") and not isinstance(state, type)]
 
 
@@ -25,6 +27,9 @@ class LateModule:
 
     def __init__(self, alias: Alias, lower: Callable[[Any], Any], constants: list[Any]) -> None:
         self.alias = alias
+        # It stands for the module in jax's cache of compiles, which may compare it with other modules and with nothing
+        # else. It has no function, so nobody can compile it by mistake.
+        self.key = ir.Module.create(ir.Location.unknown(_CONTEXT))
         self._lower = lower
         self._lock = threading.RLock()
         self._module: Any = None

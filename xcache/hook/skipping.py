@@ -100,7 +100,7 @@ class Skipping:
     def late(self, computation: Any) -> Any:
         """Return the module that was not lowered, with its jaxpr; None if the computation is a real module."""
         held = self._state.held
-        return held if held is not None and held.late is computation else None
+        return held if held is not None and held.late.key is computation else None
 
     def lowered(self, computation: Any) -> Lowered | None:
         """Return what is known of a module that was lowered here; ask once."""
@@ -164,7 +164,7 @@ class Skipping:
             # jax's cache holds this argument weakly, for as long as its cache of lowerings holds it.
             self._state.held = computation
             try:
-                return self._compile(computation.late, *arguments, **options)
+                return self._compile(computation.late.key, *arguments, **options)
             finally:
                 self._state.held = None
         return self._compile(computation, *arguments, **options)
@@ -180,11 +180,12 @@ class Skipping:
         return stablehlo
 
     def _wrapped_detailed_logging(self) -> Callable[[Any], bool]:
-        original, late = self._use_detailed_logging, self._late_module.LateModule
+        original = self._use_detailed_logging
 
         @functools.wraps(original)
         def use_detailed_logging(module: Any) -> bool:
-            return bool(module.alias.detailed_logging if type(module) is late else original(module))
+            late = self.late(module)
+            return bool(original(module) if late is None else late.alias.detailed_logging)
 
         return use_detailed_logging
 
