@@ -12,11 +12,17 @@ from xcache.wire import protocol
 from xcached.host.reload import LiveSettings
 from xcached.requests.administration import Administration
 from xcached.requests.aliases import Aliases
+from xcached.requests.announcements import Announcements
+from xcached.requests.gets import Gets
+from xcached.requests.inspection import Inspection
 from xcached.requests.leases import Leases
+from xcached.requests.loads import Loads
 from xcached.requests.lookup import Lookup
+from xcached.requests.pinning import Pinning
 from xcached.requests.predictions import Predictions
 from xcached.requests.process_ends import ProcessEnds
 from xcached.requests.puts import Puts
+from xcached.requests.removals import Removals
 from xcached.requests.service import Service
 from xcached.requests.strikes import Strikes
 from xcached.requests.trust import ROOT, Trust
@@ -30,6 +36,9 @@ from xcached.store.store import Store
 from xcached.store.writer import WriterThread
 from xcached.toolchains.rows import ToolchainRows
 from xcached.toolchains.toolchains import Toolchains
+
+# Seconds to wait, when the daemon stops, for a check of files on a slow file system.
+_LAST_CHECK_SECONDS = 2.0
 
 
 def limits_of(config: Config, *, shared: bool) -> Limits:
@@ -62,7 +71,7 @@ def assemble(
     quarantine = Quarantine(
         store,
         settings.now.dir / "quarantine",
-        may_judge=lambda reader, writer: reader == writer or trust.administers(reader),
+        may_judge=trust.may_change,
     )
     runs = Runs(store)
     # The toolchains are built below; the writer thread, which asks for the stale ones, starts after them.
@@ -84,34 +93,34 @@ def assemble(
     leases = Leases(
         trusts=trust.reads, look_up=lookup.find, expected=lookup.expected_seconds, call_later=loop.call_later
     )
-    puts = Puts(store, settings, writer, intake, strikes, leases)
     alias_rows = AliasRows(store, trust.reads)
-    aliases = Aliases(alias_rows, lookup, writer)
-    administration = Administration(
-        store, evictor, settings, writer, quarantine, strikes, runs, alias_rows, leases, rows, trust, stop, connections
+    loads = Loads(endings, strikes, quarantine, writer)
+    beside = quarantine.clear, runs.clear, alias_rows.clear
+    handlers = (
+        Gets(lookup, leases).handlers
+        | Puts(store, settings, writer, intake, strikes, leases).handlers
+        | loads.handlers
+        | Predictions(runs, lookup, writer).handlers
+        | Aliases(alias_rows, lookup, writer).handlers
+        | Announcements(toolchains).handlers
+        | Inspection(store, evictor.on_disk, settings, writer, leases, trust, connections).handlers
+        | Pinning(store, evictor.pins, settings, writer, trust).handlers
+        | Removals(store, writer, trust, rows, strikes, beside).handlers
+        | Administration(store, evictor, writer, trust, stop).handlers
     )
 
     def take_limits(new: Config) -> None:
         limits = limits_of(new, shared=trust.shared)
         writer.call(lambda: evictor.change(limits))
 
+    def finish(seconds: float) -> bool:
+        toolchains.close(_LAST_CHECK_SECONDS)
+        done = intake.close(seconds) and writer.stop(seconds)
+        if done:
+            store.close()
+        return done
+
     settings.when_changed(take_limits)
     writer.start()
-    return Service(
-        store,
-        writer,
-        intake,
-        quarantine,
-        runs,
-        strikes,
-        endings,
-        toolchains,
-        lookup,
-        leases,
-        puts.handlers
-        | aliases.handlers
-        | administration.handlers
-        | {protocol.Predict: Predictions(runs, lookup).predict},
-        protocol.Welcome(protocol.VERSION, __version__, os.getpid(), protocol.path_text(settings.now.dir)),
-        damaged,
-    )
+    welcome = protocol.Welcome(protocol.VERSION, __version__, os.getpid(), protocol.path_text(settings.now.dir))
+    return Service(handlers, leases, loads, welcome, damaged, finish)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xcache.wire import protocol
 
@@ -109,8 +109,18 @@ class Later:
             give(reply)
 
 
-# None: the message takes no answer.
 Answer = Reply | Later | Future[protocol.Message] | None
+"""The answer to a request, of one of four kinds:
+
+* a ``Reply``, if the serving thread knows the answer at once;
+* a ``Later``, if the serving thread will know it after something else has happened: notices may precede it, and nobody
+  needs it any more when the client has gone;
+* a ``Future``, if another thread resolves it: its work goes on, and is charged to its user, when the client has gone;
+* None, if the message takes no answer.
+"""
+
+Handlers = dict[type[Any], Callable[[Caller, Any], Answer]]
+"""The function that answers each class of requests."""
 
 
 def duplicates(descriptors: Iterable[int]) -> list[int]:

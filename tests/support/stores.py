@@ -15,7 +15,7 @@ from typing import Any
 from support.conversation import open_file
 from support.places import put_message
 from xcache.wire import protocol
-from xcached.requests.administration import removed
+from xcached.requests.removals import removed
 from xcached.store.evictor import Evictor
 from xcached.store.intake import Intake
 from xcached.store.limits import Limits

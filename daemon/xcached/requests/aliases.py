@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from xcache.errors import ProtocolError
 from xcache.wire import framing, protocol
-from xcached.caller import Answer, Caller, Reply
+from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.requests.lookup import Lookup
 from xcached.requests.puts import is_digest
 from xcached.store.aliases import AliasRows
@@ -21,7 +20,7 @@ class Aliases:
         self._rows = rows
         self._lookup = lookup
         self._writer = writer
-        self.handlers: dict[type[Any], Callable[[Caller, Any], Answer]] = {
+        self.handlers: Handlers = {
             protocol.AskAlias: self._ask,
             protocol.RememberAliases: self._remember,
             protocol.DropAlias: self._drop,

@@ -1,6 +1,6 @@
-"""Predictions: the entries a program will probably want. The first of them, and aliases, come with the answer.
+"""The requests about runs: what a program wanted, and what it will probably want.
 
-Nothing here changes the store.
+The first entries of a prediction, and aliases, come with the answer.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from collections.abc import Iterable
 
 from xcache.errors import ProtocolError
 from xcache.wire import framing, protocol
-from xcached.caller import Caller, Reply, close_all
+from xcached.caller import Answer, Caller, Handlers, Reply, close_all
 from xcached.requests.lookup import Lookup
 from xcached.store.reader import Hit
-from xcached.store.runs import Runs, Wanted
+from xcached.store.runs import Runs, Wanted, is_sound
+from xcached.store.writer import WriterThread
 
 logger = logging.getLogger("xcached")
 
@@ -28,13 +29,20 @@ _LONGEST_ITEM_BYTES = 220
 
 
 class Predictions:
-    """Answers Predict. Belongs to the serving thread."""
+    """Predicts on the serving thread, and has the writer thread remember runs."""
 
-    def __init__(self, runs: Runs, lookup: Lookup) -> None:
+    def __init__(self, runs: Runs, lookup: Lookup, writer: WriterThread) -> None:
         self._runs = runs
         self._lookup = lookup
+        self._writer = writer
+        self.handlers: Handlers = {protocol.Predict: self._predict, protocol.Remember: self._remember}
 
-    def predict(self, caller: Caller, message: protocol.Predict) -> Reply:
+    def _remember(self, caller: Caller, message: protocol.Remember) -> Answer:
+        if not is_sound(message):
+            return Reply(protocol.Refused("protocol error", "the list of the run is malformed"))
+        return self._writer.call(lambda: self._runs.remember(caller.uid, message), caller.uid)
+
+    def _predict(self, caller: Caller, message: protocol.Predict) -> Reply:
         """Return the items a program will probably want, of those that a Get would find."""
         wanted, options = self._runs.predict(caller.uid, message, _MOST_LISTED)
         found = protocol.Prediction([], options, {}, [], [], [])

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
 from xcache.errors import RefusedError
 from xcache.wire import protocol
-from xcached.caller import Answer, Caller, Reply, duplicates
+from xcached.caller import Answer, Caller, Handlers, Reply, duplicates
 from xcached.host.reload import LiveSettings
 from xcached.requests.leases import Leases
 from xcached.requests.strikes import Strikes
@@ -43,7 +42,7 @@ class Puts:
         self._strikes = strikes
         self._leases = leases
         self._loop = asyncio.get_running_loop()
-        self.handlers: dict[type[Any], Callable[[Caller, Any], Answer]] = {
+        self.handlers: Handlers = {
             protocol.AskFiles: self._lend,
             protocol.Put: self._put,
             protocol.MarkNotCacheable: self._mark_not_cacheable,

@@ -54,6 +54,14 @@ class Trust:
         """Return whether a user may stop the daemon and change other users' data."""
         return uid in (self._own, ROOT)
 
+    def whose(self, uid: int) -> int | None:
+        """Return the user whose data this user sees and changes (None: everybody's)."""
+        return None if self.administers(uid) else uid
+
+    def may_change(self, uid: int, writer: int) -> bool:
+        """Return whether a user sees and changes what a writer stored."""
+        return uid == writer or self.administers(uid)
+
     def reads(self, reader: int, writer: int) -> bool:
         """Return whether a reader loads a writer's entries. An executable is code, so this is a matter of trust."""
         if not self.shared or reader == writer or writer in self._everybodys:

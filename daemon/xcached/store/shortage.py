@@ -100,8 +100,12 @@ class Shortage:
         if needed and lacking > taken:
             return
         self._store.taken_when_short = taken
-        for cut_down in self._other_data:
-            cut_down()
+        self.sweep_other_data()
+
+    def sweep_other_data(self) -> None:
+        """Cut each kind of data that is not entries down to its share of the store."""
+        for sweep in self._other_data:
+            sweep()
 
     def give_back(self) -> int:
         """Return some free pages of the database to the file system; return how many bytes more can be returned."""

@@ -1,14 +1,20 @@
-"""Acknowledged entries survive restarts, kills and full disks."""
+"""Acknowledged entries survive restarts, kills and full disks; a store that was deleted is followed by a new one."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import shutil
+import signal
 
 import pytest
 from support.conversation import Conversation, key_of, talking
-from support.places import digest, put_message
+from support.places import digest, get_message, put_message, until
 
+from xcache.client.client import Client
+from xcache.client.launcher import Launcher
+from xcache.errors import XcacheError
 from xcache.wire import protocol
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
@@ -96,3 +102,52 @@ def test_a_full_disk_is_a_refusal_and_no_more(place):
         assert talk.get(key_of("large")) == payload
     rows = {name for (name,) in place.query("SELECT digest FROM blobs WHERE content IS NULL")}
     assert {path.name for path in place.dir.glob("blobs/*/*")} == rows
+
+
+def test_a_store_that_was_deleted_takes_nothing_more(place, talk):
+    """``rm -rf`` of the cache is common. The next daemon must have every entry that was acknowledged after it."""
+    talk.put(key_of("before"), b"before")
+    shutil.rmtree(place.dir)
+    try:
+        kept = isinstance(talk.put(key_of("after"), b"after"), protocol.Stored)
+    except ConnectionError:
+        kept = False
+    os.kill(talk.pid, signal.SIGKILL)
+    if kept:
+        place.start_daemon()
+        with talking(place) as again:
+            assert again.get(key_of("after")) == b"after"
+
+
+def test_nothing_is_written_into_a_store_that_is_being_deleted(place, talk):
+    """``rm -rf`` deletes the files first and then the folder, which must be empty by then."""
+    for path in place.dir.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    with contextlib.suppress(ConnectionError):
+        talk.put(key_of("after"), b"after")
+        talk.ask(protocol.Sync())
+    assert list(place.dir.iterdir()) == []
+
+
+def test_a_store_that_was_deleted_is_followed_by_a_new_one(place, talk, monkeypatch):
+    """The daemon leaves although clients ask it: on a busy machine it would never be idle."""
+    for name, value in place.env.items():
+        monkeypatch.setenv(name, value)
+    talk.put(key_of("before"), b"before")
+    shutil.rmtree(place.dir)
+    config = place.config(timeout=5)
+    client = Client(config, "test", Launcher(config))
+
+    def stored() -> bool:
+        message = put_message(key_of("after"), b"after", b"p", payload=None, program=None)
+        try:
+            return client.put(message, b"after", b"p")
+        except XcacheError:
+            return False
+
+    try:
+        assert until(stored, 10)
+        assert client.get(get_message(key_of("after"))).sealed == b"after"
+    finally:
+        client.close()
+    assert place.query("SELECT key FROM entries") == [(key_of("after"),)]

@@ -16,7 +16,7 @@ from support.stores import shelf
 
 from xcache.errors import RefusedError
 from xcache.wire import protocol
-from xcached.requests.administration import removed
+from xcached.requests.removals import removed
 from xcached.store import schema
 from xcached.store.database import SCHEMA_VERSION
 from xcached.store.store import Entry

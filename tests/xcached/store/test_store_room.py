@@ -225,7 +225,7 @@ def tmp_path_of(tmp_path, count: int):
 
 def test_an_emptied_store_gives_the_disk_back(tmp_path):
     """A user who clears a store wants the room on the disk."""
-    from xcached.requests.administration import removed
+    from xcached.requests.removals import removed
 
     with shelf(tmp_path) as made:
         for number in range(100):

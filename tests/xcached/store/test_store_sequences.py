@@ -11,7 +11,7 @@ from support.conversation import key_of
 from support.stores import Shelf, quick_folder
 
 from xcache.wire import protocol
-from xcached.requests.administration import removed
+from xcached.requests.removals import removed
 
 # Some small, some large, and used as executables and as programs alike, so that they are shared in every way.
 CONTENTS = {

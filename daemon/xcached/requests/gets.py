@@ -1,0 +1,27 @@
+"""The requests for one entry: a look-up, which may end in a lease, and the return of a lease."""
+
+from __future__ import annotations
+
+from xcache.wire import protocol
+from xcached.caller import Answer, Caller, Handlers, Reply
+from xcached.requests.leases import Leases
+from xcached.requests.lookup import Lookup
+from xcached.requests.puts import is_digest
+
+
+class Gets:
+    """Hands out the entry, or else the lease to make it."""
+
+    def __init__(self, lookup: Lookup, leases: Leases) -> None:
+        self._lookup = lookup
+        self._leases = leases
+        self.handlers: Handlers = {protocol.Get: self._get, protocol.Release: self._release}
+
+    def _get(self, caller: Caller, message: protocol.Get) -> Answer:
+        if not is_digest(message.key):
+            # No entry can have such a key, so no lease is needed either.
+            return Reply(protocol.Missing(0))
+        return self._lookup.find(caller, message) or self._leases.ask(caller, message)
+
+    def _release(self, caller: Caller, message: protocol.Release) -> None:
+        self._leases.release(caller, message.key, message.lease)

@@ -1,0 +1,84 @@
+"""The requests that remove entries: some of them, or all that a user may remove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+
+from xcache.wire import protocol
+from xcached.caller import Answer, Caller, Handlers
+from xcached.requests.strikes import Strikes
+from xcached.requests.trust import Trust
+from xcached.store.store import Entry, Store
+from xcached.store.writer import WriterThread
+from xcached.toolchains.rows import ToolchainRows
+
+# Few enough that other users' jobs do not wait long.
+_REMOVED_PER_STEP = 100
+
+
+class Removals:
+    """Has the writer thread remove entries. A user who is no administrator removes only their own."""
+
+    def __init__(
+        self,
+        store: Store,
+        writer: WriterThread,
+        trust: Trust,
+        rows: ToolchainRows,
+        strikes: Strikes,
+        beside: Sequence[Callable[[int | None], None]],
+    ) -> None:
+        """Each function in ``beside`` clears one kind of data other than entries, on the writer thread."""
+        self._store = store
+        self._writer = writer
+        self._trust = trust
+        self._rows = rows
+        self._strikes = strikes
+        self._beside = beside
+        self.handlers: Handlers = {protocol.Remove: self._remove, protocol.Clear: self._clear}
+
+    def _remove(self, caller: Caller, message: protocol.Remove) -> Answer:
+        def remove() -> Generator[None, None, protocol.Message]:
+            done = protocol.Removed(0, 0)
+            for start in range(0, len(message.keys), _REMOVED_PER_STEP):
+                keys = message.keys[start : start + _REMOVED_PER_STEP]
+                under = [entry for key in keys for entry in self._store.entries_under(key)]
+                mine = [entry for entry in under if self._trust.may_change(caller.uid, entry.writer_uid)]
+                done = _added(done, removed(self._store, mine))
+                yield
+            if message.reason and done.entries:
+                self._rows.invalidated(message.reason, done, caller.uid)
+            return done
+
+        return self._writer.call_by_steps(remove(), caller.uid, in_order=True)
+
+    def _clear(self, caller: Caller, message: protocol.Clear) -> Answer:
+        uid = self._trust.whose(caller.uid)
+
+        def clear() -> Generator[None, None, protocol.Message]:
+            # Entries first, since removing them makes room on a full disk.
+            entries, gone = self._store.entries_of(uid), protocol.Removed(0, 0)
+            for start in range(0, len(entries), _REMOVED_PER_STEP):
+                gone = _added(gone, removed(self._store, entries[start : start + _REMOVED_PER_STEP]))
+                yield
+            with self._store.transaction():
+                self._store.forget_marks(uid)
+            for clear_other_data in self._beside:
+                clear_other_data(uid)
+            return gone
+
+        done = self._writer.call_by_steps(clear(), caller.uid, in_order=True)
+        self._strikes.clear(uid)
+        return done
+
+
+def removed(store: Store, entries: Sequence[Entry]) -> protocol.Removed:
+    """Remove entries; return how many entries and bytes that removed."""
+    before = store.totals_now()
+    store.let_go(entries)
+    after = store.totals_now()
+    return protocol.Removed(before["entries"] - after["entries"], before["bytes"] - after["bytes"])
+
+
+def _added(one: protocol.Removed, other: protocol.Removed) -> protocol.Removed:
+    return protocol.Removed(one.entries + other.entries, one.bytes + other.bytes)
