@@ -20,7 +20,7 @@ from xcache import executables
 from xcache.aliases import Aliases
 from xcache.announcing import Announcer
 from xcache.client.client import Client
-from xcache.client.contents import Absent, Entry, HeldLease
+from xcache.client.contents import Absent, HeldLease, SealedEntry
 from xcache.client.launcher import Launcher
 from xcache.clock import elsewhere, monotonic
 from xcache.config.config import Config
@@ -34,7 +34,7 @@ from xcache.errors import (
     is_no_room,
 )
 from xcache.prefetch.history import History
-from xcache.prefetch.prefetcher import Loaded, Prefetcher
+from xcache.prefetch.prefetcher import LoadedAhead, Prefetcher
 from xcache.prefetch.worker import Fetcher, LoadsAhead
 from xcache.request import Outcome, Request
 from xcache.signals import reraise_if_the_programs
@@ -315,7 +315,7 @@ class Cache:
             for _ in range(_LOOKUP_ATTEMPTS):
                 start = monotonic()
                 ahead = self._prefetcher.take(wanted.key, request.ahead) if request.ahead else None
-                if isinstance(ahead, Loaded):
+                if isinstance(ahead, LoadedAhead):
                     self._counting.add(prefetched=1)
                     return self._hit(request, ahead.entry, ahead.executable, start, ahead.load_seconds)
                 try:
@@ -338,7 +338,7 @@ class Cache:
             self._trouble.note(error)
         return Absent(lease=0, complaints=complaints)
 
-    def _load(self, request: Request, entry: Entry, start: float) -> Outcome | Absent:
+    def _load(self, request: Request, entry: SealedEntry, start: float) -> Outcome | Absent:
         """Load an entry's executable; raise DamagedError if it cannot be used."""
         name, key = request.module_name, request.key.digest
         raw = envelope.open_sealed(key, entry.digest, entry.sealed)
@@ -365,7 +365,7 @@ class Cache:
                 raise
         return request.load(raw)
 
-    def _hit(self, request: Request, entry: Entry, executable: Any, start: float, load_seconds: float) -> Outcome:
+    def _hit(self, request: Request, entry: SealedEntry, executable: Any, start: float, load_seconds: float) -> Outcome:
         name, key = request.module_name, request.key.digest
         now = monotonic()
         self._counting.add(

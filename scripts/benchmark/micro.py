@@ -22,7 +22,7 @@ from stores import key
 
 from xcache._version import __version__
 from xcache.client.client import Client
-from xcache.client.contents import Entry
+from xcache.client.contents import SealedEntry
 from xcache.config import config
 from xcache.wire import envelope, framing, hashing, protocol
 
@@ -95,7 +95,7 @@ def put_of(digest: str, sealed: bytes, raw_size: int, program: bytes) -> protoco
 def hit(client: Client, digest: str) -> bytes:
     """Do all of a hit but the deserialization: ask, receive, verify, decompress."""
     found = client.get(get_of(digest))
-    if not isinstance(found, Entry):
+    if not isinstance(found, SealedEntry):
         raise RuntimeError(f"no entry: {found}")
     return envelope.open_sealed(digest, found.digest, found.sealed)
 

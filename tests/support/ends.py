@@ -19,7 +19,7 @@ from support.decoders import frames
 from support.peers import Talk, fake_daemon
 from support.places import PATIENCE, Place, get_message, new_place, put_message, until
 from xcache.client.client import Client
-from xcache.client.contents import Absent, Entry
+from xcache.client.contents import Absent, SealedEntry
 from xcache.errors import XcacheError
 from xcache.wire import framing, protocol
 
@@ -100,7 +100,7 @@ def client_end() -> Iterator[Check]:
             return False
         finally:
             client.close()
-        assert result is None or isinstance(result, Absent | Entry | protocol.Alias | bool), result
+        assert result is None or isinstance(result, Absent | SealedEntry | protocol.Alias | bool), result
         return True
 
     with new_place() as place, Descriptors() as descriptors, fake_daemon(place.socket, behave):

@@ -7,8 +7,8 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 
-from xcache.client.contents import Entry
-from xcache.prefetch.prefetcher import Begin, Item, Loaded, Prefetcher
+from xcache.client.contents import SealedEntry
+from xcache.prefetch.prefetcher import Begin, Item, LoadedAhead, Prefetcher
 from xcache.request import Ahead
 
 CLIENT = types.SimpleNamespace(name="client")
@@ -16,7 +16,7 @@ DEVICES = (types.SimpleNamespace(id=0),)
 AHEAD = Ahead(b"options", CLIENT, DEVICES)
 
 
-def item(key: str, entry: Entry | None = None) -> Item:
+def item(key: str, entry: SealedEntry | None = None) -> Item:
     # An upper-case key takes long to load, and a digit some time.
     seconds = 10.0 if key.isupper() else 0.1 if key.isdigit() else 0.005
     return Item(key, AHEAD.options, AHEAD.numbers, "cpu", seconds, ("f", "p", "t"), entry)
@@ -53,10 +53,12 @@ class Program:
 
     def predict(self) -> Sequence[Item]:
         self.asked += 1
-        entries = [Entry(self._new(f"entry {key}"), 1.0, key.encode()) if self.entries else None for key in self.run]
+        entries = [
+            SealedEntry(self._new(f"entry {key}"), 1.0, key.encode()) if self.entries else None for key in self.run
+        ]
         return list(map(item, self.run, entries))
 
-    def load(self, wanted: Item, begin: Begin, is_over: Callable[[], bool]) -> Loaded | None:
+    def load(self, wanted: Item, begin: Begin, is_over: Callable[[], bool]) -> LoadedAhead | None:
         self.fetches.append(wanted.key)
         while not (self.may_begin.wait(0.01) or is_over()):
             pass
@@ -66,7 +68,7 @@ class Program:
         assert self.may_go_on.wait(20)
         if wanted.key == "*":
             raise MemoryError
-        return None if wanted.key == "!" else Loaded(self._new(f"executable {wanted.key}"), None, 0.1, 1)
+        return None if wanted.key == "!" else LoadedAhead(self._new(f"executable {wanted.key}"), None, 0.1, 1)
 
     def is_there(self, client: object) -> bool:
         return any(client is each for each in self.clients)
@@ -84,7 +86,7 @@ class Program:
 
     def take(self, key: str, ahead: Ahead = AHEAD) -> object:
         found = self.prefetcher.take(key, ahead)
-        return found.executable if isinstance(found, Loaded) else found and found.digest
+        return found.executable if isinstance(found, LoadedAhead) else found and found.digest
 
     def is_done(self, *keys: str) -> bool:
         """Return whether these are loaded and held."""

@@ -11,7 +11,7 @@ from typing import TypeVar
 from xcache.client.breaker import Breaker, Wait
 from xcache.client.connection import Connection, left
 from xcache.client.connector import Connector
-from xcache.client.contents import Absent, Entry, HeldLease, alias_in, found_in, hand_over, predicted_in
+from xcache.client.contents import Absent, HeldLease, SealedEntry, alias_in, found_in, hand_over, predicted_in
 from xcache.client.launcher import Launcher
 from xcache.client.pool import Pool
 from xcache.clock import monotonic, own_time
@@ -57,7 +57,7 @@ class Client:
         # For each background thread that waits for an answer, the moment from which the answer is overdue.
         self._due: dict[threading.Thread, float] = {}
 
-    def get(self, message: protocol.Get, lease: HeldLease | None = None) -> Entry | Absent:
+    def get(self, message: protocol.Get, lease: HeldLease | None = None) -> SealedEntry | Absent:
         """Return the stored entry, unchecked, or Absent; raise UncacheableError if the key is marked so.
 
         If another program is compiling it, wait for as long as the message says. A lease that is granted goes to
@@ -96,7 +96,7 @@ class Client:
             self._breaker.wait_on(wait, _SIGN_OF_LIFE_SECONDS)
             return wait.seconds
 
-        def get(connection: Connection, timeout: float) -> Entry | Absent:
+        def get(connection: Connection, timeout: float) -> SealedEntry | Absent:
             answer = connection.ask(message, timeout, waiting=waiting)
             heard()
             found = found_in(connection, answer)
@@ -111,7 +111,7 @@ class Client:
         finally:
             if is_waiting:
                 heard()
-        if isinstance(found, Entry):
+        if isinstance(found, SealedEntry):
             found = found._replace(wait=wait)
         if waited_for is None:
             return found
@@ -178,15 +178,15 @@ class Client:
             with contextlib.suppress(UnavailableError, StoreError), self._charged() as deadline:
                 self._pool.put_back(self._connect(deadline, is_bounded=True))
 
-    def fetch(self, key: str) -> Entry | Absent:
+    def fetch(self, key: str) -> SealedEntry | Absent:
         """Return a stored entry that the program will want, without taking a lease or waiting for a compile."""
         message = protocol.Get(key, 0.0, "", "")
         return self._in_background(lambda c, timeout: found_in(c, c.ask(message, timeout)), is_read=True)
 
-    def predict(self, message: protocol.Predict) -> tuple[protocol.Prediction, dict[str, Entry]]:
+    def predict(self, message: protocol.Predict) -> tuple[protocol.Prediction, dict[str, SealedEntry]]:
         """Return what such a program wanted last time, and the entries that came along, by key."""
 
-        def predict(connection: Connection, timeout: float) -> tuple[protocol.Prediction, dict[str, Entry]]:
+        def predict(connection: Connection, timeout: float) -> tuple[protocol.Prediction, dict[str, SealedEntry]]:
             found = connection.demand(message, protocol.Prediction, timeout)
             return found, dict(predicted_in(connection, found))
 

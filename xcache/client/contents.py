@@ -23,7 +23,7 @@ logger = logging.getLogger("xcache")
 _SEALS = sum(getattr(fcntl, f"F_SEAL_{name}", 0) for name in ("WRITE", "SHRINK", "GROW"))
 
 
-class Entry(NamedTuple):
+class SealedEntry(NamedTuple):
     """An executable as the daemon handed it over: in its envelope, not yet checked."""
 
     digest: str
@@ -62,7 +62,7 @@ class Absent(NamedTuple):
     """Complaints about unusable entries, sent once the same program has been compiled."""
 
 
-def found_in(connection: Connection, answer: protocol.Message) -> Entry | Absent:
+def found_in(connection: Connection, answer: protocol.Message) -> SealedEntry | Absent:
     """Return the entry in the answer to a Get, or Absent; raise UncacheableError if the key is marked so."""
     if isinstance(answer, protocol.Missing):
         return Absent(answer.lease)
@@ -73,11 +73,11 @@ def found_in(connection: Connection, answer: protocol.Message) -> Entry | Absent
     if not isinstance(answer, protocol.Found):
         raise ProtocolError(f"the daemon answered {type(answer).__name__} instead of Found")
     if answer.payload is not None:
-        return Entry(answer.digest, answer.compile_seconds, answer.payload)
+        return SealedEntry(answer.digest, answer.compile_seconds, answer.payload)
     return _read_descriptor(connection.take_descriptor(), answer)
 
 
-def predicted_in(connection: Connection, found: protocol.Prediction) -> Iterator[tuple[str, Entry]]:
+def predicted_in(connection: Connection, found: protocol.Prediction) -> Iterator[tuple[str, SealedEntry]]:
     """Yield the entries that came with a prediction, by key; unusable ones are left out."""
     try:
         told = {
@@ -88,7 +88,7 @@ def predicted_in(connection: Connection, found: protocol.Prediction) -> Iterator
             if "digest" in item
         }
         for key, payload in found.payloads.items():
-            yield key, Entry(told[key].digest, told[key].compile_seconds, payload)
+            yield key, SealedEntry(told[key].digest, told[key].compile_seconds, payload)
         for key in found.files:
             entry = told[key]
             with contextlib.suppress(DamagedError):
@@ -116,7 +116,7 @@ def aliases_in(found: protocol.Prediction) -> Iterator[protocol.Alias]:
             yield aliases.opened(fields)
 
 
-def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:
+def _read_descriptor(descriptor: int, found: protocol.Found) -> SealedEntry:
     """Read an entry handed over as a file; if it were mapped, truncating the file would kill the program."""
     try:
         status = os.fstat(descriptor)
@@ -125,7 +125,7 @@ def _read_descriptor(descriptor: int, found: protocol.Found) -> Entry:
         if status.st_size != found.stored_size or not 0 < found.stored_size <= MAX_RAW_SIZE:
             raise DamagedError(f"its file has {status.st_size} bytes and not {found.stored_size}", found.digest)
         sealed = b"".join(_chunks(descriptor, found.stored_size))
-        return Entry(found.digest, found.compile_seconds, sealed)
+        return SealedEntry(found.digest, found.compile_seconds, sealed)
     except OSError as error:
         reraise_if_the_programs(error)
         raise DamagedError(f"its file cannot be read ({error})", found.digest) from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from xcache.client.client import Client
-from xcache.client.contents import Entry, aliases_in
+from xcache.client.contents import SealedEntry, aliases_in
 from xcache.prefetch.prefetcher import Item
 from xcache.request import Ahead
 from xcache.wire import hashing, protocol
@@ -87,7 +87,7 @@ class History:
             self._remembered = wanted
 
 
-def _item(item: dict[str, Any], found: protocol.Prediction, entry: Entry | None) -> Item:
+def _item(item: dict[str, Any], found: protocol.Prediction, entry: SealedEntry | None) -> Item:
     devices = tuple(int(number) for number in item["devices"].split())
     flags, platform, toolchain = found.around[item["around"]].split()
     return Item(

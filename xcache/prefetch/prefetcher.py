@@ -16,7 +16,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from xcache.client.contents import Entry
+from xcache.client.contents import SealedEntry
 from xcache.clock import monotonic
 from xcache.request import Ahead
 
@@ -43,15 +43,15 @@ class Item(NamedTuple):
     seconds: float
     around: tuple[str, str, str]
     """Digests of the flags, platform and toolchain it was made with; a process with others must not load it."""
-    entry: Entry | None = None
+    entry: SealedEntry | None = None
     """The entry itself, if it came with the prediction."""
 
 
-class Loaded(NamedTuple):
+class LoadedAhead(NamedTuple):
     """An executable that was loaded ahead, its entry, and its size in bytes."""
 
     executable: Any
-    entry: Entry
+    entry: SealedEntry
     load_seconds: float
     size: int
 
@@ -69,7 +69,7 @@ class Work(Protocol):
     def predict(self) -> Sequence[Item]:
         """Return what the program will probably want, in order."""
 
-    def load(self, item: Item, begin: Begin, is_over: Callable[[], bool]) -> Loaded | None:
+    def load(self, item: Item, begin: Begin, is_over: Callable[[], bool]) -> LoadedAhead | None:
         """Load an executable; raise MemoryError if there is no room for it."""
 
     def is_there(self, client: Any) -> bool:
@@ -88,7 +88,7 @@ class _Slot:
         self.onto: Ahead | None = None
         self.patience = 0.0
         self.done = False
-        self.loaded: Loaded | None = None
+        self.loaded: LoadedAhead | None = None
         self.since = monotonic()
 
 
@@ -122,7 +122,7 @@ class Prefetcher:
             if not self._over and not self._threads and not self._has_prediction:
                 self._begin_threads(1)
 
-    def take(self, key: str, ahead: Ahead) -> Loaded | Entry | None:
+    def take(self, key: str, ahead: Ahead) -> LoadedAhead | SealedEntry | None:
         """Return what was loaded for exactly this client, else the entry that came with the prediction, else None.
 
         The program waits only for a load that XLA has begun, and no longer than compiling would take.

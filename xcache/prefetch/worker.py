@@ -14,7 +14,7 @@ from xcache.client.contents import Absent
 from xcache.clock import monotonic
 from xcache.errors import StoreError, UnavailableError, is_no_room
 from xcache.prefetch.history import History
-from xcache.prefetch.prefetcher import Begin, Item, Loaded
+from xcache.prefetch.prefetcher import Begin, Item, LoadedAhead
 from xcache.request import Ahead
 from xcache.wire import envelope
 
@@ -72,7 +72,7 @@ class Fetcher:
             logger.debug("could not prepare to load ahead: %s", error)
         return items
 
-    def load(self, item: Item, begin: Begin, is_over: Callable[[], bool]) -> Loaded | None:
+    def load(self, item: Item, begin: Begin, is_over: Callable[[], bool]) -> LoadedAhead | None:
         """Load an item, unless the program takes it over before XLA begins."""
         try:
             if self._load is None or self._load.is_foreign(item):
@@ -94,7 +94,7 @@ class Fetcher:
                 return None
             start = monotonic()
             executable = self._load(ahead, raw)
-            return Loaded(executable, entry, monotonic() - start, len(raw))
+            return LoadedAhead(executable, entry, monotonic() - start, len(raw))
         except (UnavailableError, StoreError) as error:
             self._went_wrong(error)
             return None

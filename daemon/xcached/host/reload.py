@@ -24,7 +24,7 @@ _SETTLED_SECONDS = 0.1
 _EMPTIED_SECONDS = 1.0
 
 
-class Identity(NamedTuple):
+class FileState(NamedTuple):
     """A file's stat values, which change when the file does."""
 
     device: int
@@ -37,7 +37,7 @@ class Identity(NamedTuple):
 class Change(NamedTuple):
     """The new state of the files, and whether one of them became empty or vanished."""
 
-    files: list[Identity | None]
+    files: list[FileState | None]
     emptied: bool
 
 
@@ -158,18 +158,18 @@ def _changes(old: Config, new: Config) -> list[str]:
     ]
 
 
-def look_at_files() -> list[Identity | None]:
-    """Return each settings file's identity; None for one that does not exist."""
-    return [_identity(path) for path in config.files()]
+def look_at_files() -> list[FileState | None]:
+    """Return each settings file's state; None for one that does not exist."""
+    return [_state(path) for path in config.files()]
 
 
-def _identity(path: Path) -> Identity | None:
+def _state(path: Path) -> FileState | None:
     try:
         found = path.stat()
     except OSError:
         return None
     # chmod changes ctime, not mtime.
-    return Identity(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    return FileState(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
 def _folders() -> list[str]:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Generic, NamedTuple, TypeVar
 
-Entry = TypeVar("Entry")
+Subject = TypeVar("Subject")
 
 # Overhead of an entry beside its bytes: rows, indexes, and the unused end of a file's last block.
 _OVERHEAD_BYTES = 4096
@@ -25,10 +25,10 @@ _HALF_LIFE_REQUESTS_PER_ENTRY = 4.0
 _LEAST = 1e-300
 
 
-class Candidate(NamedTuple, Generic[Entry]):
+class Candidate(NamedTuple, Generic[Subject]):
     """An entry that could be evicted, and what that frees: its bytes, and the program with its last entry."""
 
-    entry: Entry
+    entry: Subject
     size: int
     program: str = ""
     program_size: int = 0
@@ -78,9 +78,9 @@ class Excess(NamedTuple):
         return self.bytes > 0 or self.entries > 0
 
 
-def choose(who_goes_first: Iterable[Candidate[Entry]], excess: Excess) -> list[Entry]:
+def choose(who_goes_first: Iterable[Candidate[Subject]], excess: Excess) -> list[Subject]:
     """Return the entries to evict until the excess is gone; takes no more from ``who_goes_first`` than that needs."""
-    chosen: list[Entry] = []
+    chosen: list[Subject] = []
     gone: Counter[str] = Counter()
     size, entries = excess
     if not excess:

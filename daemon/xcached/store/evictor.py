@@ -52,7 +52,7 @@ class TooMuch(NamedTuple):
     excess: Excess
 
 
-class Found(NamedTuple):
+class Batch(NamedTuple):
     """The entries to evict next, and why; and the newcomers among them, with their order of use."""
 
     reason: str
@@ -63,7 +63,7 @@ class Found(NamedTuple):
 class Plan(NamedTuple):
     """The entries to evict now, and the newcomers to evict later."""
 
-    going: list[Found]
+    going: list[Batch]
     newcomers: dict[Entry, int]
     # Whether every limit is kept then.
     suffices: bool
@@ -95,7 +95,7 @@ class Evictor:
         self._sentenced: dict[Entry, int] = {}
         self._due: dict[Entry, int] = {}
         # Remaining parts of a plan; other jobs run in between.
-        self._planned: deque[Found] = deque()
+        self._planned: deque[Batch] = deque()
 
     def change(self, limits: Limits) -> None:
         """Change the store's limits."""
@@ -115,13 +115,13 @@ class Evictor:
             return freed
         self.on_disk.cut_down_other_data()
         lacking = self.on_disk.lacking()
-        if (found := self._next(lacking)) is not None:
+        if (batch := self._next(lacking)) is not None:
             if self._store.used_order < self._new_from:
-                return self._evict([one.entry for one in found.going], found.reason)
-            plan = self._plan(found, lacking)
+                return self._evict([one.entry for one in batch.going], batch.reason)
+            plan = self._plan(batch, lacking)
             self.newcomers_must_go |= bool(plan.newcomers)
             self._sentenced |= plan.newcomers
-            self._planned.extend(part for found in plan.going for part in _in_parts(found))
+            self._planned.extend(part for batch in plan.going for part in _in_parts(batch))
             if (freed := self._go_on()) is not None:
                 return freed
         self._due.clear()
@@ -146,7 +146,7 @@ class Evictor:
         sql = "SELECT 1 FROM entries WHERE key = ? AND writer_uid = ? AND used_order = ? AND pinned = 0"
         return self._db.execute(sql, (*one.entry, one.used_order)).fetchone() is not None
 
-    def _next(self, lacking: int, coming: Entry | None = None, most: int = EVICTED_AT_ONCE) -> Found | None:
+    def _next(self, lacking: int, coming: Entry | None = None, most: int = EVICTED_AT_ONCE) -> Batch | None:
         """Choose the entries to evict next, newcomers included; ``coming`` is spared when the disk is short.
 
         The disk lacks ``lacking`` bytes.
@@ -167,18 +167,18 @@ class Evictor:
             due = [one for one in chosen if self._due.get(one.entry) == one.used_order]
             if going := due or chosen:
                 new = {one.entry: one.used_order for one in going if one.used_order >= self._new_from}
-                return Found(too_much.reason, going, new)
+                return Batch(too_much.reason, going, new)
         return None
 
-    def _plan(self, found: Found, lacking: int) -> Plan:
+    def _plan(self, batch: Batch, lacking: int) -> Plan:
         try:
             return self._rehearse(lacking)
         except sqlite3.Error as error:
             if not is_full(error):
                 raise
         # Nothing can be rehearsed on a full disk, so the old entries go as they were chosen.
-        old = [one for one in found.going if one.entry not in found.newcomers]
-        return Plan([found._replace(going=old)] if old else [], found.newcomers, suffices=False)
+        old = [one for one in batch.going if one.entry not in batch.newcomers]
+        return Plan([batch._replace(going=old)] if old else [], batch.newcomers, suffices=False)
 
     def _rehearse(self, lacking: int, put: Callable[[], object] | None = None, coming: Entry | None = None) -> Plan:
         """Decide what to evict, newcomers included, before removing anything: no entry goes for one that cannot stay.
@@ -189,8 +189,8 @@ class Evictor:
         """
         newcomers: dict[Entry, int] = {}
         while True:
-            going: list[Found] = []
-            more, found, suffices = _MOST_REHEARSED, None, False
+            going: list[Batch] = []
+            more, batch, suffices = _MOST_REHEARSED, None, False
             with self._store.rehearsal():
                 if put is not None:
                     put()
@@ -198,15 +198,15 @@ class Evictor:
                 files = self._take_out(list(newcomers))
                 while more > 0:
                     left = lacking - files - (self.on_disk.free_pages() - pages_before)
-                    if (found := self._next(left, coming, more)) is None or found.newcomers:
-                        suffices = found is None and left <= 0
+                    if (batch := self._next(left, coming, more)) is None or batch.newcomers:
+                        suffices = batch is None and left <= 0
                         break
-                    files += self._take_out([one.entry for one in found.going])
-                    going.append(found)
-                    more -= len(found.going)
-            if found is None or not found.newcomers:
+                    files += self._take_out([one.entry for one in batch.going])
+                    going.append(batch)
+                    more -= len(batch.going)
+            if batch is None or not batch.newcomers:
                 return Plan(going, newcomers, suffices)
-            newcomers |= found.newcomers
+            newcomers |= batch.newcomers
 
     def _take_out(self, entries: Sequence[Entry]) -> int:
         """Within a rehearsal: remove entries; return how many bytes of files that would free."""
@@ -341,9 +341,9 @@ class Evictor:
         return row or (0, 0)
 
 
-def _in_parts(found: Found) -> Iterator[Found]:
-    for at in range(0, len(found.going), EVICTED_AT_ONCE):
-        yield found._replace(going=found.going[at : at + EVICTED_AT_ONCE])
+def _in_parts(batch: Batch) -> Iterator[Batch]:
+    for at in range(0, len(batch.going), EVICTED_AT_ONCE):
+        yield batch._replace(going=batch.going[at : at + EVICTED_AT_ONCE])
 
 
 class Tally:

@@ -9,7 +9,7 @@ from xcache.errors import RefusedError
 from xcached.store.store import Entry, Store
 
 
-class Pinned(NamedTuple):
+class PinnedTotal(NamedTuple):
     """The number and the bytes of pinned entries."""
 
     entries: int = 0
@@ -29,7 +29,7 @@ class Pins:
     def __init__(self, store: Store) -> None:
         self._store = store
         self._db = store.database.writing
-        self._by_user: dict[int, Pinned] = {}
+        self._by_user: dict[int, PinnedTotal] = {}
 
     def pin(self, entries: Iterable[Entry], share: Share) -> int:
         """Pin entries; RefusedError if their writer, or all users together, may not pin so much.
@@ -58,14 +58,14 @@ class Pins:
         with self._store.transaction():
             return self._set(entries, 0)
 
-    def of(self, uid: int) -> Pinned:
+    def of(self, uid: int) -> PinnedTotal:
         """Return the pins of one user."""
-        return self._now().get(uid, Pinned())
+        return self._now().get(uid, PinnedTotal())
 
-    def of_all(self) -> Pinned:
+    def of_all(self) -> PinnedTotal:
         """Return the pins of all users together."""
         pins = self._now().values()
-        return Pinned(sum(one.entries for one in pins), sum(one.bytes for one in pins))
+        return PinnedTotal(sum(one.entries for one in pins), sum(one.bytes for one in pins))
 
     def _set(self, entries: Iterable[Entry], pinned: int) -> int:
         changed = self._db.executemany(
@@ -75,11 +75,11 @@ class Pins:
         self._store.pins_changed = True
         return changed.rowcount
 
-    def _now(self) -> dict[int, Pinned]:
+    def _now(self) -> dict[int, PinnedTotal]:
         if self._store.pins_changed:
             rows = self._db.execute(
                 "SELECT writer_uid, count(*), sum(footprint) FROM entries WHERE pinned = 1 GROUP BY writer_uid"
             )
-            self._by_user = {user: Pinned(*pins) for user, *pins in rows}
+            self._by_user = {user: PinnedTotal(*pins) for user, *pins in rows}
             self._store.pins_changed = self._db.in_transaction
         return self._by_user

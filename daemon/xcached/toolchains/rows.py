@@ -7,11 +7,10 @@ import time
 from typing import Any
 
 from xcache.wire import protocol
-from xcached.store.store import Entry, Store, cut
+from xcached.store.store import LONGEST_DESCRIPTION, LONGEST_NAME, Entry, Store, cut
 from xcached.toolchains.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
 
 _REMOVED_PER_STEP = 64
-_LONGEST_NAME, _LONGEST_DESCRIPTION = 500, 4096
 # Rows per user.
 _MOST_INVALIDATIONS = 200
 # One invalidation may come in several messages; those within this time share a row.
@@ -53,9 +52,9 @@ class ToolchainRows:
                     " VALUES (?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING",
                     (
                         toolchain,
-                        cut(message.platform, _LONGEST_NAME),
-                        cut(message.jaxlib_version, _LONGEST_NAME),
-                        cut(message.description, _LONGEST_DESCRIPTION),
+                        cut(message.platform, LONGEST_NAME),
+                        cut(message.jaxlib_version, LONGEST_NAME),
+                        cut(message.description, LONGEST_DESCRIPTION),
                         seen_at,
                     ),
                 )
@@ -133,7 +132,7 @@ class ToolchainRows:
             # A row without entries would only displace one that lost some.
             return
         now = time.time()
-        reason = cut(reason, _LONGEST_NAME)
+        reason = cut(reason, LONGEST_NAME)
         sql = "SELECT rowid, at, reason FROM invalidations WHERE uid = ? ORDER BY rowid DESC LIMIT 1"
         last = self._db.execute(sql, (uid,)).fetchone()
         if last and last[2] == reason and abs(now - last[1]) < _SAME_INVALIDATION_SECONDS and toolchain is None:

@@ -44,7 +44,7 @@ _WRITE_SECONDS = 60.0
 
 
 # An installation is identified by its toolchain, user and place.
-Identity = tuple[str, int, str]
+InstallationKey = tuple[str, int, str]
 ToolchainAndUser = tuple[str, int]
 
 
@@ -96,7 +96,7 @@ class Toolchains:
         self._grace = grace
         self._reads = reads
         self._accounts = frozenset(accounts)
-        self._installations: dict[Identity, Installation] = {}
+        self._installations: dict[InstallationKey, Installation] = {}
         # For each toolchain in ``stale``: whether it is gone from all places of each user.
         self._gone: dict[str, dict[int, bool]] = {}
         self._stale_since: dict[ToolchainAndUser, float] = {}
@@ -130,7 +130,7 @@ class Toolchains:
             done.set_result(None)
             return Check(done, decides=False)
         self._jobs.add(caller.uid, _Announcement(message, new, _started(caller.pid), done))
-        decides = _identity(new) not in self._installations or self.is_stale(message.toolchain, caller.uid)
+        decides = _key(new) not in self._installations or self.is_stale(message.toolchain, caller.uid)
         return Check(done, decides)
 
     def is_stale(self, toolchain: str, reader: int) -> bool:
@@ -169,7 +169,7 @@ class Toolchains:
         self._writer.call(partial(self._rows.correct, now))
         for installation in self._rows.installations():
             installation.gone_at = since.get(installation.toolchain, steady())
-            self._installations[_identity(installation)] = installation
+            self._installations[_key(installation)] = installation
         self._stale_everywhere = set(since)
         for toolchain, then in since.items():
             for uid in self._concerned(one.uid for one in self._installations.values() if one.toolchain == toolchain):
@@ -216,7 +216,7 @@ class Toolchains:
             job.done.set_result(None)
 
     def _remember(self, new: Installation, message: protocol.Announce, started: float) -> None:
-        known = self._installations.get(_identity(new))
+        known = self._installations.get(_key(new))
         if known is None and not self._has_room(new):
             return
         before = ELSEWHERE
@@ -241,7 +241,7 @@ class Toolchains:
         # Save seldom, so that a program started every second does not cause a write every second.
         if known is not None and same and abs(new.seen_at - known.seen_at) < _SAVE_AGAIN_SECONDS:
             return
-        self._installations[_identity(new)] = new
+        self._installations[_key(new)] = new
         saved = self._writer.call(partial(self._rows.save, new, message))
         self._update_stale()
         # The check soon watches new places; watching after each of hundreds of announcements would cost too much.
@@ -263,7 +263,7 @@ class Toolchains:
                 return False
             oldest = idle.pop()
             count, weight = count - 1, weight - oldest.weight
-            del self._installations[_identity(oldest)]
+            del self._installations[_key(oldest)]
             self._writer.call(partial(self._rows.forget, oldest))
         return True
 
@@ -293,7 +293,7 @@ class Toolchains:
         """Adopt a check's results, unless something else was announced meanwhile."""
         for seen, state in result.found:
             uid = seen.uid
-            known = self._installations.get(_identity(seen))
+            known = self._installations.get(_key(seen))
             if known is None or [mark.digest for mark in known.files] != [mark.digest for mark in seen.files]:
                 continue
             before = known.state, known.files
@@ -387,7 +387,7 @@ def _check_files(installations: list[Installation]) -> _Result:
     return _Result(found, folders_of(path for one, state in found if state == HERE for path in one.paths))
 
 
-def _identity(installation: Installation) -> tuple[str, int, str]:
+def _key(installation: Installation) -> InstallationKey:
     return installation.toolchain, installation.uid, installation.place
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from xcache.client.contents import Entry
+from xcache.client.contents import SealedEntry
 from xcache.prefetch.prefetcher import Item
 from xcache.prefetch.worker import Fetcher
 from xcache.request import Ahead
@@ -21,12 +21,12 @@ class Recorder:
 
     def __init__(self, *, compile_seconds: float = 30.0, can_tell: bool = True) -> None:
         self.calls: list[str] = []
-        self.entry = Entry(digest(SEALED), compile_seconds, SEALED)
+        self.entry = SealedEntry(digest(SEALED), compile_seconds, SEALED)
         self.can_tell = can_tell
         self.patience = 0.0
         self.fetcher = Fetcher(self, None, _Loads(self), lambda error: self.calls.append(str(error)))
 
-    def fetch(self, key: str) -> Entry:
+    def fetch(self, key: str) -> SealedEntry:
         self.calls.append("fetch")
         return self.entry
 
