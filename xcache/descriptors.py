@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import resource
+from io import FileIO
 
 Identity = tuple[int, int]
 
@@ -28,6 +29,21 @@ def is_still(descriptor: int, known: Identity) -> bool:
         return identity(descriptor) == known
     except OSError:
         return False
+
+
+class PipeEnd(FileIO):
+    """One end of a pipe. It closes when nothing refers to it any more, unless the program has closed it before."""
+
+    identity: Identity | None = None
+
+    def is_ours(self) -> bool:
+        """Return whether it is open and, as far as its ``identity`` was noted, still the same pipe."""
+        return not self.closed and (self.identity is None or is_still(self.fileno(), self.identity))
+
+    def close(self) -> None:
+        """Close it, but no file of the program's that has its number now."""
+        if self.is_ours():
+            super().close()
 
 
 def may_take() -> int:

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -23,7 +24,7 @@ from xcache.client.daemon_command import daemon_command, daemon_environment
 from xcache.client.spawning import LOCK_FD, READY_FD, spawn
 from xcache.clock import monotonic
 from xcache.config.config import Config
-from xcache.descriptors import Identity, identity, is_still
+from xcache.descriptors import PipeEnd, identity
 from xcache.errors import NoLocksError, UnavailableError, UntrustedError
 from xcache.signals import reraise_if_the_programs
 from xcache.wire.ownership import check_directory, prepare_directory, prepare_meeting_place
@@ -31,6 +32,7 @@ from xcache.wire.protocol import FAILED, LOCK, READY
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
+File = TypeVar("File", bound=FileIO)
 
 
 class _WithoutForks:
@@ -74,9 +76,8 @@ _without_forks = _WithoutForks()
 class Launcher:
     """Finds and starts the daemon of one store."""
 
-    # Class attributes, so that __del__ works on a launcher that Ctrl-C left half made.
-    _ready: int | None = None
-    _ready_identity: Identity = (0, 0)
+    # A class attribute, so that __del__ works on a launcher that Ctrl-C left half made.
+    _ready: PipeEnd | None = None
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -102,8 +103,9 @@ class Launcher:
             )
         prepare_directory(self._config.dir)
         prepare_meeting_place(self._config.socket.parent)
-        lock = _above_handed_down(os.open(self._config.dir / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        try:
+        # The daemon will hold the lock through its own descriptor of the same open file. These are files, not numbers,
+        # because Ctrl-C may come anywhere: then they close with the last reference.
+        with _above_handed_down(FileIO(self._config.dir / LOCK, "r+", opener=_open_or_create)) as lock:
             if not _lock(lock, self._config.dir):
                 return False
             if self._may_be_activated():
@@ -115,9 +117,6 @@ class Launcher:
             if self.failure(since):
                 return False
             self._spawn(lock)
-        finally:
-            # The daemon now holds the lock through its own descriptor of the same open file.
-            os.close(lock)
         return True
 
     def may_start(self) -> bool:
@@ -208,22 +207,22 @@ class Launcher:
         deadline = monotonic() + (seconds or 0.0)
         with self._reading:
             while (ready := self._ready) is not None:
-                if not is_still(ready, self._ready_identity):
+                if not ready.is_ours():
                     # The program has closed the pipe, and may use its number for something else.
                     self._ready = None
                     break
                 # select() cannot wait for descriptors from 1024 on.
                 poll = select.poll()
-                poll.register(ready, select.POLLIN)
-                if not poll.poll(max(0.0, deadline - monotonic()) * 1000):
-                    return None if seconds is None else f"it said nothing within {seconds:g} s"
-                # A signal handler that compiles may have read the pipe meanwhile.
-                if self._ready != ready:
-                    continue
                 try:
-                    chunk = os.read(ready, 65536)
-                except BlockingIOError as error:
+                    poll.register(ready, select.POLLIN)
+                    if not poll.poll(max(0.0, deadline - monotonic()) * 1000):
+                        return None if seconds is None else f"it said nothing within {seconds:g} s"
+                    chunk = ready.read(65536)
+                except ValueError as error:
                     reraise_if_the_programs(error)
+                    chunk = None
+                if chunk is None:
+                    # A signal handler that compiles has read or closed the pipe meanwhile.
                     continue
                 self._report += chunk
                 # The daemon's stderr leads here, too, until it is ready, so only the last line counts.
@@ -240,30 +239,31 @@ class Launcher:
 
     def _close(self) -> None:
         ready, self._ready = self._ready, None
-        if ready is not None and is_still(ready, self._ready_identity):
-            os.close(ready)
+        if ready is not None:
+            ready.close()
 
     def __del__(self) -> None:
         # Without the lock: in a forked child, a thread that is gone may hold it.
         self._close()
 
-    def _spawn(self, lock: int) -> None:
-        reading, ready = map(_above_handed_down, os.pipe())
-        os.set_blocking(reading, False)
+    def _spawn(self, lock: FileIO) -> None:
+        ends = tuple(map(PipeEnd, os.pipe(), "rw"))
+        reading, ready = map(_above_handed_down, ends)
+        os.set_blocking(reading.fileno(), False)
         with self._reading:
             self.close()
-            self._ready_identity = identity(reading)
+            reading.identity = identity(reading.fileno())
             self._ready, self._report = reading, b""
         try:
             command = daemon_command()
             environment = daemon_environment(os.environ) | self._config.as_environment()
             try:
                 handed_down = ["--lock-fd", str(LOCK_FD), "--ready-fd", str(READY_FD)]
-                spawn([*command, *handed_down], environment, lock, ready)
+                spawn([*command, *handed_down], environment, lock.fileno(), ready.fileno())
             except OSError as error:
                 reraise_if_the_programs(error)
                 # A shell reports why the command cannot run, and works where spawn() does not.
-                handed_down = ["--lock-fd", str(lock), "--ready-fd", str(ready)]
+                handed_down = ["--lock-fd", str(lock.fileno()), "--ready-fd", str(ready.fileno())]
                 _spawn_by_shell([*command, *handed_down], environment, lock, ready, self._config.timeout)
         except (OSError, UnavailableError) as error:
             reraise_if_the_programs(error)
@@ -272,10 +272,12 @@ class Launcher:
                 self._failed = monotonic(), str(error)
             raise UnavailableError(f"the daemon did not start: {error}") from None
         finally:
-            os.close(ready)
+            ready.close()
 
 
-def _spawn_by_shell(command: list[str], environment: dict[str, str], lock: int, ready: int, patience: float) -> None:
+def _spawn_by_shell(
+    command: list[str], environment: dict[str, str], lock: FileIO, ready: FileIO, patience: float
+) -> None:
     """Start a command through a shell that ends at once, so that the daemon is not a child of this program.
 
     The shell is a child, and another thread's ``os.wait()`` may meet it; ``spawn`` avoids that.
@@ -286,7 +288,7 @@ def _spawn_by_shell(command: list[str], environment: dict[str, str], lock: int, 
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=ready,
-            pass_fds=(lock, ready),
+            pass_fds=(lock.fileno(), ready.fileno()),
             cwd="/",
             env=environment,
             start_new_session=True,
@@ -295,10 +297,10 @@ def _spawn_by_shell(command: list[str], environment: dict[str, str], lock: int, 
             shell.wait(patience)
 
 
-def _lock(descriptor: int, directory: Path) -> bool:
+def _lock(file: FileIO, directory: Path) -> bool:
     """Take the store's lock if it is free, and return whether it was; raise NoLocksError if its disk has no locks."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         reraise_if_the_programs(error)
         return False
@@ -312,14 +314,16 @@ def _stream() -> socket.socket:
     return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
 
 
-def _above_handed_down(descriptor: int) -> int:
-    """Move a descriptor above the numbers that the daemon's own will have."""
-    if descriptor > READY_FD:
-        return descriptor
-    try:
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, READY_FD + 1)
-    finally:
-        os.close(descriptor)
+def _open_or_create(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_CREAT, 0o600)
+
+
+def _above_handed_down(file: File) -> File:
+    """Move a file above the descriptors that the daemon's own will have."""
+    if file.fileno() > READY_FD:
+        return file
+    with file:
+        return type(file)(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, READY_FD + 1), file.mode)
 
 
 @contextlib.contextmanager
