@@ -8,14 +8,12 @@ import click
 
 from xcache.cli import Failure, daemon
 from xcache.cli.output import counted, emit, json_option, note, size
-from xcache.cli.selection import full_keys
+from xcache.cli.selection import KEYS_PER_MESSAGE, full_keys
 from xcache.client.connection import Connection
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.wire import protocol
 
-# Well below the limit of one message (protocol.MAX_LIST).
-_MAX_KEYS = 1000
 # The daemon may need this long for a large store, because it serves programs first.
 _GC_SECONDS = 3600.0
 
@@ -90,8 +88,8 @@ def _note_other_limits(settings: Config, connection: Connection) -> None:
 def _set(done: str, message: type[protocol.Pin | protocol.Unpin], prefixes: tuple[str, ...], as_json: bool) -> None:
     settings = config.load()
     keys = full_keys(settings, prefixes)
-    if len(keys) > _MAX_KEYS:
-        raise Failure(f"at most {_MAX_KEYS} entries at once")
+    if len(keys) > KEYS_PER_MESSAGE:
+        raise Failure(f"at most {KEYS_PER_MESSAGE} entries at once")
     with contextlib.closing(daemon.connect_for_change(settings)) as connection:
         answer = connection.demand(message(keys), protocol.Pinned, settings.timeout)
     if as_json:

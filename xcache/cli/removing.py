@@ -9,14 +9,12 @@ import click
 
 from xcache.cli import daemon, store_file
 from xcache.cli.output import counted, emit, json_option, size
-from xcache.cli.selection import full_keys
+from xcache.cli.selection import KEYS_PER_MESSAGE, full_keys
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError
 from xcache.wire import protocol
 
-# Well below the limit of one message (protocol.MAX_LIST).
-_KEYS_PER_MESSAGE = 1000
 # The daemon takes at most this long to delete an entry and its file.
 _SECONDS_PER_ENTRY = 0.02
 
@@ -79,8 +77,8 @@ def clear(yes: bool, as_json: bool) -> None:
 def remove(settings: Config, keys: Sequence[str], reason: str = "") -> protocol.Removed:
     """Have the daemon remove entries, a batch at a time, and record the ``reason``."""
     entries = freed = 0
-    for start in range(0, len(keys), _KEYS_PER_MESSAGE):
-        some = list(keys[start : start + _KEYS_PER_MESSAGE])
+    for start in range(0, len(keys), KEYS_PER_MESSAGE):
+        some = list(keys[start : start + KEYS_PER_MESSAGE])
         done = _demand(settings, protocol.Remove(some, reason), len(some))
         entries, freed = entries + done.entries, freed + done.bytes
     return protocol.Removed(entries, freed)

@@ -12,6 +12,8 @@ from xcache.cli.output import printable
 from xcache.config import parsing
 from xcache.config.config import Config
 
+# Well below the limit of one message (protocol.MAX_LIST).
+KEYS_PER_MESSAGE = 1000
 _KEY_LENGTH = 64
 _MAX_SHOWN = 10
 _PREFIX = re.compile(rf"[0-9a-f]{{1,{_KEY_LENGTH}}}")
