@@ -6,7 +6,7 @@ import os
 
 import jax
 import pytest
-from support.programs import FOUR_DEVICES, NEEDS, PLAIN, PROGRAMS, SHARDED, SORT, TOP_K, run
+from support.programs import FOUR_DEVICES, NEEDS, PROGRAMS, SHARDED, SHORT, SORT, TOP_K, run
 
 VERSION = tuple(int(part) for part in jax.__version__.split(".")[:3])
 OLD_CALLBACKS = VERSION < (0, 11)
@@ -67,8 +67,8 @@ def test_custom_partitioning_is_cached_when_the_user_says_its_pointer_does_not_c
     ids=["hash seed", "dump flags", "cache directory", "another home"],
 )
 def test_the_surroundings_that_do_not_count(place, elsewhere):
-    run(place, PLAIN)
-    warm = run(place, "# further down\n" * 30 + PLAIN, **elsewhere)
+    run(place, SHORT)
+    warm = run(place, "# further down\n" * 30 + SHORT, **elsewhere)
     assert (warm.stats["misses"], warm.stats["errors"]) == (0, {})
 
 

@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from support.places import new_place
 
 COMPILE = """
 import json, time, jax, jax.numpy as jnp, numpy as np
@@ -31,9 +32,10 @@ def run(place, **environment):
     return results, stats, result.stderr
 
 
-@pytest.fixture
-def expected(place):
-    return run(place, XCACHE="0")[0]
+@pytest.fixture(scope="module")
+def expected():
+    with new_place() as place:
+        return run(place, XCACHE="0")[0]
 
 
 def compiled_in_spite_of(found, expected, *words: str) -> dict[str, int]:

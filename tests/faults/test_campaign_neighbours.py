@@ -34,11 +34,8 @@ QUOTA = 60_000_000
 SHORT = (
     "gets on every connection",
     "descriptors that nobody takes",
-    "histories",
     "small puts",
-    "toolchains",
     "connections that say something",
-    "another's keys",
     "anything",
 )
 

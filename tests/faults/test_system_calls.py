@@ -86,7 +86,7 @@ def ended(place, child: subprocess.Popen[bytes]) -> None:
 def test_killed_at_any_call_while_working(place, campaign):
     ledger, choose = Ledger(), random.Random(f"work {campaign.seed}")
     child, calls = count_calls_of_work(place, ledger, choose)
-    for call, number in chosen(points(calls, CALLS), 12, campaign, choose):
+    for call, number in chosen(points(calls, CALLS), 6, campaign, choose):
         with contextlib.suppress(ConnectionError), attached(child.pid, *fault(call, number, KILL)):
             work(place, ledger, choose)
         campaign.fault()
@@ -106,7 +106,7 @@ def test_a_failure_of_any_call_while_working(place, campaign):
         for error in ERRORS[call]
         for often in ("", "+")
     ]
-    for call, number, error, often in chosen(found, 12, campaign, choose):
+    for call, number, error, often in chosen(found, 6, campaign, choose):
         when = f"{call} {number}{often} {error}"
         with attached(child.pid, *fault(call, f"{number}{often}", error)):
             work(place, ledger, choose, refused=True)
@@ -156,7 +156,7 @@ def test_a_fault_at_any_call_while_starting(place, campaign, before, what):
     calls = calls_made(log)
     ended(place, child)
     faults = _faults(calls)
-    for call, number, how in chosen(faults[what], 6, campaign, choose):
+    for call, number, how in chosen(faults[what], 3, campaign, choose):
         ledger = prepare()
         when = f"{call} {number} {how}"
         log.unlink(missing_ok=True)
@@ -203,7 +203,7 @@ def test_a_fault_at_any_call_while_leaving(place, campaign, what):
     # The first is by which Python tells itself of the signal: one that is not told does not leave.
     del calls["write"]
     faults = _faults(calls)
-    for call, number, how in chosen(faults[what], 8, campaign, choose):
+    for call, number, how in chosen(faults[what], 4, campaign, choose):
         when = f"{call} {number} {how}"
         status = leave(*fault(call, number, how))
         campaign.fault()

@@ -19,8 +19,8 @@ class Campaign:
 
     @property
     def is_long(self) -> bool:
-        """True if the user set the number of rounds; only then are times judged."""
-        return self._rounds is not None
+        """True if the user set its length; only then are times judged."""
+        return any(given is not None for given in (self._rounds, self._soak, self._crowd))
 
     def rounds(self, usual: int) -> int:
         """Return the number of rounds."""

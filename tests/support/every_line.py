@@ -51,6 +51,10 @@ class EveryLine:
             k += 1
         faulthandler.cancel_dump_traceback_later()
 
+    def go_on(self) -> None:
+        """Strike on after a strike that raised: Python removes a trace function that raises."""
+        sys.settrace(self._trace)
+
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         name = frame.f_code.co_filename
         if not name.startswith(_FOLDER) or name in self._passed_over:

@@ -38,6 +38,17 @@ out = listed({
 })
 """
 
+# A few forms, for what is asked of many surroundings.
+SHORT = """
+big = np.random.RandomState(0).randn(300, 300).astype(np.float32)
+out = listed({
+    "grad": jax.grad(lambda v: jnp.tanh(v).sum())(x),
+    "scan": jax.lax.scan(lambda c, a: (c + a, c * a), x[0], x),
+    "random": jax.random.normal(jax.random.key(0), (4,)),
+    "constant": jax.jit(lambda v: v @ big)(np.ones((2, 300), np.float32)),
+})
+"""
+
 X64 = """
 jax.config.update("jax_enable_x64", True)
 out = listed({"wide": jax.jit(lambda v: v / 3)(np.float64(x)), "ints": jnp.arange(5) * 2**40})

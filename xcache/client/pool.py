@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -23,8 +24,9 @@ class Pool:
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
-        # All connections, and those of them that no thread uses.
-        self._open: set[Connection] = set()
+        # All connections, and those of them that no thread uses. One that an interrupt takes away from its thread is
+        # held by nobody else, and closes.
+        self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
         # The connections that threads are making.
         self._coming: set[object] = set()
         self._idle: list[Connection] = []
