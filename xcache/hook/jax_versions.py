@@ -8,8 +8,9 @@
 | executables with Python callbacks hold no pointer | 0.11.0 |
 | locations can be stripped from Mosaic kernels | 0.12.0 |
 
-``xcache.executables`` and ``xcache.keys.platform`` handle the differences between versions of jaxlib. A version that is
-not listed works if the signatures checked here fit it.
+``skipping`` and ``structure`` handle the differences that matter only to skipped lowering, ``xcache.executables`` and
+``xcache.keys`` those between versions of jaxlib. A version that is not listed works if the signatures checked here fit
+it.
 """
 
 import contextlib

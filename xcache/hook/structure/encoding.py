@@ -30,9 +30,9 @@ class MustLowerError(Exception):
         return str(self).partition(":")[0]
 
 
-# Each type's function. A type is added when it is first met, by a rule of its base classes, in ``objects``.
+# Each type's function. A type that no module registers is added when a rule below first finds its function.
 HANDLERS: dict[type, Callable[[Encoding, Any], None]] = {}
-# The rules for types that are not in the table: each returns a function, or None if it does not apply.
+# The rules for types that are not in the table. Each returns a function, or None if it does not apply.
 RULES: list[Callable[[Any], Callable[[Encoding, Any], None] | None]] = []
 
 
