@@ -96,7 +96,7 @@ def python() -> str:
 
 def described(name: str, thing: Any) -> Iterator[str]:
     """Yield the signature and the docstring of a function or class, and then those of its public methods."""
-    # A handle is made by enable(), so its own signature is nobody's business.
+    # enable() makes handles, so nobody needs the signature of their class.
     if thing is not xcache.Handle:
         yield fenced(signature(name, thing), "python")
     yield inspect.getdoc(thing) or ""
@@ -175,7 +175,7 @@ def tables() -> str:
 
 
 def signature(name: str, thing: Any) -> str:
-    """Return a call of it, with one parameter a line if there are many."""
+    """Return the signature, with one parameter a line if it is long."""
     found = inspect.signature(thing)
     text = name + plain(str(found))
     if len(text) <= 100:

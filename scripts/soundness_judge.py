@@ -17,26 +17,26 @@ BEGIN, END = "<!-- written by scripts/soundness -->", "<!-- until here -->"
 
 
 class Judgement(NamedTuple):
-    """What the records of one version of jax say."""
+    """The findings from the records of one version of jax."""
 
     version: str
     seeds: int
     lowerings: int
     programs: int
     eligible: int
-    # Digests that stand for two programs, each with two records that say so.
+    # Digests that stand for two programs, each with two records as proof.
     contradictions: dict[str, tuple[dict[str, Any], dict[str, Any]]]
-    # Records of programs whose digest was another one after lowering.
+    # Records of programs whose digest changed while they were lowered.
     unstable: list[dict[str, Any]]
     reasons: Counter[str]
     # Lowerings that are lost: of a known program, under a digest that was not known.
     lost: int
-    # Of what is eligible under the last seed, how much has given a program that the others gave too, and how much of
-    # that an alias of theirs would have named.
+    # The eligible lowerings of the last seed whose program another seed gave, too; and those of them for whose digest
+    # the other seed would have written an alias.
     repeated: int
     found: int
     causes: Counter[str]
-    # The same of what was not found.
+    # The same for lowerings that were not found.
     missing: Counter[str]
 
 

@@ -18,7 +18,7 @@ import jax
 SCRIPTS = Path(__file__).parent
 ROOT = SCRIPTS.parent
 RECORDER = "soundness_record"
-# What lowers the most in the least time comes first; the rest is all that compiles for a processor.
+# The files that lower the most in the least time come first; the others are all that compile for a processor.
 TESTS = """
     pjit_test shard_map_test api_test lax_control_flow_test lax_test lax_numpy_test lax_numpy_operators_test
     lax_numpy_indexing_test lax_numpy_reducers_test lax_numpy_einsum_test lax_numpy_ufuncs_test lax_vmap_test

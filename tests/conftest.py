@@ -1,4 +1,4 @@
-"""A place of its own for each test, and campaigns of faults with their options and what they counted."""
+"""A place of its own for each test; campaigns of faults, with their options and counts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from support.places import Place, new_place
 settings.register_profile("xcache", derandomize=True, deadline=None, database=None)
 settings.load_profile("xcache")
 
-# The most that a campaign may take in its long form.
+# The longest time of a campaign in its long form.
 LONG_SECONDS = 10 * 3600.0
 
 _TALLIES = pytest.StashKey[dict[str, "Counter[str]"]]()
@@ -28,22 +28,22 @@ _NOTES = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Options for campaigns of faults, which have few rounds by default."""
+    """Add the options of the campaigns of faults, which have few rounds by default."""
     group = parser.getgroup("campaigns of faults")
     group.addoption("--rounds", type=int, help="run only campaigns, with so many rounds each instead of their few")
     group.addoption("--soak", type=float, help="run only campaigns; the steady load lasts so many seconds")
     group.addoption("--crowd", type=int, help="run only campaigns; so many programs ask at once")
-    group.addoption("--seed", type=int, default=0, help="what the campaigns' random choices follow from")
+    group.addoption("--seed", type=int, default=0, help="the seed of the campaigns' random choices")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run the campaigns alone where an option says how many rounds there are to be, or how large they are."""
+    """Run only the campaigns if an option sets their rounds or their size."""
     if any(config.getoption(name) is not None for name in ("--rounds", "--soak", "--crowd")):
         others = [item for item in items if "campaign" not in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=others)
         items[:] = [item for item in items if item not in others]
         for item in items:
-            # Before its own, which is that of the short form.
+            # pytest takes the first marker; the campaign's own is for its short form.
             item.add_marker(pytest.mark.timeout(LONG_SECONDS), append=False)
 
 
@@ -103,7 +103,7 @@ def free_port() -> Callable[[], int]:
 
 @pytest.fixture
 def campaign(request: pytest.FixtureRequest) -> Iterator[Campaign]:
-    """A series of faults; its counts are said at the end of the run."""
+    """A series of faults; pytest prints its counts at the end of the run."""
     option = request.config.getoption
     made = Campaign(option("--rounds"), option("--seed"), soak=option("--soak"), crowd=option("--crowd"))
     start = time.monotonic()

@@ -34,7 +34,7 @@ class Counting:
         self._add({"misses": -1, f"uncacheable:{reason}": 1})
 
     def lowering(self, outcome: str) -> None:
-        """Count a program by why it was lowered, or as one that was not."""
+        """Count a program by the reason why it was lowered, or as skipped."""
         self._add({f"lowerings:{outcome}": 1})
 
     def error(self, kind: str) -> None:

@@ -37,8 +37,8 @@ _BECOME_SORTS = (b"\0sort\0", b"top_k", b"topk", b"TopK")
 def iterate_once(devices: Any) -> None:
     """Make the process's first iteration over a ``DeviceList`` under a lock.
 
-    That iteration makes the iterator's type. If the garbage collector runs meanwhile and calls into Python, another
-    thread may get the GIL, and it crashes if it uses the half-made type.
+    The first iteration makes the iterator's type. If the garbage collector runs meanwhile and calls into Python,
+    another thread may get the GIL, and it crashes if it uses the half-made type.
     """
     global _iterated
     if not _iterated:

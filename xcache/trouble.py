@@ -1,4 +1,4 @@
-"""Trouble with the cache, which no program may notice: it is counted, and warned of once."""
+"""Counts errors of the cache, and warns of each kind once; the program goes on."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logging.getLogger("xcache")
 
 
 class Trouble:
-    """Counts errors and warns of the first of each kind and cause. Thread-safe."""
+    """Counts errors, and warns of those whose kind and text are both new. Thread-safe."""
 
     def __init__(self, counting: Counting, warned: set[str]) -> None:
-        """``warned`` holds the kinds and causes that this process or its parent has warned of."""
+        """``warned`` holds the kinds and texts that this process or its parent has met."""
         self._counting = counting
         self._warned = warned
         self._is_silent = False
@@ -34,7 +34,7 @@ class Trouble:
         self.warn(kind, f"{request.module_name}: {text}" if request else text, effect)
 
     def warn(self, kind: str, error: str, effect: str = "compiling without the cache") -> None:
-        """Warn of the first trouble of each kind and cause; log its repetitions at debug level."""
+        """Warn of an error whose kind and text are both new; log any other at debug level."""
         with self._lock:
             first = self._warned.isdisjoint((kind, error))
             self._warned |= {kind, error}

@@ -1,8 +1,8 @@
 """Puts of every kind against stores with every kind of limit: nothing that was acknowledged goes in vain.
 
 Each round is a store of its own, with random limits, users, pins and a disk that others fill. After each put, or some
-puts at once: a refused put removed nothing; whatever went, went for an entry that was kept; nothing pinned went; no
-user lost anything for another's sake who had no more than a fair share; totals, tables and files say the same.
+puts at once: a refused put removed nothing; each evicted entry made room for one that was kept; no pinned entry went; no
+user with at most a fair share lost an entry to another user; totals, tables and files agree.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ class Round:
         self.campaign.problem("losses", f"{text}; {self.limits}, shared: {self.shared}, after {self.done[-3:]}")
 
     def settle(self) -> None:
-        """Have everything written, and what is too much gone, newcomers as well."""
+        """Have the store write everything, and evict all that exceeds its limits, newcomers too."""
         for _ in range(3):
             self.made.sync()
 
     def step(self) -> None:
-        """Something else happens, or some puts come, and what became of the store is judged."""
+        """Pin or fill the disk now and then, put something, and judge the store."""
         before = self.standing()
         if before and self.choose.random() < 0.1:
             self.pin(before)
@@ -109,7 +109,7 @@ class Round:
         self.made.call(lambda store: self.made.evictor.pins.pin(entries, share) and None)
 
     def put(self) -> tuple[tuple[str, int], Future[protocol.Message]]:
-        """Begin to put something, by way of what a connection would do with it."""
+        """Begin to put something as a connection does: large contents pass the checks and the intake."""
         uid = self.choose.choice(self.users)
         key = key_of(f"key {self.choose.randrange(40)}")
         size, way = self.choose.choice(SIZES), self.choose.choices(list(WAYS), list(WAYS.values()))[0]
@@ -163,7 +163,7 @@ class Round:
         if answer != protocol.Stored(True):
             return
         self.contents[entry] = content
-        # Nobody can tell a hole of no size, and what is one byte shorter than nothing is nothing.
+        # Empty contents have no hole, and none is smaller, so these puts are honest.
         if way != "honest" and (content or way not in ("sparse", "smaller")):
             self.campaign.problem("wrong loads", f"a {way} put of {len(content)} bytes was taken")
 
@@ -197,7 +197,7 @@ class Round:
         gone: dict[tuple[str, int], Standing],
         taken: set[tuple[str, int]],
     ) -> None:
-        """A user who lost an entry to another had more than a share, by bytes or by number, give or take an entry."""
+        """Fail unless each user who lost an entry to another had at least a fair share, by bytes or by number."""
         putters = {uid for _, uid in taken}
         theirs: Counter[int] = Counter()
         number = Counter(uid for _, uid in before)
@@ -210,7 +210,7 @@ class Round:
                 self.problem(f"user {uid} lost an entry of no more than a fair share")
 
 
-# Rounds in which entries went in vain before that was decided ahead.
+# Rounds in which entries went in vain before evictions were rehearsed.
 SEEN = (14, 18, 43, 59, 71, 88, 122)
 
 

@@ -85,7 +85,7 @@ def test_jumps_back_and_forth_between_everything(place, clock, campaign):
             place.stop()
             place.start_daemon(XCACHE_MAX_SIZE="700000")
         if number % 5 == 0:
-            # Which entries are oldest differs by the clock of these tests, so an entry may have been evicted.
+            # The clock of these tests decides which entries are oldest, so any entry may have been evicted.
             with talking(place) as talk:
                 for key in ledger.all():
                     assert ledger.found(key, talk.get(key), evicting=True) is None

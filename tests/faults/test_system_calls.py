@@ -30,7 +30,7 @@ from support.verdict import check
 pytestmark = pytest.mark.slow
 
 LIMIT = {"XCACHE_MAX_SIZE": "700000"}
-# Which failures a call can meet in earnest.
+# The failures that each call can really meet.
 ERRORS = {
     "pwrite64": ("ENOSPC", "EIO"),
     "write": ("ENOSPC", "EIO"),

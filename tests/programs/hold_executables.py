@@ -9,7 +9,7 @@ import numpy as np
 import xcache
 
 x = np.arange(16, dtype=np.float32)
-# Too large to travel in a frame: each comes as a file.
+# A constant too large to travel in a frame, so each executable comes as a file.
 big = np.random.RandomState(0).bytes(16 * 4096)
 
 
@@ -26,9 +26,9 @@ s = xcache.stats()
 print(json.dumps([s.hits, s.bytes_read // max(s.hits, 1) > 32 * 1024, after - before]))
 
 
-# Serialized, each answers with the bytes it came from.
+# Each executable serializes to the bytes it was loaded from.
 def serialized(executable):
-    # Up to jaxlib 0.7 this was a matter of the client.
+    # Up to jaxlib 0.7 the client serializes executables.
     own = getattr(executable, "serialize", None)
     return own() if own else jax.devices()[0].client.serialize_executable(executable)
 

@@ -25,7 +25,7 @@ X = np.ones((8, 8), np.float32)
 
 
 def lower(function: Callable[..., Any], *arguments: Any, platform: str | None = None, **options: Any) -> None:
-    """Lower a function; say which could not be lowered, as some cannot in some versions of jax."""
+    """Lower a function; print the error if it cannot be lowered, as some cannot in some versions of jax."""
     try:
         traced = jax.jit(function, **options).trace(*(arguments or (X,)))
         traced.lower(**({"lowering_platforms": (platform,)} if platform else {}))
@@ -81,7 +81,7 @@ def names() -> None:
 
 
 def arguments() -> None:
-    """What jit is told of the arguments, and their dtypes."""
+    """Options of jit for the arguments, and the arguments' dtypes."""
     lower(lambda x: x * 2, donate_argnums=0)
     for keep in (True, False):
         lower(lambda x, y: x * 2, X, X, keep_unused=keep)
@@ -324,7 +324,7 @@ def what_must_be_lowered() -> None:
     partitioned.def_partition(lambda *a: None, lambda *a: None, sharding_rule="i j->i j")
     lower(lambda x: partitioned(x))
     for function in (jnp.sin, jnp.cos):
-        # One name for both: what it lowers to is the program's own affair.
+        # Both have one name; only the program knows that they lower differently.
         primitive = core.Primitive("mine")
         primitive.def_abstract_eval(lambda x: x)
         mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))

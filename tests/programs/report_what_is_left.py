@@ -1,6 +1,6 @@
 """Define ``report``, which switches xcache off and prints the open descriptors, threads and unreaped children.
 
-What the program has lost to its daemon by its own account goes to a file beside the program.
+It writes the seconds that the program lost to its daemon (``lost_seconds``) to a file beside the program.
 """
 
 import os

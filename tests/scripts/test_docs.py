@@ -56,6 +56,15 @@ def test_every_command_with_json_states_its_shape(pages):
             assert f"## {context.command_path}\n\n```text\nJSON" in text, context.command_path
 
 
+def test_the_settings_that_the_page_leaves_to_the_daemon_are_read_there(pages):
+    text = pages["reference/settings.md"]
+    others = text.partition("Each program uses its own")[2].partition("All others are the daemon's")[0]
+    daemons = {setting.name for setting in SETTINGS} - set(re.findall(r"`(\w+)`", others))
+    code = "".join(path.read_text("utf-8") for path in (ROOT / "daemon").rglob("*.py"))
+    assert daemons
+    assert daemons == {name for name in daemons if re.search(rf"\.{name}\b", code)}
+
+
 def test_every_setting_is_in_the_reference(pages):
     text = pages["reference/settings.md"]
     for setting in SETTINGS:

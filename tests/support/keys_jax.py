@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-# Which options are not tried, and why.
+# The options that are not tried, and the reasons.
 NOT_TRIED = {
     "jax_platforms": "each process is given it, lest it look for devices",
     "jax_mtls_ca_file": "names a file for talking to other hosts",

@@ -23,7 +23,7 @@ from xcache.wire import protocol
 
 
 class UsersError(TimeoutError):
-    """An exception of a kind that xcache takes for its own trouble."""
+    """An exception of a kind that xcache's own waits raise."""
 
 
 def raising(number, frame):
@@ -175,7 +175,7 @@ def test_a_compile_in_a_handler_does_not_count_as_a_wait_of_the_interrupted_requ
         return compiled()
 
     def handled(ready, deadline):
-        """In the middle of the first request of this thread, the handler runs."""
+        """Run the handler in the middle of this thread's first request."""
         if threading.get_ident() == here and not outcomes:
             outcomes.append("under way")
             outcomes[0] = cache.get_or_compile(compiles_for_an_hour, lambda: request("b")).kind
@@ -186,6 +186,6 @@ def test_a_compile_in_a_handler_does_not_count_as_a_wait_of_the_interrupted_requ
     assert cache.get_or_compile(compiled, lambda: request("a")).kind == "miss"
     assert (outcomes, hours) == (["miss"], [3600.0])
     assert cache.get_or_compile(compiled, lambda: request("c")).kind == "miss"
-    # Neither was there no answer in time, nor is the hour charged to what the program may lose to its daemon.
+    # The request has not timed out, and the hour is not charged to the allowance.
     assert cache.statistics().errors == {}
     assert cache.statistics().lost_seconds < 3600.0

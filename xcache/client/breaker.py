@@ -13,10 +13,10 @@ SWIFT_SECONDS, _FREE_SECONDS = 0.25, 0.01
 _FIRST_PAUSE_SECONDS, _MAX_PAUSE_SECONDS = 1.0, 60.0
 # One wait may use this share of what is left; the rest is for a daemon that turns out to work again.
 _SHARE_PER_WAIT = 7 / 8
-# A wait may take this share of the timeout at least, or the daemon is not asked: in less, a busy machine may not give
-# this thread its turn, and the daemon would be blamed.
+# The daemon is not asked if a wait could take less than this share of the timeout: a busy machine may give this thread
+# no turn for so long, and the daemon would be blamed.
 _MIN_SHARE = 1 / 10
-# So many charged waits are known, to tell which overlap.
+# The number of charged waits that are remembered, to find those that overlap.
 _MAX_SPANS = 256
 # The allowance comes back at this rate, so that a program of days asks again and loses at most a hundredth of its time.
 _REFILL_RATE = 0.01
@@ -25,7 +25,7 @@ _SLOW_SHARE = 1 / 5
 
 
 class _Span:
-    """A time for which a thread waited, and which is charged."""
+    """A time for which a thread waited, and that is charged."""
 
     def __init__(self, start: float, end: float) -> None:
         self.start, self.end = start, end
@@ -41,7 +41,7 @@ class Wait:
 
     @property
     def charged(self) -> float:
-        """The seconds that were worth charging."""
+        """The seconds of the waits that were charged."""
         return sum(span.end - span.start for span in self.spans)
 
 
@@ -80,8 +80,8 @@ class Breaker:
             self._unfinished.add(wait)
             return wait
 
-    def wait_on(self, wait: Wait, free_seconds: float) -> None:
-        """Wait for the daemon's next sign of life, after the last one; it is due within ``free_seconds``."""
+    def continue_wait(self, wait: Wait, free_seconds: float) -> None:
+        """Let the wait go on from now until the daemon's next sign of life, which is due within ``free_seconds``."""
         with self._lock:
             wait.start, wait.free_seconds = monotonic(), free_seconds
             wait.seconds = max(self.left(), free_seconds)
@@ -130,7 +130,7 @@ class Breaker:
         self.end(Wait(monotonic() - seconds, seconds), seconds)
 
     def was_worth(self, wait: Wait, seconds: float) -> None:
-        """Refund so much of a charged wait: its answer has saved the program as much."""
+        """Refund a charged wait, as far as its answer saved the program this time."""
         with self._lock:
             for span in wait.spans:
                 start, span.start = span.start, min(span.end, span.start + seconds)

@@ -93,7 +93,7 @@ class Client:
                 )
             waited_for = word
             is_waiting = True
-            self._breaker.wait_on(wait, _SIGN_OF_LIFE_SECONDS)
+            self._breaker.continue_wait(wait, _SIGN_OF_LIFE_SECONDS)
             return wait.seconds
 
         def get(connection: Connection, timeout: float) -> SealedEntry | Absent:

@@ -43,7 +43,7 @@ class Connector:
             try:
                 connection = Connection(path, left(deadline), self._version, self._trusted)
             except HungUpError:
-                # That daemon was stopping, or was killed; the next one will listen soon.
+                # The daemon was stopping, or was killed; the next one will listen soon.
                 if hung_up:
                     raise
                 hung_up = True

@@ -33,7 +33,7 @@ SKIPPED = "skipped"
 
 
 class Lowered(NamedTuple):
-    """What is known of a module that was lowered, and the alias that would have spared that, if there is one."""
+    """The facts of a module that was lowered, and the alias by which lowering could have been skipped, if any."""
 
     structure: str
     detailed_logging: bool
@@ -94,7 +94,7 @@ class Skipping:
         self._aliases, self._count, self._check = aliases, count, check
         self._state = _State()
         self._is_ours: Callable[[], bool] = bool
-        # What was lowered here, until it is compiled, by the module's id.
+        # Modules that were lowered here and not compiled yet, by id.
         self._lowered: dict[int, tuple[weakref.ref[Any], Lowered]] = {}
 
     def late(self, computation: Any) -> Any:
@@ -103,12 +103,12 @@ class Skipping:
         return held if held is not None and held.late.key is computation else None
 
     def lowered(self, computation: Any) -> Lowered | None:
-        """Return what is known of a module that was lowered here; ask once."""
+        """Return the facts of a module that was lowered here, and forget them."""
         noted = self._lowered.pop(id(computation), None)
         return noted[1] if noted is not None and noted[0]() is computation else None
 
     def missed(self, late: Any) -> Lowered:
-        """Note that an alias led to no entry; return what is known of the module, which is lowered now."""
+        """Note that an alias led to no entry; return the facts of the module, which is lowered now."""
         alias = late.alias
         self._count("no entry")
         self._aliases.forget(alias.structure)

@@ -3,7 +3,7 @@
 XLA fixes the number when it makes the client, from the processors the thread may use at that moment, ``PJRT_NPROC`` or
 ``NPROC``, and the client's devices. All of these may have changed when a key is made. The hook therefore watches how
 clients are made and counts the threads that appear. For any other client it asks XLA: a serialized executable holds the
-number in its configuration. That takes a small compile, once for each client.
+number in its configuration. Asking takes a small compile, once for each client.
 """
 
 from __future__ import annotations

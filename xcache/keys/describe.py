@@ -49,7 +49,7 @@ class Surroundings:
     ) -> dict[str, Component]:
         """Return the components of ``module``'s key. The cheap ones come first: they may find it uncacheable.
 
-        There need be no module if the digest of its program is known, which has no foreign custom calls then.
+        With ``known_program``, the digest of a program without foreign custom calls, no module is read.
         """
         places = platform.places(client) if client.platform in platform.GPU else None
         parts = {
@@ -66,7 +66,7 @@ class Surroundings:
                 strip_kernels=strip_kernels,
             ),
         }
-        # The registration of such a call decides how XLA partitions it, and whether a GPU's command buffer holds it.
+        # The registration of a foreign call decides how XLA partitions it, and whether a GPU's command buffer holds it.
         on_gpu, is_partitioned = client.platform in platform.GPU, options.partitions(serialized_options) > 1
         if (on_gpu or is_partitioned) and not known_program and custom_calls.foreign(module, parts["program"]):
             raise UncacheableError(f"foreign custom call {'on a GPU' if on_gpu else 'in several partitions'}")
@@ -123,14 +123,14 @@ class Surroundings:
         return flags.collect(environ, extra=extra, prefixes=prefixes)
 
     def _libtpu(self, client: Any) -> str:
-        """Return every text that libtpu's flags had before the client was first seen."""
+        """Return every value that LIBTPU_INIT_ARGS had until the client was first seen, in order."""
         if client not in self._libtpu_flags:
-            # Their places count: which of them libtpu has read is not known.
+            # libtpu has read one of them. xcache cannot tell which, so all count, in their order.
             self._libtpu_flags[client] = f" {_CHANGED} ".join(self._note_libtpu())
         return self._libtpu_flags[client]
 
     def _note_libtpu(self) -> tuple[str, ...]:
-        """Return the texts that libtpu's flags had until now."""
+        """Note the present value of LIBTPU_INIT_ARGS; return all values that it had until now."""
         texts, now = self._libtpu_texts, os.environ.get("LIBTPU_INIT_ARGS", "")
         if now != texts[-1]:
             # Replaced, because two threads that see the client at once must not both append to it.
@@ -169,7 +169,7 @@ def _current_folder() -> str:
 
 
 def texts(parts: Mapping[str, Component]) -> dict[str, str]:
-    """Return the readable text of each component but the program, which is stored whole elsewhere."""
+    """Return the readable text of each component but the program, which the store keeps whole."""
     return {
         name: part.content.decode("utf-8", "replace")[:_MAX_TEXT_LENGTH]
         for name, part in parts.items()

@@ -29,7 +29,7 @@ class Upkeep:
 
     def begin(self) -> None:
         """Tell the manager that the daemon serves, and start following the settings."""
-        self._following = Following(self._settings, self._say)
+        self._following = Following(self._settings, self._report_status)
         self._manager.ready(self._status())
         self._tick()
 
@@ -44,7 +44,7 @@ class Upkeep:
         """Check for changes that went unnoticed, and update the status."""
         if self._following is not None:
             self._following.look()
-        self._say()
+        self._report_status()
 
     def close(self) -> None:
         """Stop following and giving signs of life."""
@@ -53,7 +53,7 @@ class Upkeep:
         if self._ticking is not None:
             self._ticking.cancel()
 
-    def _say(self) -> None:
+    def _report_status(self) -> None:
         self._manager.status(self._status())
 
     def _status(self) -> str:

@@ -99,7 +99,7 @@ class Server:
                 return
             except OSError as error:
                 if error.errno not in _EXHAUSTED:
-                    # That client hung up; there may be others.
+                    # The client hung up; others may be waiting.
                     continue
                 # Pause, because the loop would report the same again at once.
                 logger.error("no connections are accepted for the moment: %s", error)

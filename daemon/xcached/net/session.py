@@ -149,7 +149,7 @@ class Session:
         """Answer the frames that have arrived, until a time; return whether there is more to answer now."""
         try:
             while self._reader.ready and self._may_answer():
-                if not self.account.may_have_done and not self._comes_first():
+                if not self.account.may_answer_later and not self._comes_first():
                     self.account.held_up[self] = None
                     break
                 if (taken := self._reader.take()) is None:

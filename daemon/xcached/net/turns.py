@@ -103,7 +103,7 @@ class Account:
         return self.unsent < MOST_UNSENT_BYTES
 
     @property
-    def may_have_done(self) -> bool:
+    def may_answer_later(self) -> bool:
         """Whether there is room for one more request that is answered later."""
         return self.in_hand < MOST_IN_HAND_BYTES and self.unsent < MOST_UNSENT_BYTES
 
@@ -149,7 +149,7 @@ class Turns:
             connection = next(iter(account.stalled))
             del account.stalled[connection]
             connection.read_or_not()
-        while account.held_up and account.may_have_done:
+        while account.held_up and account.may_answer_later:
             connection = next(iter(account.held_up))
             del account.held_up[connection]
             self.want(connection)

@@ -178,7 +178,7 @@ class Leases:
         return lease
 
     def _wait(self, lease: Lease, caller: Caller, wanted: protocol.Get) -> Later:
-        seconds = min(wanted.wait, self._worth_waiting(caller, wanted))
+        seconds = min(wanted.wait, self._longest_wait(caller, wanted))
         waiter = Waiter(caller, wanted, Later(), time.monotonic() + seconds)
         self._waits[caller.uid] += 1
         self._of_caller.setdefault(caller, _OfCaller()).waits[waiter] = None
@@ -222,7 +222,7 @@ class Leases:
                 self._end_wait(waiter)
                 yield waiter
 
-    def _worth_waiting(self, caller: Caller, wanted: protocol.Get) -> float:
+    def _longest_wait(self, caller: Caller, wanted: protocol.Get) -> float:
         seconds = self._expected(caller, wanted)
         return math.inf if seconds is None else _WAIT_FACTOR * seconds + _WAIT_EXTRA_SECONDS
 

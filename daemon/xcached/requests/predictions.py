@@ -22,9 +22,9 @@ logger = logging.getLogger("xcached")
 _INLINE_BYTES, _FILE_BYTES = protocol.MAX_FRAME // 2, 16 * 1024 * 1024
 # Items looked up and listed: more than most programs want, and only a moment's work.
 _MOST_LISTED = 500
-# Aliases that come along: of one program, and their bytes in the frame. msgpack adds some to the fields of each.
+# Aliases beside the entries: the most of one program, the most bytes of all, and msgpack's bytes for each.
 _MOST_ALIASES, _ALIAS_BYTES, _ALIAS_HEADER_BYTES = 4, protocol.MAX_FRAME // 4, 16
-# Bytes that an entry handed over adds to the list, its key among the payloads or files included.
+# The most that one entry adds to the list when it is handed over, with its second key.
 _LONGEST_ITEM_BYTES = 220
 
 

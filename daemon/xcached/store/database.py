@@ -23,7 +23,7 @@ _SUFFIXES = ("", "-wal", "-shm", "-journal")
 _USUAL_JOURNAL_BYTES = 4 * 1024 * 1024
 # A long read transaction keeps the journal from restarting; beyond this size writes are refused.
 MOST_JOURNAL_BYTES = 64 * 1024 * 1024
-# Damaged databases that are kept.
+# The number of damaged databases that are kept.
 _MOST_DAMAGED_KEPT = 5
 
 
@@ -93,8 +93,8 @@ class Database:
                 self.empty_journal()
             raise
 
-    def make_do(self) -> bool:
-        """Free the reserve and the journal for a write on a full disk; return whether there was a reserve."""
+    def use_reserve(self) -> bool:
+        """Delete the reserve and empty the journal, to make room on a full disk; return whether there was a reserve."""
         kept = self.reserve.give_up()
         self.empty_journal()
         return kept
@@ -114,8 +114,8 @@ class Database:
         return _size_of(self._journal), _size_of(self.path)
 
     @contextlib.contextmanager
-    def unwritten(self) -> Iterator[None]:
-        """Keep the pages of a transaction inside in memory, so that undoing it leaves no trace on the disk."""
+    def kept_in_memory(self) -> Iterator[None]:
+        """Hold a transaction's pages in memory, so that one that is undone writes nothing to the disk."""
         self.writing.execute("PRAGMA cache_spill = OFF")
         try:
             yield
@@ -175,7 +175,7 @@ class Database:
             on_failure.callback(self.writing.close)
             if found < SCHEMA_VERSION:
                 self._migrate()
-            # A savepoint's undo data is not worth a temporary file each time; a migration's is.
+            # A savepoint's undo data fits into memory. A migration's may not, and had temporary files above.
             self.writing.execute("PRAGMA temp_store = MEMORY")
             self._inode = self.path.stat().st_ino
             self.reading = self._connect(_READING_BUSY_SECONDS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-# The number of entries is limited to those there would be if none were smaller: each has rows and texts, too.
+# A limit in bytes also limits the number of entries, as if each had this size: the smallest have rows and texts, too.
 LEAST_ROOM = 4096
 
 

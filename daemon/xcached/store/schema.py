@@ -13,13 +13,13 @@ from xcached.store import eviction
 
 # The tables that the migrations make; the reference of the documents shows them in these words.
 MEANINGS = {
-    "aliases": "Which program a jaxpr of a structure was lowered to, one row for each structure and writer.",
+    "aliases": "The program that each structure was lowered to, one row for each structure and writer.",
     "blobs": "Contents by digest. `content` is NULL where the bytes are in the file `blobs/<two digits>/<digest>`.",
     "compile_times": "Compile time and past uses of keys whose entries are gone, one row for each writer.",
     "components": "Parts of keys (options, flags, platform, toolchain) with their readable texts.",
     "entries": "The executables: one row for each key and writer.",
     "installations": "The places where toolchains are installed, as each user announced them.",
-    "invalidations": "The entries that went because their toolchain changed, or by `xcache invalidate`.",
+    "invalidations": "How many entries went when their toolchain changed, or by `xcache invalidate`, and why.",
     "not_cacheable": "Keys whose executables cannot be stored, with the reason.",
     "programs": "The StableHLO that entries were compiled from, one row for each digest and writer.",
     "quarantined": "Entries that were set aside, with the reason; `file` holds a copy of the bytes.",
@@ -127,7 +127,7 @@ def m002_writers(db: Any) -> None:
     for table, columns in _OF_WRITERS.items():
         db.execute(f"ALTER TABLE {table} RENAME TO old_{table}")
         db.execute(f"CREATE TABLE {table} ({columns})")
-    # A program had one row for all, and now has one for each writer of an entry of it.
+    # A program had one row; now it has one for each user who wrote an entry of it.
     db.execute(
         "INSERT INTO programs SELECT DISTINCT old_programs.digest, writer_uid, old_programs.raw_size,"
         " old_programs.codec, old_programs.blob FROM old_programs JOIN old_entries"
@@ -300,7 +300,7 @@ def m006_by_toolchain(db: Any) -> None:
 
 @_migration
 def m007_judged_anew(db: Any) -> None:
-    """Add the sizes and users of rows. Drop a clock, and the strikes and marks that laxer rules made."""
+    """Add the sizes and users of rows. Drop a clock, and the strikes and marks that older, laxer rules left."""
     # Entries age by the time of their last use.
     db.execute("ALTER TABLE entries DROP COLUMN used_clock")
     db.execute("DROP TABLE clocks")

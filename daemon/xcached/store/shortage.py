@@ -121,7 +121,7 @@ class Shortage:
             except sqlite3.Error as error:
                 if not is_full(error):
                     raise
-                self._store.database.make_do()
+                self._store.database.use_reserve()
         if left := self.free_pages():
             # Stop if nothing was returned: a database made without incremental vacuum never returns pages.
             return left if left < before else 0

@@ -144,7 +144,11 @@ class Store:
         """Undo everything inside at the end."""
         before = self.used_order, self._time, set(self.grown)
         try:
-            with contextlib.suppress(_UndoneError), self.database.unwritten(), self.database.transaction(frees=True):
+            with (
+                contextlib.suppress(_UndoneError),
+                self.database.kept_in_memory(),
+                self.database.transaction(frees=True),
+            ):
                 yield
                 raise _UndoneError
         finally:
@@ -300,7 +304,7 @@ class Store:
                     if counted_as:
                         self.add_statistics({counted_as: len(going)})
             except sqlite3.Error as error:
-                if not is_full(error) or not (self.database.make_do() or together > 1):
+                if not is_full(error) or not (self.database.use_reserve() or together > 1):
                     raise
                 # A smaller transaction may fit into the space there is.
                 together = max(1, together // 2)

@@ -226,13 +226,13 @@ def test_a_refund_leaves_what_others_waited_at_the_same_time(allowance, clock):
 
 def test_a_silence_while_another_compiles_counts_while_it_lasts_and_is_refunded(place, client, clock, monkeypatch):
     silent, may_speak, heard = threading.Event(), threading.Event(), threading.Semaphore(0)
-    wait_on = breaker.Breaker.wait_on
+    continue_wait = breaker.Breaker.continue_wait
 
-    def wait_on_and_tell(*arguments: object) -> None:
-        wait_on(*arguments)
+    def continue_wait_and_tell(*arguments: object) -> None:
+        continue_wait(*arguments)
         heard.release()
 
-    monkeypatch.setattr(breaker.Breaker, "wait_on", wait_on_and_tell)
+    monkeypatch.setattr(breaker.Breaker, "continue_wait", continue_wait_and_tell)
 
     def behave(talk: Talk) -> None:
         talk.welcome()

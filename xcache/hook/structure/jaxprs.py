@@ -21,7 +21,7 @@ _simplified_constants = getattr(config, "use_simplified_jaxpr_constants", None)
 
 @encodes(core.Jaxpr)
 def jaxpr(encoding: Encoding, value: Any) -> None:
-    """Write a jaxpr; raise MustLowerError for one whose lowering depends on more than what it holds."""
+    """Write a jaxpr; raise MustLowerError if its lowering depends on anything outside it."""
     if encoding.is_repeated(b"J", value):
         return
     if getattr(value, "is_high", False):
@@ -135,7 +135,7 @@ def _constant(encoding: Encoding, value: Any) -> None:
         if encoding.is_repeated(b"K", value):
             return
     elif isinstance(value, (bool, int, float, complex, np.generic)):
-        # Lowering emits a constant for each object, so a repeated one is not the same as two equal ones.
+        # Lowering emits one constant for each object, so an object used twice differs from two equal objects.
         encoding.is_repeated(b"k", value)
     else:
         raise MustLowerError(f"unknown constant: {type(value).__module__}.{type(value).__qualname__}")

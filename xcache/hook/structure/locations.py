@@ -9,9 +9,9 @@ from jax._src import cache_key, config
 
 from xcache.hook.structure.encoding import Encoding, text
 
-# Since jax 0.12 the key of a program has none of it.
+# jax 0.12 and newer strip it from the program.
 _ARE_EMBEDDED = not hasattr(cache_key, "_strip_mosaic_debug_info")
-# What says how much of it jax embeds. For all other programs these settings mean nothing.
+# These settings decide how much of it jax embeds. They mean nothing for all other programs.
 _SETTINGS = (
     "jax_include_full_tracebacks_in_locations",
     "jax_traceback_in_locations_limit",

@@ -30,7 +30,7 @@ _CALLED = frozenset((
     "nanobind", "pybind11_builtins", "weakref", "xcache", "ml_dtypes", "_thread", "threading", "absl",
 ))  # fmt: skip
 
-# What a module was imported by: pytest's loader, for one.
+# The importer of a module, such as pytest's loader.
 _OF_THE_IMPORT = ("__loader__", "__spec__")
 
 

@@ -57,7 +57,7 @@ def _bytes(encoding: Encoding, value: bytes) -> None:
 @encodes(float)
 def _float(encoding: Encoding, value: float) -> None:
     if value != value:
-        # jax compares parameters; a NaN equals only itself, so it decides what is lowered once.
+        # jax compares parameters to lower equal ones once, and no two NaN objects are equal: their identity counts.
         encoding.is_repeated(b"nan", value)
     encoding.write(tagged(b"f", np.float64(value).tobytes()))
 
@@ -93,7 +93,7 @@ def _ellipsis(encoding: Encoding, _: Any) -> None:
 
 @encodes(dict, types.MappingProxyType, collections.OrderedDict)
 def _dict(encoding: Encoding, value: dict[Any, Any]) -> None:
-    # In the order of insertion, in which a lowering rule may iterate.
+    # The order of insertion counts: a lowering rule may iterate in it.
     encoding.write(b"{")
     encoding.encode_all(value.keys())
     encoding.encode_all(value.values())
@@ -120,7 +120,7 @@ def _array(encoding: Encoding, value: np.ndarray[Any, Any]) -> None:
 
 
 def constant(encoding: Encoding, value: Any) -> None:
-    """Write a constant or literal: an array of the program's by its content now, which the program may change."""
+    """Write a constant or literal. An array of the program's own may change later; its content now is written."""
     kind = type(value)
     if kind is TYPED_ARRAY:
         encoding.write(b"TN" + (b"w" if value.weak_type else b"s"))
@@ -134,7 +134,7 @@ def constant(encoding: Encoding, value: Any) -> None:
 
 
 def _content(encoding: Encoding, value: np.ndarray[Any, Any]) -> None:
-    """Write an array's dtype, shape and elements, and the axes it is broadcast along: jax lowers those apart."""
+    """Write an array's dtype, shape and elements, and its broadcast axes, which jax lowers as a broadcast."""
     if value.dtype.hasobject:
         raise MustLowerError("object array")
     if value.nbytes > _MAX_CONSTANT_BYTES:
