@@ -292,7 +292,7 @@ class Cache:
                 # A thread still waits for something and may outlive the interpreter. It must not collect jax's client,
                 # whose destructor releases the GIL: a thread that cannot get it back, deep in C++, ends the process.
                 gc.disable()
-                # Nor may it be writing to stderr, which the interpreter needs for itself as it shuts down.
+                # The thread may not write to stderr either: the interpreter needs stderr for itself as it shuts down.
                 self._trouble.fall_silent(self.config.timeout)
         self._sum_up()
 

@@ -78,7 +78,7 @@ def test_environments_with_different_jaxlibs_share_a_daemon(place):
     hits, compiled = first.run()
     assert hits == 0
     assert compiled > 0
-    # Neither finds what the other has made, and neither puts it out.
+    # The two environments neither find nor remove each other's entries.
     assert second.run() == (0, compiled)
     assert first.run() == second.run() == (compiled, 0)
     assert states(shell) == {FIRST: "live", SECOND: "live"}

@@ -1,8 +1,8 @@
 """Puts of every kind against stores with every kind of limit: nothing that was acknowledged goes in vain.
 
 Each round is a store of its own, with random limits, users, pins and a disk that others fill. After each put, or some
-puts at once: a refused put removed nothing; each evicted entry made room for one that was kept; no pinned entry went; no
-user with at most a fair share lost an entry to another user; totals, tables and files agree.
+puts at once: a refused put removed nothing; each evicted entry made room for one that was kept; no pinned entry went;
+no user with at most a fair share lost an entry to another user; totals, tables and files agree.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def test_all_of_them_mean_the_same_account_and_folders(tmp_path):
     assert program["volumeMounts"] == [{"name": "socket", "mountPath": folders["socket"], "readOnly": True}]
     for folder in folders.values():
         assert f" {folder}" in CONTAINERFILE
-    # Nobody but who makes the folders is root, and nobody may become it.
+    # Each container drops all capabilities, and cannot gain privileges.
     for container in (*pod["initContainers"], *pod["containers"], program):
         assert container["securityContext"]["allowPrivilegeEscalation"] is False
         assert container["securityContext"]["capabilities"]["drop"] == ["ALL"]

@@ -285,7 +285,7 @@ def test_where_the_service_cannot_start_programs_do_without(machine, service):
 def test_the_machines_daemon_serves_all_users_under_its_account(machine, service):
     service.install()
     assert service.talk("a", user=USER) == ("stored", service.main_pid())
-    # Nobody is given what another stored, unless they are trusted.
+    # A user gets no entry of another user who is not trusted.
     assert service.talk("a", user=OTHER)[0] == "stored"
     owner = machine.run("stat", "-c", "%U %a", service.directory).stdout
     assert owner == "xcache 700\n"

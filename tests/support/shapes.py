@@ -338,9 +338,9 @@ _NOT_TOGETHER = {
     ("has workers", "with fewer"),
     ("notebook", "without an executable"),
     ("notebook", "frozen"),
-    # psutil, which it needs, does not work then.
+    # The notebook needs psutil, and psutil needs /proc.
     ("notebook", "without /proc"),
-    # Nor with so few descriptors.
+    # psutil also fails with so few descriptors.
     ("notebook", "with few"),
     ("pytest-xdist", "without an executable"),
     ("pytest-xdist", "frozen"),

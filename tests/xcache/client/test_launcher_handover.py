@@ -126,7 +126,7 @@ def test_an_older_daemon_that_goes_on_talking_is_waited_for_no_longer_than_the_t
     with fake_daemon(place.socket, talkative) as daemon:
         with pytest.raises((UnavailableError, StoreError)):
             connected(timeout=0.3).get(get_message(KEY))
-        # Nobody was asked for a second time: the time was up while the first one talked.
+        # The client connected only once: its time was up while the first daemon talked.
         assert daemon.connections == 1
         enough.set()
 

@@ -180,7 +180,7 @@ def test_a_client_that_reads_none_of_them_is_refused(place, ask):
         assert 0 < len(refused) < 60
         assert {answer.kind for answer in refused} == {"too many descriptors"}
         assert polite.get(key_of("a")) == LARGE
-        # Those that were sent have been read by now.
+        # The greedy client has read all descriptors sent to it.
         while greedy.descriptors:
             os.close(greedy.descriptors.pop())
         assert greedy.get(key_of("a")) == LARGE

@@ -31,7 +31,7 @@ def bystander(place):
         assert conversation.put(key_of("large"), LARGE).kept
         # The daemon follows a process that it has handed something to.
         assert conversation.get(key_of("large")) == LARGE
-        # Those that only looked whether it is there have gone: open files can be counted from here on.
+        # Connections that only looked for the daemon are closed: from here on the test can count open files.
         assert until(lambda: conversation.status()["connections"] == 1)
         yield conversation
         assert conversation.get(key_of("small")) == FULL

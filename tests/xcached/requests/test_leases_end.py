@@ -42,7 +42,7 @@ def test_a_release_without_a_lease_changes_nothing(speakers):
     talk.say(protocol.Release(KEY, 1))
     talk.say(protocol.Release("nonsense", -5))
     lease = take(talk)
-    # Nor is one with a number that is not its own.
+    # A release with another lease's number changes nothing either.
     talk.say(protocol.Release(KEY, lease + 1))
     assert [each["key"] for each in talk.ask(protocol.AskStatus()).compiles] == [KEY]
 

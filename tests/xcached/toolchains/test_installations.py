@@ -312,12 +312,12 @@ def test_a_removed_place_makes_nothing_stale_for_users_who_do_not_trust_its_anno
         shutil.rmtree(copy.root)
         assert until(lambda: watched.toolchains.is_stale(copy.toolchain, BOB), TOLD)
         assert not watched.toolchains.is_stale(environment.toolchain, ALICE)
-        # Nor for one who has announced nothing.
+        # It is not stale for a user who has announced nothing either.
         assert not watched.toolchains.is_stale(environment.toolchain, 60004)
         assert watched.toolchains.useless() == {(copy.toolchain, BOB)}
         watched.made.sync()
         assert watched.made.query("SELECT stale_since FROM toolchains") == [(None,)]
-        # Nor does it keep alive what Alice has removed.
+        # Bob's announcement does not keep Alice's toolchain alive after she removed it.
         watched.hear(Environment(tmp_path / "again", "1.0").announcement(), uid=BOB)
         shutil.rmtree(environment.root)
         assert until(lambda: watched.toolchains.is_stale(environment.toolchain, ALICE), TOLD)

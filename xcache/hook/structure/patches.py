@@ -24,7 +24,7 @@ _LIBRARIES = frozenset((
     "absl", "etils", "rich", "xcache", "portpicker", "libtpu", "jax_plugins", "triton", "google", "mlir",
     "typing_extensions",
 ))  # fmt: skip
-# Those of them whose objects may stand in place of functions.
+# Packages among them whose objects may stand in place of functions.
 _CALLED = frozenset((
     "jax", "jaxlib", "builtins", "functools", "numpy", "operator", "types", "typing", "collections", "contextlib",
     "nanobind", "pybind11_builtins", "weakref", "xcache", "ml_dtypes", "_thread", "threading", "absl",

@@ -67,7 +67,7 @@ class _Configuration:
         """Return a digest of the values of all settings and flags that count."""
         holders = config.config._value_holders
         if self._names[0] != len(holders):
-            # Those of a module that is imported later count from then on.
+            # A module that was imported since has declared settings of its own.
             self._names = len(holders), sorted(name for name in holders if name not in _HARMLESS)
         names = self._names[1]
         values = [names, *(holders[name].value for name in names)]
