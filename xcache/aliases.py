@@ -54,11 +54,11 @@ class Aliases:
         """Forget an alias whose entry is gone, so that it is sent again after the next one is stored."""
         self._known[structure] = None
 
-    def drop(self, structure: str) -> None:
-        """Have nobody use a wrong alias any more."""
+    def drop(self, structure: str, key: str) -> None:
+        """Have nobody use a wrong alias any more; the entry of ``key``, to which it led, is kept for a report."""
         self._known[structure] = None
         try:
-            self._client.drop_alias(structure)
+            self._client.drop_alias(structure, key)
         except XcacheError as error:
             logger.debug("could not drop an alias: %s", error)
 

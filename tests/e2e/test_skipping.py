@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sqlite3
 
 import pytest
+from support.command_line import Shell
 from support.program_files import program_text
 from support.programs import NEEDS, PROGRAMS, run
 
@@ -59,6 +61,12 @@ def test_checking_finds_a_wrong_alias_and_drops_it(place):
     wrong = sum(each[1] != other for each, other in zip(noted, others, strict=True))
     assert checked.result == cold.result == off.result
     assert checked.stats["lowerings"]["contradiction"] == wrong > 0
-    assert "please report this" in "\n".join(checked.complaints)
+    complaints = "\n".join(checked.complaints)
+    assert "please report this" in complaints
+    # Both programs can be had.
+    shown = re.findall(r"xcache show (\w+) --program", complaints)
+    assert len(shown) == 2 * wrong
+    for key in shown:
+        assert "stablehlo" in Shell(place).say("show", key, "--program")
     after = run(place, program, XCACHE_LOWERING="skip")
     assert (after.result, after.stats["errors"]) == (off.result, {})

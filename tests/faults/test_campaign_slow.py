@@ -29,8 +29,8 @@ STATES = {"warm": {}, "warm, nothing ahead": {"XCACHE_PREFETCH": "0"}, "cold": {
 DELAYS = (0.1, 0.4, 2.0, 10.0)
 # Only in this state does a program complain, and only in this one does it mark a key.
 ONLY_IN = {"Complain": "damaged", "MarkNotCacheable": "cold"}
-# No program sends these before the hook makes aliases.
-NOT_YET = {"DropAlias"}
+# A program sends this only when an alias is wrong.
+NEVER_HERE = {"DropAlias"}
 # A program asks for the status only after a failure.
 BREAKS_AT = {"AskStatus": "Predict"}
 # The short form has some of each: later than the timeout, and sooner.
@@ -143,7 +143,7 @@ def test_whatever_is_late_a_program_loses_its_timeout_once(campaign, store):
         for who, seconds in (("measured", lost), ("its own account", stats["lost_seconds"])):
             if seconds > may_lose:
                 campaign.problem("other problems", f"{case}: {who}: {seconds:.2f} s of {timeout:g} s")
-    if chosen in (SHORT, cases) and (never := OF_PROGRAMS - NOT_YET - seen.keys()):
+    if chosen in (SHORT, cases) and (never := OF_PROGRAMS - NEVER_HERE - seen.keys()):
         campaign.problem("other problems", f"no program sent {sorted(never)}, so that was never late")
     campaign.note(f"a slow world: at most {most:.2f} s lost of {timeout:g} s; in {idle} cases nothing was late")
     campaign.judge()

@@ -27,7 +27,7 @@ ANSWERS = frozenset(
         *(protocol.Entries, protocol.Collected, protocol.Status, protocol.Done, protocol.Refused),
     )
 )
-# The command line sends these; a person waits for the answer, and no program does.
+# The command line sends these, and a person waits for the answer; a program pins only when an alias is wrong.
 ADMINISTRATIVE = frozenset(
     kind.__name__
     for kind in (

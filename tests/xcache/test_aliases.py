@@ -47,11 +47,12 @@ def test_a_readonly_program_notes_none(caches):
     assert caches().aliases.find(STRUCTURE) is None
 
 
-def test_a_wrong_alias_is_gone_for_all(caches):
+def test_a_wrong_alias_is_gone_for_all_and_its_entry_is_kept_for_a_report(place, caches):
     stored(caches)
     finder = caches()
     assert finder.aliases.find(STRUCTURE) == ALIAS
-    finder.aliases.drop(STRUCTURE)
+    finder.aliases.drop(STRUCTURE, request().key.digest)
+    assert place.query("SELECT pinned FROM entries") == [(1,)]
     assert finder.aliases.find(STRUCTURE) is None
     assert caches().aliases.find(STRUCTURE) is None
 

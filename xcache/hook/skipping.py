@@ -9,9 +9,10 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from xcache import keys
 from xcache.aliases import Aliases
 from xcache.errors import UnsupportedError
 from xcache.keys import Component
@@ -50,7 +51,7 @@ class Never:
     def lowered(self, computation: Any) -> None:
         """Return None: nothing was noted."""
 
-    def alias(self, lowered: Lowered, program: Component, name: str) -> None:
+    def alias(self, lowered: Lowered, parts: Mapping[str, Component], name: str) -> None:
         """Return None; nothing is ever noted here."""
 
     def missed(self, late: Any) -> None:
@@ -114,19 +115,26 @@ class Skipping:
         self._aliases.forget(alias.structure)
         return Lowered(alias.structure, alias.detailed_logging, alias.lapack, alias)
 
-    def alias(self, lowered: Lowered, program: Component, name: str) -> Alias | None:
-        """Return the alias of a program that was lowered; None if it contradicts an earlier one."""
+    def alias(self, lowered: Lowered, parts: Mapping[str, Component], name: str) -> Alias | None:
+        """Return the alias of a program that was lowered; None if it contradicts an earlier one.
+
+        ``parts`` are those of the program's key.
+        """
+        program, expected = parts["program"], lowered.expected
         alias = Alias(lowered.structure, program.digest, name, lowered.detailed_logging, lowered.lapack)
-        if lowered.expected in (None, alias):
+        if expected in (None, alias):
             return alias
         self._count("contradiction")
-        self._aliases.drop(lowered.structure)
+        wrong = keys.combine({**parts, "program": program._replace(content=b"", known=expected.program)}).digest
+        self._aliases.drop(lowered.structure, wrong)
         logger.error(
-            "%s was lowered to the program %s, but its alias says %s; please report this with both programs"
-            " (XCACHE_LOWERING=off switches aliases off)",
+            "%s was lowered to another program than its alias says; please report this with what `xcache show %s"
+            " --program` and `xcache show %s --program` print (the alias %s is dropped and the second entry pinned;"
+            " XCACHE_LOWERING=off switches aliases off)",
             name,
-            program.digest,
-            lowered.expected.program,
+            keys.combine(parts).digest,
+            wrong,
+            lowered.structure[:12],
         )
         return None
 
