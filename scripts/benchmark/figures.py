@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 BUILT_IN, LIMITED, NONE, XCACHE = "built-in", "built-in, limited", "no cache", "xcache"
-PROGRAMS = ("many-small", "training", "training-24", "training-48", "scan-model", "serving", "library")
+PROGRAMS = (
+    "many-small",
+    "training",
+    "training-24",
+    "training-48",
+    "scan-model",
+    "serving",
+    "library",
+    "linen",
+    "haiku",
+)
 MIB = 1024**2
 Found = dict[str, Any]
 

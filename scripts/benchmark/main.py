@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 ON_DISK = Path("/var/tmp")  # noqa: S108 - each run makes a folder of its own there
 TEMPLATES = ROOT / ".venvs" / "bench-stores"
 SIZES = [KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
-QUICK = ["many-small", "training", "scan-model", "serving", "library"]
+QUICK = ["many-small", "training", "scan-model", "serving", "library", "linen", "haiku"]
 FULL = [*QUICK, "training-24", "training-48"]
 # Cold and warm rounds of the short run: more for short programs, and for those that a bar is about.
 QUICK_ROUNDS = {"many-small": (5, 7), "training": (5, 7), "library": (5, 7)}
@@ -93,7 +93,10 @@ def machine() -> dict[str, Any]:
     """Return the machine and the versions that the benchmark ran with."""
     cpu = next((x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")), ": unknown")
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1024**3
-    versions = {name: metadata.version(name) for name in ("jax", "jaxlib", "flax", "optax", "zstandard", "jax-xcache")}
+    versions = {
+        name: metadata.version(name)
+        for name in ("jax", "jaxlib", "flax", "dm-haiku", "optax", "zstandard", "jax-xcache")
+    }
     redis = shutil.which("redis-server")
     said = subprocess.run([redis, "--version"], capture_output=True, text=True).stdout.split() if redis else []
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from libraries import haiku_training, linen_training, nnx_training
 from transformer import VOCABULARY, WIDTH, block, cross_entropy, initialize, normalize, train_with
 
 LENGTH, BATCH = 64, 2
@@ -144,65 +145,6 @@ def serving() -> Any:
     return results
 
 
-def library() -> Any:
-    """Flax's own introduction, in short: a convolutional network on images, with optax and metrics."""
-    import jax.numpy as jnp
-    import numpy as np
-    import optax
-    from flax import nnx
-
-    class Network(nnx.Module):
-        def __init__(self, rngs: nnx.Rngs) -> None:
-            self.conv1 = nnx.Conv(1, 32, kernel_size=(3, 3), rngs=rngs)
-            self.norm1 = nnx.BatchNorm(32, rngs=rngs)
-            self.dropout1 = nnx.Dropout(rate=0.025)
-            self.conv2 = nnx.Conv(32, 64, kernel_size=(3, 3), rngs=rngs)
-            self.norm2 = nnx.BatchNorm(64, rngs=rngs)
-            self.pool = partial(nnx.avg_pool, window_shape=(2, 2), strides=(2, 2))
-            self.linear1 = nnx.Linear(3136, 256, rngs=rngs)
-            self.dropout2 = nnx.Dropout(rate=0.025)
-            self.linear2 = nnx.Linear(256, 10, rngs=rngs)
-
-        def __call__(self, x: Any, rngs: nnx.Rngs | None = None) -> Any:
-            x = self.pool(nnx.relu(self.norm1(self.dropout1(self.conv1(x), rngs=rngs))))
-            x = self.pool(nnx.relu(self.norm2(self.conv2(x))))
-            x = nnx.relu(self.dropout2(self.linear1(x.reshape(x.shape[0], -1)), rngs=rngs))
-            return self.linear2(x)
-
-    def loss_of(model: Any, rngs: Any, images: Any, labels: Any) -> Any:
-        scores = model(images, rngs)
-        return optax.softmax_cross_entropy_with_integer_labels(scores, labels).mean(), scores
-
-    @nnx.jit
-    def train_step(model: Any, optimizer: Any, metrics: Any, rngs: Any, images: Any, labels: Any) -> None:
-        (loss, scores), gradient = nnx.value_and_grad(loss_of, has_aux=True)(model, rngs, images, labels)
-        metrics.update(loss=loss, logits=scores, labels=labels)
-        optimizer.update(model, gradient)
-
-    @nnx.jit
-    def evaluate(model: Any, metrics: Any, images: Any, labels: Any) -> None:
-        loss, scores = loss_of(model, None, images, labels)
-        metrics.update(loss=loss, logits=scores, labels=labels)
-
-    model = Network(nnx.Rngs(0))
-    schedule = optax.warmup_cosine_decay_schedule(0.0, 5e-3, 10, 100)
-    update = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(schedule))
-    optimizer = nnx.Optimizer(model, update, wrt=nnx.Param)
-    metrics = nnx.MultiMetric(accuracy=nnx.metrics.Accuracy(), loss=nnx.metrics.Average("loss"))
-    random, rngs, results = np.random.default_rng(0), nnx.Rngs(1), []
-    for _ in range(3):
-        images, labels = random.random((16, 28, 28, 1), np.float32), random.integers(0, 10, 16).astype(np.int32)
-        model.train()
-        train_step(model, optimizer, metrics, rngs, images, labels)
-        results += [jnp.asarray(value) for value in metrics.compute().values()]
-        metrics.reset()
-        model.eval()
-        evaluate(model, metrics, images, labels)
-        results += [jnp.asarray(value) for value in metrics.compute().values()]
-        metrics.reset()
-    return results
-
-
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "nothing": nothing,
     "many-small": many_small,
@@ -211,8 +153,10 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     "training-48": partial(training, 48),
     "scan-model": scan_model,
     "serving": serving,
-    "library": library,
+    "library": nnx_training,
+    "linen": linen_training,
+    "haiku": haiku_training,
 }
 # The modules that a program imports besides jax, and the number of devices it wants.
-IMPORTS = {"library": ("flax.nnx", "optax")}
+IMPORTS = {"library": ("flax.nnx", "optax"), "linen": ("flax.linen", "optax"), "haiku": ("haiku", "optax")}
 DEVICES = {"scan-model": 4}
