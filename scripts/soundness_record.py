@@ -25,7 +25,7 @@ from jax._src.interpreters import mlir
 
 from xcache.errors import UncacheableError
 from xcache.hook import jax_versions, skipping
-from xcache.hook.structure import digest, surroundings
+from xcache.hook.structure import ambient, digest
 from xcache.hook.structure.encoding import Encoding, MustLowerError
 from xcache.keys import program
 
@@ -134,7 +134,7 @@ def _structure(name: str, jaxpr: Any, options: dict[str, Any]) -> tuple[str | No
 
 
 def _shown(kept: _Kept) -> bytes:
-    known = surroundings.configuration.digest(), surroundings.configuration._made
+    known = ambient.configuration.digest(), ambient.configuration._made
     configuration = repr(known[1]).encode()
     tokens = {**kept.tokens, known[0].hex(): configuration.hex()}
     return json.dumps({"encoding": kept.written.hex(), "tokens": tokens}).encode()

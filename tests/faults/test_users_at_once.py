@@ -97,4 +97,4 @@ def test_the_components_of_a_prediction_are_those_of_the_entry_that_would_be_ser
     for talk, made_with in ((alice, b"alice's"), (carol, b"carol's")):
         talk.ask(protocol.Remember("train.py", "", [item], {digest(b"o"): b"o"}))
         found = talk.ask(protocol.Predict("train.py", ""))
-        assert (len(found.items), found.around) == (1, [" ".join([digest(made_with)] * 3)])
+        assert (len(found.items), found.made_with) == (1, [" ".join([digest(made_with)] * 3)])

@@ -30,8 +30,8 @@ class Loader:
         self._surroundings = surroundings
         self._everywhere = everywhere
         # Digests of flags, platform and toolchain, by client and devices; weak, so that they keep no client alive.
-        self._around: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], tuple[str, str, str]]]
-        self._around = weakref.WeakKeyDictionary()
+        self._made_with: weakref.WeakKeyDictionary[Any, dict[tuple[int, ...], tuple[str, str, str]]]
+        self._made_with = weakref.WeakKeyDictionary()
         # Platforms whose backend did not appear in time.
         self._missing: set[str] = set()
 
@@ -50,8 +50,8 @@ class Loader:
         if self._jax.distributed.client is not None or not (item.platform == "cpu" or self._everywhere):
             return True
         backend = self._backend(item.platform)
-        around = None if backend is None else self._around.get(backend, {}).get(item.devices)
-        return item.platform in self._missing or around not in (None, item.around)
+        made_with = None if backend is None else self._made_with.get(backend, {}).get(item.devices)
+        return item.platform in self._missing or made_with not in (None, item.made_with)
 
     def onto(self, item: Item, is_over: Callable[[], bool]) -> Ahead:
         """Wait for a backend, and return the client and devices to load the item onto.
@@ -60,9 +60,9 @@ class Loader:
         """
         backend = self._wait_for_backend(item.platform, is_over)
         devices = self._devices(backend, item)
-        known = self._around.setdefault(backend, {})
+        known = self._made_with.setdefault(backend, {})
         if item.devices not in known:
-            known[item.devices] = self._surroundings.around(
+            known[item.devices] = self._surroundings.made_with(
                 backend, devices, self._jax.custom_key(), tuple(self._jax.flag_prefixes()), item.options
             )
         if self.is_foreign(item):

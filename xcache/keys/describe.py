@@ -74,7 +74,7 @@ class Surroundings:
         known = {"program": known_program}
         return {name: Component(name, parts[name], known.get(name, "")) for name in COMPONENTS}
 
-    def around(
+    def made_with(
         self,
         client: Any,
         devices: Sequence[Any],

@@ -89,7 +89,7 @@ class History:
 
 def _item(item: dict[str, Any], found: protocol.Prediction, entry: SealedEntry | None) -> Item:
     devices = tuple(int(number) for number in item["devices"].split())
-    flags, platform, toolchain = found.around[item["around"]].split()
+    flags, platform, toolchain = found.made_with[item["made_with"]].split()
     return Item(
         item["key"],
         found.options[item["options"]],

@@ -41,7 +41,7 @@ class Item(NamedTuple):
     devices: tuple[int, ...]
     platform: str
     seconds: float
-    around: tuple[str, str, str]
+    made_with: tuple[str, str, str]
     """Digests of the flags, platform and toolchain it was made with; a process with others must not load it."""
     entry: SealedEntry | None = None
     """The entry itself, if it came with the prediction."""

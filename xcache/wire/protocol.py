@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-VERSION = 8
+VERSION = 9
 # Up to this size SQLite reads a blob about as fast as a file; above it, a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
@@ -164,17 +164,17 @@ class Predict(NamedTuple):
 class Prediction(NamedTuple):
     """The items that a program of this name wanted last time, in order, as in Remember.
 
-    ``around`` in an item is an index into the list ``around``, which holds digests of the flags, platform and toolchain
-    that the entry was made with. The first entries come along: their items have ``digest``, ``compile_seconds`` and
-    ``stored_size``, small payloads are in ``payloads`` by key, and a descriptor follows for each key in ``files``.
-    ``aliases`` has the newest aliases of the entries' programs, each as the fields of Alias.
+    ``made_with`` in an item is an index into the list ``made_with``, which holds digests of the flags, platform and
+    toolchain that the entry was made with. The first entries come along: their items have ``digest``,
+    ``compile_seconds`` and ``stored_size``, small payloads are in ``payloads`` by key, and a descriptor follows for
+    each key in ``files``. ``aliases`` has the newest aliases of the entries' programs, each as the fields of Alias.
     """
 
     items: list[dict[str, Scalar]]
     options: dict[str, bytes]
     payloads: dict[str, bytes]
     files: list[str]
-    around: list[str]
+    made_with: list[str]
     aliases: list[list[str | bytes]]
 
 

@@ -47,15 +47,15 @@ class Predictions:
         wanted, options = self._runs.predict(caller.uid, message, _MOST_LISTED)
         found = protocol.Prediction([], options, {}, [], [], [])
         # Many items share few of these, so each is listed once.
-        around: dict[str, int] = {}
+        numbers: dict[str, int] = {}
         served: list[tuple[Wanted, Hit]] = []
         for item in wanted:
             hit = self._lookup.best(caller, str(item["key"]))
             if hit is not None:
                 made_with = f"{hit.flags} {hit.platform} {hit.toolchain}"
-                found.items.append(item | {"around": around.setdefault(made_with, len(around))})
+                found.items.append(item | {"made_with": numbers.setdefault(made_with, len(numbers))})
                 served.append((found.items[-1], hit))
-        found.around.extend(around)
+        found.made_with.extend(numbers)
         try:
             listed = len(framing.encode(0, found)) + len(served) * _LONGEST_ITEM_BYTES
         except ProtocolError:

@@ -301,7 +301,7 @@ def test_a_platform_whose_keys_were_never_compared_with_code_is_not_cached(topol
 
 
 def flags_of(surroundings: Surroundings, client: Client) -> str:
-    return surroundings.around(client, client.devices())[0]
+    return surroundings.made_with(client, client.devices())[0]
 
 
 def test_libtpus_flags_count_as_they_were_when_the_client_appeared(host, jaxlib_folder, monkeypatch):
@@ -341,7 +341,7 @@ def test_libtpus_flags_count_that_were_taken_back_after_it_read_them(host, jaxli
             owner.initialize_pjrt_plugin("tpu")
             monkeypatch.delenv("LIBTPU_INIT_ARGS")
         client = Client("cpu", "cpu", Device(0, "cpu"))
-        keys_seen.add(surroundings.around(client, client.devices())[0])
+        keys_seen.add(surroundings.made_with(client, client.devices())[0])
     assert read == ["", "--xla_tpu_a=1"]
     assert len(keys_seen) == 2
     assert owner.initialize_pjrt_plugin is replaced
@@ -353,9 +353,9 @@ def test_libtpus_flags_from_elsewhere_are_refused_for_its_programs_only(host, to
     surroundings = Surroundings(jaxlib_folder, "1.0", None)
     monkeypatch.delenv("LIBTPU_INIT_ARGS")
     processor, tpu = (Client(name, "1", Device(0, name)) for name in ("cpu", "tpu"))
-    assert surroundings.around(processor, processor.devices())
+    assert surroundings.made_with(processor, processor.devices())
     with pytest.raises(UncacheableError, match="libtpu's flags"):
-        surroundings.around(tpu, tpu.devices())
+        surroundings.made_with(tpu, tpu.devices())
 
 
 def test_describing_a_client_does_not_keep_it_alive(topologies):

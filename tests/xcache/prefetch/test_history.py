@@ -53,7 +53,7 @@ def test_a_file_that_is_not_what_it_was_is_left_out(client, place):
 @pytest.mark.parametrize("files", [[], [b"another"]], ids=["no descriptor", "of another key"])
 def test_an_announced_entry_that_does_not_come_is_done_without(place, files):
     """The kernel hands over no more descriptors than a program may have, so some may not come."""
-    told = {"digest": "d", "compile_seconds": 1.0, "stored_size": 5, "around": 0}
+    told = {"digest": "d", "compile_seconds": 1.0, "stored_size": 5, "made_with": 0}
     items = [wanted(digest(name)) | told for name in (b"a", b"b")]
     keys = [digest(name) for name in files or [b"b"]]
     prediction = protocol.Prediction(items, {digest(b"o"): b"o"}, {digest(b"a"): b"small"}, keys, ["f p t"], [])

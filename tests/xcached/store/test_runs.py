@@ -47,12 +47,12 @@ def test_a_run_is_told_as_it_was(talk):
     items = [wanted("b"), wanted("a", b"others", devices="", seconds=0.25)]
     assert talk.ask(protocol.Remember("train.py", "x", items, OPTIONS)) == protocol.Done()
     found = talk.ask(protocol.Predict("train.py", "x"))
-    around = " ".join(digest(name) for name in (b"flags", b"platform", b"toolchain"))
+    made_with = " ".join(digest(name) for name in (b"flags", b"platform", b"toolchain"))
     told = [
-        item | {"around": 0} | {"digest": digest(name), "compile_seconds": 1.0, "stored_size": 1}
+        item | {"made_with": 0} | {"digest": digest(name), "compile_seconds": 1.0, "stored_size": 1}
         for item, name in zip(items, (b"b", b"a"), strict=True)
     ]
-    assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"}, [], [around], [])
+    assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"}, [], [made_with], [])
 
 
 def test_the_first_entries_of_a_prediction_come_along_up_to_a_limit(talk):

@@ -2,5 +2,5 @@
 
 ``digest`` makes it, with the table of types in ``encoding``. ``values``, ``placement``, ``jaxprs``, ``code``,
 ``primitives`` and ``objects`` fill the table, each for its types; ``locations`` adds where kernels were written.
-``surroundings`` and ``patches`` cover what lowering reads besides the program.
+``ambient`` and ``patches`` cover what lowering reads besides the program.
 """

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from jax._src import sharding_impls
 
-from xcache.hook.structure import code, jaxprs, objects, placement, primitives, surroundings, values
+from xcache.hook.structure import ambient, code, jaxprs, objects, placement, primitives, values
 from xcache.hook.structure.encoding import RULES, Encoding, MustLowerError, text
 from xcache.hook.structure.patches import patches
 
@@ -40,13 +40,13 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
     patches.check()
     encoding = Encoding()
     encoding.write(b"xcache structure %d " % _FORMAT)
-    for part in (surroundings.jax_files(), module_name, surroundings.backend(arguments.get("backend"))):
+    for part in (ambient.jax_files(), module_name, ambient.backend(arguments.get("backend"))):
         encoding.write(text(part))
     for name in sorted(arguments):
         if name not in _LEFT_OUT:
             encoding.write(text(name))
             encoding.encode(arguments[name])
-    encoding.encode(surroundings.trace_context())
-    encoding.write(surroundings.configuration.digest())
+    encoding.encode(ambient.trace_context())
+    encoding.write(ambient.configuration.digest())
     jaxprs.program(encoding, jaxpr)
     return Structure(encoding.digest(), encoding.changeable)
