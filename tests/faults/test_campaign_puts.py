@@ -37,7 +37,7 @@ SECONDS = (0.0, 0.01, 1.0, 100.0, 1e6, 9e15)
 WAYS = {"honest": 12, "digest": 2, "larger": 1, "smaller": 1, "sparse": 1, "unsealed": 1}
 
 
-class Standing(NamedTuple):
+class Kept(NamedTuple):
     """An entry in the store, as its row has it."""
 
     footprint: int
@@ -69,9 +69,9 @@ class Round:
         self.made.close()
         shutil.rmtree(self.directory)
 
-    def standing(self) -> dict[tuple[str, int], Standing]:
+    def standing(self) -> dict[tuple[str, int], Kept]:
         rows = self.made.query("SELECT key, writer_uid, footprint, pinned, created_at FROM entries")
-        return {(key, uid): Standing(footprint, bool(pinned), at) for key, uid, footprint, pinned, at in rows}
+        return {(key, uid): Kept(footprint, bool(pinned), at) for key, uid, footprint, pinned, at in rows}
 
     def problem(self, text: str) -> None:
         self.campaign.problem("losses", f"{text}; {self.limits}, shared: {self.shared}, after {self.done[-3:]}")
@@ -103,7 +103,7 @@ class Round:
         self.settle()
         self.judge(before, taken)
 
-    def pin(self, standing: dict[tuple[str, int], Standing]) -> None:
+    def pin(self, standing: dict[tuple[str, int], Kept]) -> None:
         entries = [Entry(*self.choose.choice(list(standing)))]
         share = Share(5, 500 * KB) if self.shared else Share()
         self.made.call(lambda store: self.made.evictor.pins.pin(entries, share) and None)
@@ -167,7 +167,7 @@ class Round:
         if way != "honest" and (content or way not in ("sparse", "smaller")):
             self.campaign.problem("wrong loads", f"a {way} put of {len(content)} bytes was taken")
 
-    def judge(self, before: dict[tuple[str, int], Standing], taken: set[tuple[str, int]]) -> None:
+    def judge(self, before: dict[tuple[str, int], Kept], taken: set[tuple[str, int]]) -> None:
         after = self.standing()
         gone = {entry: there for entry, there in before.items() if entry not in after}
         came = {entry for entry in taken if entry in after}
@@ -193,8 +193,8 @@ class Round:
 
     def judge_shares(
         self,
-        before: dict[tuple[str, int], Standing],
-        gone: dict[tuple[str, int], Standing],
+        before: dict[tuple[str, int], Kept],
+        gone: dict[tuple[str, int], Kept],
         taken: set[tuple[str, int]],
     ) -> None:
         """Fail unless each user who lost an entry to another had at least a fair share, by bytes or by number."""

@@ -123,7 +123,7 @@ class Database:
             self.writing.execute("PRAGMA cache_spill = ON")
 
     @contextlib.contextmanager
-    def part(self) -> Iterator[None]:
+    def savepoint(self) -> Iterator[None]:
         """Within a transaction: apply everything inside, or nothing of it."""
         with self._between("SAVEPOINT part", "RELEASE part", "ROLLBACK TO part; RELEASE part"):
             yield

@@ -280,7 +280,7 @@ class WriterThread:
     def _count_puts(self, count: int, size: int) -> None:
         """Count puts within their transaction; failing to count them does not fail them."""
         try:
-            with self._store.part():
+            with self._store.savepoint():
                 self._store.add_statistics({"stores": count, "bytes_written": size})
         except sqlite3.Error as error:
             if is_damage(error):
@@ -319,7 +319,7 @@ class WriterThread:
         if not job.put.overwrite and self._store.has(job.entry):
             return protocol.Stored(kept=False)
         try:
-            with self._store.part():
+            with self._store.savepoint():
                 loose += self._store.put(job.put, job.executable, job.program, job.writer)
         except Exception as error:
             if is_damage(error):

@@ -178,7 +178,7 @@ def test_a_transaction_keeps_nothing_in_temporary_files(shelved):
     opened: list[str] = []
 
     def remove(store):
-        with store.transaction(), store.part():
+        with store.transaction(), store.savepoint():
             store.remove([Entry(key, WRITER.uid) for key in keys])
             for descriptor in Path("/proc/self/fd").iterdir():
                 with contextlib.suppress(OSError):
