@@ -97,7 +97,7 @@ class Store:
         # The store's bytes when the disk was found short of space; None while it is not.
         self.taken_when_short: int | None = None
         self.database = Database(directory)
-        self.part = self.database.part
+        self.savepoint = self.database.savepoint
         self._db = self.database.writing
         self.reader = Reader(self.database.reading)
         try:
