@@ -36,6 +36,8 @@ def test_a_program_is_the_same_whether_it_is_lowered_or_not(place, name):
     assert warm.stats["misses"] == 0
     if cold.stats["lowerings"].get("no alias"):
         assert warm.stats["lowerings"]["skipped"] > 0
+        assert checked.stats["lowerings"]["checked"] > 0
+    assert "checked" not in cold.stats["lowerings"] | warm.stats["lowerings"]
 
 
 def test_whoever_asks_for_a_module_gets_the_real_one(place):

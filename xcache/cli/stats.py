@@ -28,7 +28,9 @@ _GROUPS = ("uncacheable", "errors", "lowerings")
 def stats(zero: bool, as_json: bool) -> None:
     """Show hits, misses, and the time the cache saved.
 
-    The counts are of all programs that use this store. The hit rate is of requests that can be cached.
+    The counts are of all programs that use this store. The hit rate is of requests that can be cached. Of the reasons
+    for lowerings, "no alias" means none yet, as in a program's first run; "checked" means that XCACHE_LOWERING=check
+    compared one.
 
     \b
     JSON: {"since": float or null (the beginning), "requests": int, "hits": int, "misses": int,

@@ -228,7 +228,7 @@ class Skipping:
         warned = self._state.warnings
         result = lower(jaxpr)
         reason = "it warns" if self._state.warnings != warned else _reason(result)
-        self._count(reason or "no alias")
+        self._count(reason or ("no alias" if alias is None else "checked"))
         if reason is None:
             lapack = any(name.startswith(_LAPACK) for name in _custom_calls(result.module))
             detailed_logging = bool(self._use_detailed_logging(result.module))
