@@ -8,7 +8,7 @@ import click
 
 from xcache.cli import Failure, daemon
 from xcache.cli.output import counted, emit, json_option, note, size
-from xcache.cli.selection import KEYS_PER_MESSAGE, full_keys
+from xcache.cli.selection import KEYS_PER_MESSAGE, chosen, print_few
 from xcache.client.connection import Connection
 from xcache.config import config
 from xcache.config.config import Config
@@ -24,7 +24,7 @@ _GC_SECONDS = 3600.0
 def pin(prefixes: tuple[str, ...], as_json: bool) -> None:
     """Keep entries, whatever the limits say.
 
-    They stay until they are unpinned or removed. A KEY may be shortened, as ls prints it. In the store of a whole
+    They stay until they are unpinned or removed. A KEY may be shortened to four digits. In the store of a whole
     machine you pin and count your own entries, within your quota; root pins those of all users. Starts a daemon if none
     runs.
 
@@ -41,7 +41,7 @@ def pin(prefixes: tuple[str, ...], as_json: bool) -> None:
 def unpin(prefixes: tuple[str, ...], as_json: bool) -> None:
     """Subject entries to the limits again.
 
-    A KEY may be shortened, as ls prints it. In the store of a whole machine, root unpins the entries of all users.
+    A KEY may be shortened to four digits. In the store of a whole machine, root unpins the entries of all users.
     Starts a daemon if none runs.
 
     \b
@@ -87,15 +87,16 @@ def _note_other_limits(settings: Config, connection: Connection) -> None:
 
 def _set(done: str, message: type[protocol.Pin | protocol.Unpin], prefixes: tuple[str, ...], as_json: bool) -> None:
     settings = config.load()
-    keys = full_keys(settings, prefixes)
-    if len(keys) > KEYS_PER_MESSAGE:
+    entries = chosen(settings, prefixes)
+    if len(entries) > KEYS_PER_MESSAGE:
         raise Failure(f"at most {KEYS_PER_MESSAGE} entries at once")
     with contextlib.closing(daemon.connect_for_change(settings)) as connection:
-        answer = connection.demand(message(keys), protocol.Pinned, settings.timeout)
+        answer = connection.demand(message(list(entries)), protocol.Pinned, settings.timeout)
     if as_json:
-        emit(answer._asdict() | {"keys": keys})
+        emit(answer._asdict() | {"keys": list(entries)})
     else:
         now = f"{counted(answer.all_entries, 'entry')} with {size(answer.all_bytes)}"
         stays = "stays" if answer.all_entries == 1 else "stay"
         before = f" ({answer.already} already {'was' if answer.already == 1 else 'were'})" if answer.already else ""
         click.echo(f"{done} {counted(answer.entries, 'entry')}{before}; {now} {stays} whatever the limits say")
+        print_few(entries)

@@ -11,17 +11,16 @@ import click
 
 from xcache.cli import daemon_listing, store_file
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_table, size
-from xcache.cli.selection import newer_than_option, older_than_option
+from xcache.cli.selection import SHORT_KEY, newer_than_option, older_than_option
 from xcache.config import config
 
-_SHORT_KEY = 12
 _TABLE_LIMIT = 50
 _DEVICE = Column("device", itemgetter("device_kind"), cut=True)
 _USER = Column("user", lambda entry: _account(entry["writer_uid"]))
 _PINNED = Column("pinned", lambda entry: "yes" if entry["pinned"] else "")
 _STALE = Column("stale", lambda entry: "yes" if entry["stale"] else "")
 _COLUMNS = (
-    Column("key", lambda entry: entry["key"][:_SHORT_KEY]),
+    Column("key", lambda entry: entry["key"][:SHORT_KEY]),
     Column("module", itemgetter("module_name"), cut=True),
     Column("platform", itemgetter("platform")),
     _DEVICE,
@@ -79,6 +78,8 @@ def ls(
     as_json: bool,
 ) -> None:
     """List the entries. In the store of a whole machine, only root and the daemon's account see those of other users.
+
+    Hits include loads ahead that no program took.
 
     With --quarantined, list the entries that were set aside because they were damaged, crashed programs, or could not
     be loaded and were replaced. They are no longer served. Their bytes are kept for a while in the file that --json

@@ -9,7 +9,7 @@ import click
 
 from xcache.cli import daemon, store_file
 from xcache.cli.output import counted, emit, json_option, size
-from xcache.cli.selection import KEYS_PER_MESSAGE, full_keys
+from xcache.cli.selection import KEYS_PER_MESSAGE, chosen, print_few
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError
@@ -25,19 +25,22 @@ _SECONDS_PER_ENTRY = 0.02
 def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
     """Remove entries.
 
-    A KEY may be shortened, as ls prints it. If one of them fits no entry or several, nothing is removed. In the store
+    A KEY may be shortened to four digits. If one of them fits no entry or several, nothing is removed. In the store
     of a whole machine you remove your own entries; root removes those of all users. Starts a daemon if none runs.
 
     \b
     JSON: {"removed": int, "bytes": int, "keys": [str]}
     """
     settings = config.load()
-    keys = full_keys(settings, prefixes)
-    done = remove(settings, keys)
+    entries = chosen(settings, prefixes)
+    done = remove(settings, list(entries))
     if as_json:
-        emit({"removed": done.entries, "bytes": done.bytes, "keys": keys})
+        emit({"removed": done.entries, "bytes": done.bytes, "keys": list(entries)})
     else:
         click.echo(f"removed {counted(done.entries, 'entry')}, {size(done.bytes)}")
+        # The daemon does not say which of them it left.
+        if done.entries >= len(entries):
+            print_few(entries)
 
 
 @click.command()

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import click
 
 from xcache.cli import Failure, Misunderstood, daemon_listing, store_file
-from xcache.cli.output import printable
+from xcache.cli.output import print_line, printable
 from xcache.config import parsing
 from xcache.config.config import Config
 
 # Well below the limit of one message (protocol.MAX_LIST).
 KEYS_PER_MESSAGE = 1000
-_KEY_LENGTH = 64
+# As ls prints keys.
+SHORT_KEY = 12
+# As git asks for: fewer digits may be a slip, and name one entry only by chance.
+_LEAST_DIGITS, _KEY_LENGTH = 4, 64
 _MAX_SHOWN = 10
-_PREFIX = re.compile(rf"[0-9a-f]{{1,{_KEY_LENGTH}}}")
+_PREFIX = re.compile(rf"[0-9a-f]{{{_LEAST_DIGITS},{_KEY_LENGTH}}}")
 
 
 def _seconds(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
@@ -32,18 +35,32 @@ older_than_option = click.option(
 newer_than_option = click.option("--newer-than", metavar="DURATION", callback=_seconds, help="Stored within this time.")
 
 
-def full_keys(settings: Config, prefixes: Sequence[str]) -> list[str]:
-    """Return the full keys for these beginnings, each once; ask the daemon if this user may not read the store."""
+def chosen(settings: Config, prefixes: Sequence[str]) -> dict[str, str]:
+    """Return the module names by full key for these beginnings; ask the daemon if this user may not read the store."""
     valid = [each.lower() for each in prefixes if _PREFIX.fullmatch(each.lower())]
     with daemon_listing.open_store_or_listing(settings, valid) as store:
-        return list(dict.fromkeys(full_key(store, prefix) for prefix in prefixes))
+        return dict(_entry(store, prefix) for prefix in prefixes)
+
+
+def print_few(entries: Mapping[str, str]) -> None:
+    """Print each of these entries, as ``chosen`` returns them, if they are few."""
+    if len(entries) <= _MAX_SHOWN:
+        for key, module_name in entries.items():
+            print_line(printable(f"  {key[:SHORT_KEY]}  {module_name}"))
 
 
 def full_key(store: store_file.StoreReader | None, prefix: str) -> str:
     """Return the key that begins with ``prefix``; raise Failure or Misunderstood unless there is exactly one."""
+    return _entry(store, prefix)[0]
+
+
+def _entry(store: store_file.StoreReader | None, prefix: str) -> tuple[str, str]:
     prefix = prefix.lower()
     if not _PREFIX.fullmatch(prefix):
-        raise Misunderstood(f"{prefix!r} is not the beginning of a key (1 to {_KEY_LENGTH} hexadecimal digits)")
+        raise Misunderstood(
+            f"{prefix!r} is not the beginning of a key: {_LEAST_DIGITS} to {_KEY_LENGTH} hexadecimal digits,"
+            " such as xcache ls prints"
+        )
     if store is None:
         raise Failure(f"no entry begins with {prefix}: {store_file.EMPTY}")
     found = store.beginning_with(prefix, limit=_MAX_SHOWN + 1)
@@ -53,5 +70,4 @@ def full_key(store: store_file.StoreReader | None, prefix: str) -> str:
         lines = [f"  {row['key']}  {printable(row['module_name'])}" for row in found[:_MAX_SHOWN]]
         more = ["  ..."] if len(found) > _MAX_SHOWN else []
         raise Misunderstood("\n".join([f"more than one entry begins with {prefix}:", *lines, *more]))
-    key: str = found[0]["key"]
-    return key
+    return found[0]["key"], found[0]["module_name"]

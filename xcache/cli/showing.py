@@ -35,7 +35,7 @@ _MAX_LINES = 30
 def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bool) -> None:
     """Show everything about one entry.
 
-    KEY may be shortened, as ls prints it.
+    KEY may be shortened to four digits.
 
     \b
     JSON: {"key": str, "module_name": str, "platform": str, "device_kind": str, "jaxlib_version": str,

@@ -30,11 +30,11 @@ def test_entries_are_listed_and_named(shell, closed):
     keys.append(shell.put("pmap_h", key="b" * 10 + "c" * 54))
     assert names(shell.json("ls", "--name", "JIT", "--sort", "name")) == ["jit_f", "jit_g"]
     assert all(key in shell.say("ls", "--long") for key in keys)
-    assert shell.json("pin", "aaa")["keys"] == keys[:1]
+    assert shell.json("pin", "aaaa")["keys"] == keys[:1]
     assert shell.json("ls", "--sort", "name")["entries"][0]["pinned"] is True
-    assert "more than one entry begins with bbb" in shell.say("rm", "bbb", code=2)
-    assert "no entry begins with 12" in shell.say("rm", "12", code=1)
-    assert shell.json("rm", "bbbbbbbbbbc", "aaa")["removed"] == 2
+    assert "more than one entry begins with bbbb" in shell.say("rm", "bbbb", code=2)
+    assert "no entry begins with 1234" in shell.say("rm", "1234", code=1)
+    assert shell.json("rm", "bbbbbbbbbbc", "aaaa")["removed"] == 2
     shell.json("stop")
     assert "not for you" in shell.say("ls", code=1)
 
@@ -79,7 +79,7 @@ def test_a_socket_that_is_not_trusted_is_a_problem_with_a_document(shell, place)
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("show", "12"), 1, "no entry begins with 12"),
+        (("show", "1234"), 1, "no entry begins with 1234"),
         (("ls", "--sort", "luck"), 2, "luck"),
         (("rm", "xyz"), 2, "not the beginning of a key"),
         (("frobnicate",), 2, "frobnicate"),
