@@ -9,7 +9,9 @@ import random
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -40,7 +42,7 @@ def test_with_no_store_there_is_nothing_and_no_daemon_is_started(shell):
     counted = shell.json("stats")
     assert (counted["requests"], counted["hit_rate"], counted["errors"], counted["since"]) == (0, None, {}, None)
     for command in ("show", "rm"):
-        assert "the store is empty" in shell.say(command, "12", code=1)
+        assert "the store is empty" in shell.say(command, "1234", code=1)
     assert not shell.directory.exists()
 
 
@@ -216,14 +218,14 @@ def test_show(shell):
 def test_the_beginning_of_a_key(shell):
     for key in ("ab" * 32, "ab" * 31 + "cd", "12" * 32):
         shell.put("jit_[red]", key=key)
-    assert shell.json("show", "1")["key"] == "12" * 32
+    assert shell.json("show", "1212")["key"] == "12" * 32
     for command in ("show", "rm"):
         ambiguous = shell.run(command, "abab")
         assert ambiguous.returncode == 2
         assert "ab" * 32 in ambiguous.stderr
         assert "ab" * 31 + "cd" in ambiguous.stderr
         assert "12" * 32 not in ambiguous.stderr
-        for prefix, code in (("ffff", 1), ("xyz", 2), ("", 2), ("ab" * 33, 2), ("a%", 2)):
+        for prefix, code in (("ffff", 1), ("121", 2), ("xyzz", 2), ("", 2), ("ab" * 33, 2), ("a%", 2)):
             failed = shell.run(command, prefix)
             assert (failed.returncode, failed.stdout) == (code, "")
             assert failed.stderr.startswith("xcache: ")
@@ -357,6 +359,21 @@ def test_installing_refuses_what_it_does_not_know(arguments):
     )
     assert said.returncode == 1
     assert "is not understood; usage: scripts/install [--python PATH]" in said.stderr
+
+
+def test_installing_prints_whole_paths(tmp_path):
+    """The environment's pip installs nothing."""
+    environment, home = tmp_path / "environment", tmp_path / "home"
+    venv.create(environment, symlinks=True)
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
+    (packages / "pip").mkdir()
+    (packages / "pip" / "__main__.py").touch()
+    (packages / "xcache.pth").write_text(str(REPOSITORY))
+    home.mkdir()
+    command = [REPOSITORY / "scripts" / "install", "--python", "../environment/bin/python"]
+    said = subprocess.run(command, cwd=home, capture_output=True, text=True, timeout=LONG, check=True).stdout
+    assert f"  XCACHE=1 {environment.resolve()}/bin/python train.py" in said.splitlines()
+    assert ".." not in said
 
 
 def test_without_systemd_service_says_so_and_that_none_is_needed(monkeypatch, tmp_path):
