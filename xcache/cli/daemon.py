@@ -149,7 +149,7 @@ def _find_any(settings: Config, connect: Callable[[Config], Connection] | None =
     """Return a connection to the running daemon of any version, or None; never start one."""
     connect = connect or _connect
     launcher = Launcher(settings)
-    if _is_held_by_none(settings):
+    if _is_held_by_none(settings) and not _may_serve_another(settings):
         return None
     deadline = time.monotonic() + min(settings.timeout, _TRANSIENT_SECONDS)
     while True:
@@ -174,6 +174,15 @@ def _is_held_by_none(settings: Config) -> bool:
     return os.access(settings.dir, os.R_OK | os.X_OK) and not Launcher(settings).held()
 
 
+def _may_serve_another(settings: Config) -> bool:
+    """Return whether the daemon of another store may listen on the socket.
+
+    A service manager listens where the daemon that it started has left its address. A connection would start another.
+    """
+    address = Launcher(settings).address()
+    return settings.socket.is_socket() and not (address and _same_file(address, settings.socket))
+
+
 def _is_of(directory: Path, uid: int) -> bool:
     try:
         return directory.stat().st_uid == uid
@@ -185,13 +194,13 @@ def _connect(settings: Config) -> Connection:
     connection = _connect_to_any_store(settings)
     if not _serves(connection, settings):
         connection.close()
-        raise ConfigError(_other_store(connection, settings))
+        raise ConfigError(f"nothing was done: {_other_store(connection, settings)}")
     return connection
 
 
 def _serves(connection: Connection, settings: Config) -> bool:
     theirs = connection.welcome.directory
-    return theirs == protocol.path_text(settings.dir) or _same_directory(Path(theirs), settings.dir)
+    return theirs == protocol.path_text(settings.dir) or _same_file(Path(theirs), settings.dir)
 
 
 def _other_store(connection: Connection, settings: Config) -> str:
@@ -239,7 +248,7 @@ def _no_answer(settings: Config, error: ConnectionLostError) -> UnavailableError
     return UnavailableError(f"the daemon of {settings.dir} does not answer ({error}){perhaps}{ending}")
 
 
-def _same_directory(one: Path, other: Path) -> bool:
+def _same_file(one: Path, other: Path) -> bool:
     try:
         return one.samefile(other)
     except OSError:

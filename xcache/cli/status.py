@@ -34,6 +34,7 @@ def status(as_json: bool) -> None:
     \b
     JSON: {"running": bool, "problem": str or null, "pid": int or null, "version": str or null,
            "uptime_seconds": float or null, "connections": int or null, "socket": str, "directory": str,
+           "log": str or null (the daemon's file; null: none here, or it is the journal),
            "entries": int or null, "bytes": int or null, "max_size": int (0: no limit),
            "max_entries": int (0: no limit), "max_age": float (0: no limit), "quarantined": int or null,
            "stale": int or null (entries that are not served),
@@ -54,10 +55,12 @@ def status(as_json: bool) -> None:
     compiles: list[dict[str, Any]] = []
     problem = None
     directory = str(settings.dir)
+    is_managed = False
     try:
         connection, problem = daemon.find_with_any_store(settings)
         if connection is not None:
             address, directory = connection.path, connection.welcome.directory
+            is_managed = connection.listener.pid != connection.welcome.pid
             facts, compiles = _ask(connection, settings.timeout)
     except UntrustedError as error:
         problem = f"{error} ({error.kind})"
@@ -76,6 +79,7 @@ def status(as_json: bool) -> None:
         "connections": facts["connections"] - 1 if facts else None,
         "socket": str(address),
         "directory": directory,
+        "log": None if is_managed else _log(Path(directory)),
         **held,
         **{limit: facts.get(limit, getattr(settings, limit)) for limit in ("max_size", "max_entries", "max_age")},
         "free": facts.get("free") if facts.get("to_stay_free") else None,
@@ -132,6 +136,13 @@ def _unusable(settings: Config) -> str | None:
     return None if os.access(settings.dir, os.W_OK | os.X_OK) else f"{settings.dir} cannot be written"
 
 
+def _log(directory: Path) -> str | None:
+    """Return the file of the daemon's log, or None if there is none that this user can see."""
+    with contextlib.suppress(OSError):
+        return str(path) if (path := directory / protocol.LOG).is_file() else None
+    return None
+
+
 def _damaged(settings: Config) -> list[str]:
     with contextlib.suppress(OSError):
         found = settings.dir.glob(f"{protocol.DATABASE}.damaged-*")
@@ -161,6 +172,8 @@ def _print(found: dict[str, Any]) -> None:
     if found["running"]:
         rows += [("up for", duration(found["uptime_seconds"])), ("connections", str(found["connections"]))]
     rows += [("socket", found["socket"]), ("store", found["directory"]), ("holds", _held_of(found))]
+    if found["log"]:
+        rows.append(("log", found["log"]))
     if found["max_age"]:
         rows.append(("keeps", f"what was used within {length(found['max_age'])}"))
     if found["to_stay_free"] and found["free"] < found["to_stay_free"]:

@@ -30,7 +30,7 @@ MAX_FACTS = 1024
 # Aliases in one RememberAliases; so many of the largest fit into a frame.
 MAX_ALIASES = 500
 # Files in the store's folder that both ends know.
-LOCK, DATABASE = "daemon.lock", "store.db"
+LOCK, DATABASE, LOG = "daemon.lock", "store.db", "daemon.log"
 # A daemon that is started reports one of these, on a line of its own, to the process that started it.
 READY, FAILED = "ready", "failed: "
 # The reason in a mark which means that the executable must be serialized early, not that it cannot be.

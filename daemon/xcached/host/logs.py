@@ -8,11 +8,11 @@ import time
 from typing import Any
 
 from xcache.config.config import Config
+from xcache.wire.protocol import LOG
 from xcached.host.systemd import leads_to_journal
 
 logger = logging.getLogger("xcached")
 
-FILE = "daemon.log"
 _FILE_BYTES = 1024 * 1024
 _LONGEST_MESSAGE = 2000
 # Messages of one kind about one user per period; the first of the next period says how many were left out.
@@ -28,7 +28,7 @@ def start_logging(config: Config, *, to_stderr: bool) -> None:
     if leads_to_journal(2):
         log_to(logging.StreamHandler(), ForJournal())
     else:
-        log_to(logging.handlers.RotatingFileHandler(config.dir / FILE, maxBytes=_FILE_BYTES, backupCount=1), line)
+        log_to(logging.handlers.RotatingFileHandler(config.dir / LOG, maxBytes=_FILE_BYTES, backupCount=1), line)
         if to_stderr:
             log_to(logging.StreamHandler(), line)
     for source in (logger, logging.getLogger("asyncio")):

@@ -131,6 +131,39 @@ def test_a_daemon_of_another_store_is_left_alone(shell, tmp_path):
     assert names(shell.json("ls")) == ["jit_f"]
 
 
+def test_a_store_that_had_a_daemon_does_not_hide_that_programs_use_another(shell, tmp_path):
+    other = tmp_path / "other"
+    # The one that made this store listened elsewhere, and has left.
+    elsewhere = {"XCACHE_DIR": str(other), "XCACHE_SOCKET": shell.env["XCACHE_SOCKET"] + "2"}
+    assert shell.run("start", **elsewhere).returncode == shell.run("stop", **elsewhere).returncode == 0
+    assert (other / protocol.LOCK).exists()
+    shell.json("start")
+    found = shell.run("status", "--json", XCACHE_DIR=str(other))
+    document = json.loads(found.stdout)
+    assert (found.returncode, document["running"], document["directory"]) == (1, True, str(shell.directory))
+    for command in ("stop", "ls", "stats"):
+        refused = shell.run(command, XCACHE_DIR=str(other))
+        assert (refused.returncode, refused.stdout) == (2, "")
+        assert refused.stderr.startswith("xcache: nothing was done: the daemon on ")
+    assert shell.json("status")["running"] is True
+
+
+def test_looking_starts_no_daemon_where_a_service_manager_listens(shell, place):
+    """The manager's daemon has left its address in the lock file; a connection would start the next one."""
+    place.dir.mkdir(mode=0o700)
+    lock = place.dir / protocol.LOCK
+    lock.touch()
+    lock.write_text(f"1 {lock.stat().st_ino}\n{place.socket}")
+    with contextlib.closing(socket.socket(socket.AF_UNIX)) as manager:
+        manager.bind(str(place.socket))
+        manager.listen()
+        manager.setblocking(False)
+        assert shell.json("status")["running"] is False
+        assert "no daemon was running" in shell.say("stop")
+        with pytest.raises(BlockingIOError):
+            manager.accept()
+
+
 def test_a_store_whose_daemon_listens_elsewhere(shell, tmp_path):
     shell.put("jit_f")
     elsewhere = shell.env["XCACHE_SOCKET"] + "2"
@@ -197,7 +230,19 @@ def test_removing(shell):
     assert gone["keys"] == made[:2]
     assert shell.json("status")["running"] is True
     assert set(names(shell.json("ls"))) == {"jit_2", "jit_3"}
-    assert "removed 1 entry" in shell.say("rm", made[2])
+    said = shell.say("rm", made[2][:4]).splitlines()
+    assert said[0].startswith("removed 1 entry")
+    assert said[1:] == [f"  {made[2][:12]}  jit_2"]
+
+
+def test_what_was_removed_or_pinned_is_named_if_it_is_little(shell):
+    made = {shell.put(f"jit_{number}"): f"jit_{number}" for number in range(11)}
+    first, *_ = made
+    line = f"  {first[:12]}  jit_0"
+    for command in ("pin", "unpin"):
+        assert shell.say(command, first).splitlines()[1:] == [line]
+        assert len(shell.say(command, *made).splitlines()) == 1
+    assert len(shell.say("rm", *made).splitlines()) == 1
 
 
 def test_clearing_asks_first(shell):
@@ -268,8 +313,11 @@ def test_a_daemon_that_nobody_could_start_again_is_not_restarted(shell):
     assert shell.json("status")["pid"] == pid
 
 
-def test_status_names_the_socket_on_which_the_daemon_is(shell, place):
+def test_status_names_the_socket_and_the_log_of_the_daemon(shell, place):
+    assert shell.json("status")["log"] is None
     shell.json("start")
+    assert shell.json("status")["log"] == str(place.dir / "daemon.log")
+    assert str(place.dir / "daemon.log") in shell.say("status")
     there = str(place.socket)
     assert shell.json("status")["socket"] == there
     shell.env["XCACHE_SOCKET"] = f"{there}-elsewhere"
