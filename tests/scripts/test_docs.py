@@ -113,6 +113,11 @@ def test_every_page_is_in_the_navigation_and_every_page_of_it_exists(pages):
     assert sorted(listed) == sorted(pages)
 
 
+def test_the_index_lists_every_page(pages):
+    listed = set(re.findall(r"\]\(([\w/-]+\.md)\)", pages["index.md"]))
+    assert listed == set(pages) - {"index.md"}
+
+
 def test_links_become_links_between_pages(pages):
     assert "[security](security.md)" in pages["index.md"]
     assert "(../security.md)" in pages["how-to/shared-machine.md"]
