@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import msgpack
 
 from xcache.client.client import Client
-from xcache.errors import DamagedAliasError, XcacheError
+from xcache.errors import DamagedAliasError
 from xcache.request import Alias
 from xcache.signals import reraise_if_the_programs
 from xcache.trouble import Trouble
@@ -21,15 +21,20 @@ logger = logging.getLogger("xcache")
 class Aliases:
     """The aliases that one process has found, and those that it has made. Thread-safe."""
 
-    def __init__(self, client: Client, predicted: Mapping[str, protocol.Alias], trouble: Trouble) -> None:
+    def __init__(
+        self, client: Client, predicted: Mapping[str, protocol.Alias], trouble: Trouble, *, is_readonly: bool
+    ) -> None:
         """``predicted``: the aliases of the programs that this one will probably want, which may still arrive."""
         self._client = client
         self._predicted = predicted
         self._trouble = trouble
+        self._is_readonly = is_readonly
         # Each structure that was asked for; None if there is no alias.
         self._known: dict[str, Alias | None] = {}
         # A deque, because any thread may note one while another thread sends the others.
         self._made: deque[protocol.Alias] = deque()
+        # Structures of wrong aliases, each with the key of the entry to which its alias led.
+        self._wrong: deque[tuple[str, str]] = deque()
 
     def find(self, structure: str) -> Alias | None:
         """Return the alias of a structure; only the program's own exceptions leave."""
@@ -45,7 +50,7 @@ class Aliases:
 
     def note(self, alias: Alias) -> None:
         """Note the program that a structure was lowered to here; ``tell`` sends it."""
-        if self._known.get(alias.structure) != alias:
+        if not self._is_readonly and self._known.get(alias.structure) != alias:
             self._known[alias.structure] = alias
             facts: bytes = msgpack.packb(alias[2:])
             self._made.append(aliases.sealed(alias.structure, alias.program, facts))
@@ -55,15 +60,19 @@ class Aliases:
         self._known[structure] = None
 
     def drop(self, structure: str, key: str) -> None:
-        """Have nobody use a wrong alias any more; the entry of ``key``, to which it led, is kept for a report."""
+        """Have nobody use a wrong alias any more, once ``tell`` has sent it; keep the entry of ``key`` for a report."""
         self._known[structure] = None
-        try:
-            self._client.drop_alias(structure, key)
-        except XcacheError as error:
-            logger.debug("could not drop an alias: %s", error)
+        if not self._is_readonly:
+            self._wrong.append((structure, key))
 
     def tell(self) -> None:
         """Send what was noted to the daemon, on a thread that nobody watches."""
+        for _ in range(len(self._wrong)):
+            structure, key = self._wrong.popleft()
+            try:
+                self._client.drop_alias(structure, key)
+            except BaseException as error:  # noqa: BLE001 - nobody watches this thread
+                logger.debug("could not drop an alias: %s", error)
         made = [self._made.popleft() for _ in range(len(self._made))]
         try:
             if made:

@@ -110,7 +110,7 @@ class Cache:
         self._trouble = Trouble(self._counting, self._warned)
         self._announcer = Announcer(self.client, self._announced)
         self._history = History(self.client)
-        self.aliases = Aliases(self.client, self._history.aliases, self._trouble)
+        self.aliases = Aliases(self.client, self._history.aliases, self._trouble, is_readonly=self.mode == "readonly")
         self._storer = Storer(
             self.client, self._counting, self._announcer, self.aliases, overwrite=self.mode == "refresh"
         )
@@ -382,7 +382,7 @@ class Cache:
             if worth > 0:
                 self.client.was_worth(entry.wait, worth)
         self._history.note(key, request.ahead, request.platform, load_seconds)
-        if request.alias is not None and self.mode != "readonly":
+        if request.alias is not None:
             self.aliases.note(request.alias)
         self._queue.report_soon()
         executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.sealed))

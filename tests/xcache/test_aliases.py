@@ -52,9 +52,21 @@ def test_a_wrong_alias_is_gone_for_all_and_its_entry_is_kept_for_a_report(place,
     finder = caches()
     assert finder.aliases.find(STRUCTURE) == ALIAS
     finder.aliases.drop(STRUCTURE, request().key.digest)
+    # The program does not wait for that.
+    assert place.query("SELECT pinned FROM entries") == [(0,)]
+    finder.close()
     assert place.query("SELECT pinned FROM entries") == [(1,)]
-    assert finder.aliases.find(STRUCTURE) is None
     assert caches().aliases.find(STRUCTURE) is None
+
+
+def test_a_readonly_program_leaves_a_wrong_alias_where_it_is(place, caches):
+    stored(caches)
+    finder = caches("readonly")
+    finder.aliases.drop(STRUCTURE, request().key.digest)
+    assert finder.aliases.find(STRUCTURE) is None
+    finder.close()
+    assert place.query("SELECT pinned FROM entries") == [(0,)]
+    assert caches().aliases.find(STRUCTURE) == ALIAS
 
 
 def test_what_is_found_by_alias_is_a_hit_and_what_is_not_there_counts_as_nothing(caches):

@@ -122,19 +122,18 @@ class Skipping:
         """
         program, expected = parts["program"], lowered.expected
         alias = Alias(lowered.structure, program.digest, name, lowered.detailed_logging, lowered.lapack)
-        if expected in (None, alias):
+        if expected is None or expected.program == program.digest:
             return alias
         self._count("contradiction")
         wrong = keys.combine({**parts, "program": program._replace(content=b"", known=expected.program)}).digest
         self._aliases.drop(lowered.structure, wrong)
         logger.error(
             "%s was lowered to another program than its alias says; please report this with what `xcache show %s"
-            " --program` and `xcache show %s --program` print (the alias %s is dropped and the second entry pinned;"
-            " XCACHE_LOWERING=off switches aliases off)",
+            " --program` prints, and `xcache show %s --program` if the store still has that entry"
+            " (XCACHE_LOWERING=off switches aliases off)",
             name,
             keys.combine(parts).digest,
             wrong,
-            lowered.structure[:12],
         )
         return None
 

@@ -41,7 +41,7 @@ def test_an_alias_is_found_until_it_is_dropped(client):
     assert client.alias(S.structure) is None
     client.remember_aliases([S, T])
     assert client.alias(S.structure) == S
-    client.drop_alias(S.structure)
+    client.drop_alias(S.structure, digest(b"no entry"))
     assert client.alias(S.structure) is None
     assert client.alias(T.structure) == T
 
