@@ -290,6 +290,7 @@ print(len(results) < 60, [results[k] if k in results else work(k) for k in range
 """
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("seed", range(2))
 def test_interrupts_at_any_time_reach_the_program_and_it_goes_on(place, seed):
     program = write(place, INTERRUPTED.format(seed=seed))

@@ -405,7 +405,8 @@ def test_a_note_to_a_daemon_that_does_not_read_is_not_waited_for(place, client, 
         # The client has closed its end.
         assert sockets() == before + 1
         may_read.set()
-    assert client.lost_seconds == 0.0
+    # On a busy machine the greeting may count; one wait for a note would cost the timeout.
+    assert client.lost_seconds < 1.0
 
 
 def test_a_daemon_that_takes_its_time_to_start_is_not_slow(place, client, clock):
