@@ -28,7 +28,7 @@ _HARMLESS = frozenset((
     "jax_persistent_cache_enable_xla_caches", "jax_compilation_cache_check_contents",
     "jax_compilation_cache_expect_pgle", "jax_compilation_cache_include_metadata_in_key", "jax_coordination_service",
     "jax_hlo_source_file_canonicalization_regex", "jax_traceback_in_locations_limit",
-    "jax_include_full_tracebacks_in_locations", "jax_platforms",
+    "jax_include_full_tracebacks_in_locations", "jax_platforms", "jax_num_cpu_devices",
     "jax_remove_custom_partitioning_ptr_from_cache_key", "jax_source_url_schema",
 ))  # fmt: skip
 
