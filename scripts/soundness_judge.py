@@ -38,6 +38,9 @@ class Judgement(NamedTuple):
     causes: Counter[str]
     # The same for lowerings that were not found.
     missing: Counter[str]
+    # Eligible lowerings during which jax's state was compared, and the names that changed.
+    compared: int
+    changed: Counter[str]
 
 
 def records(folder: Path) -> Iterator[dict[str, Any]]:
@@ -57,7 +60,8 @@ def judge(folder: Path) -> Judgement:
     structures: dict[str, dict[str, None]] = defaultdict(dict)
     by_seed: dict[str, Counter[tuple[str, str]]] = defaultdict(Counter)
     contradictions, unstable = {}, []
-    lowerings = lost = 0
+    changed: Counter[str] = Counter()
+    lowerings = lost = compared = 0
     programs: set[str] = set()
     version = ""
     for record in records(folder):
@@ -68,6 +72,9 @@ def judge(folder: Path) -> Judgement:
             programs.add(record["program"])
         if record["reason"]:
             continue
+        if record["changed"] is not None:
+            compared += 1
+            changed.update(record["changed"])
         structure, program = record["structure"], record["program"]
         if not record["stable"]:
             unstable.append(record)
@@ -89,7 +96,7 @@ def judge(folder: Path) -> Judgement:
         missing[difference(folder, known, structure)] += count
     return Judgement(
         version, len(by_seed), lowerings, len(programs), reasons.pop("", 0), contradictions, unstable, reasons, lost,
-        repeated, repeated - missed.total(), causes, missing,
+        repeated, repeated - missed.total(), causes, missing, compared, changed,
     )  # fmt: skip
 
 
@@ -181,6 +188,10 @@ def table(judgements: Iterable[Judgement]) -> str:
     others = sum(count for _, count in short.most_common()[20:])
     if others:
         lines.append(f"| other reasons ({len(short) - 20}) | {others:,} |")
+    changed = sum((each.changed for each in judgements), Counter[str]())
+    compared = sum(each.compared for each in judgements)
+    lines += ["", f"| changed by a lowering | of {compared:,} that were compared |", "|---|---|"]
+    lines += [f"| `{name}` | {count:,} |" for name, count in changed.most_common()]
     return "\n".join(lines)
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import soundness_state
 from jax._src import config
 from jax._src.interpreters import mlir
 
@@ -63,6 +64,8 @@ class Recorder:
         self._file = (folder / "records" / f"{os.getpid()}.{os.urandom(4).hex()}").open("a", buffering=1)
         self._lock = threading.Lock()
         self._canonical = _canonical()
+        # Primitives of the lowerings during which jax's state was compared.
+        self._compared: set[str] = set()
         self.test = "?"
 
     def record(self, lower: Callable[..., Any], name: str, jaxpr: Any, options: dict[str, Any]) -> Any:
@@ -76,7 +79,7 @@ class Recorder:
         settings = _settings()
         structure, reason, where = _structure(name, jaxpr, options)
         kept = _Kept.made.last if structure else None
-        result = lower(name, jaxpr, **options)
+        result, record["changed"] = self._compare(lambda: lower(name, jaxpr, **options), jaxpr)
         if kept is not None:
             reason = skipping._reason(result)
             record["structure"] = structure
@@ -98,6 +101,19 @@ class Recorder:
                 self._keep("programs", record["program"], lambda: content)
             self._file.write(json.dumps(record) + "\n")
         return result
+
+    def _compare(self, lower: Callable[[], Any], jaxpr: Any) -> tuple[Any, list[str] | None]:
+        """Lower, and return what that changed in jax's modules; None if that is known, or cannot be told."""
+        found = {*soundness_state.primitives(jaxpr)}
+        if found <= self._compared:
+            return lower(), None
+        modules, before = len(sys.modules), soundness_state.state()
+        result = lower()
+        if len(sys.modules) != modules:
+            # Modules register rules and the like when they are imported, whoever imports them. The next one tells.
+            return result, None
+        self._compared |= found
+        return result, soundness_state.changes(before, soundness_state.state())
 
     def _keep(self, kind: str, name: str, content: Callable[[], bytes]) -> None:
         path = self._folder / kind / name[:2] / name

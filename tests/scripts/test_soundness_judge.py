@@ -21,7 +21,8 @@ def recorded(tmp_path):
     (folder / "records").mkdir(parents=True)
 
     def write(*given):
-        usual = {"version": "1.2.3", "seed": "0", "test": "t", "name": "n", "stable": True, "reason": None}
+        usual = {"version": "1.2.3", "seed": "0", "test": "t", "name": "n"}
+        usual |= {"stable": True, "reason": None, "changed": None}
         lines = [
             json.dumps({**usual, "structure": structure, "program": program, **other})
             for structure, program, other in given
@@ -45,6 +46,13 @@ def test_what_is_lowered_anyway_contradicts_nothing(recorded):
 
 def test_a_structure_that_changes_is_unstable(recorded):
     assert len(recorded(("s", "p", {}), ("t", "q", {"stable": False})).unstable) == 1
+
+
+def test_state_that_changes_is_listed(recorded):
+    changed = {"changed": ["jax._src.a.b"]}
+    judged = recorded(("s", "p", {}), ("t", "q", {"changed": []}), ("u", "r", changed))
+    assert (judged.compared, judged.changed) == (2, {"jax._src.a.b": 1})
+    assert "| `jax._src.a.b` | 1 |" in judge.table([judged])
 
 
 def test_a_known_program_under_a_new_structure_is_a_lost_skip(recorded):
