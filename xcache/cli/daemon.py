@@ -177,10 +177,13 @@ def _is_held_by_none(settings: Config) -> bool:
 def _may_serve_another(settings: Config) -> bool:
     """Return whether the daemon of another store may listen on the socket.
 
-    A service manager listens where the daemon that it started has left its address. A connection would start another.
+    A service manager may listen where the store has no lock file yet, and where the daemon that it started has left its
+    address. A connection would start another.
     """
+    if not settings.socket.is_socket() or not (settings.dir / protocol.LOCK).exists():
+        return False
     address = Launcher(settings).address()
-    return settings.socket.is_socket() and not (address and _same_file(address, settings.socket))
+    return address is None or not _same_file(address, settings.socket)
 
 
 def _is_of(directory: Path, uid: int) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import errno
 import fcntl
 import os
@@ -163,11 +162,6 @@ class Connection:
         self._detach_if_closed()
         self._socket.close()
         self._drop_descriptors()
-
-    def __del__(self) -> None:
-        """Close a connection that an interrupt took away from its thread."""
-        with contextlib.suppress(AttributeError, OSError):
-            self.close()
 
     def wait_for_end(self, timeout: float) -> bool:
         """Return whether the daemon closed the connection within ``timeout``; after Stop, that means it has ended."""
