@@ -13,9 +13,10 @@ from xcache._version import __version__
 if TYPE_CHECKING:
     from xcache.direct import compile  # noqa: A004
     from xcache.hook import Handle, disable, enable, stats
+    from xcache.hook.calls.jitted import jit
     from xcache.statistics import Statistics
 
-__all__ = ["Handle", "Statistics", "__version__", "compile", "disable", "enable", "stats"]
+__all__ = ["Handle", "Statistics", "__version__", "compile", "disable", "enable", "jit", "stats"]
 
 _HOMES = {
     "Handle": ("xcache.hook", "Handle"),
@@ -23,6 +24,7 @@ _HOMES = {
     "compile": ("xcache.direct", "compile"),
     "disable": ("xcache.hook", "disable"),
     "enable": ("xcache.hook", "enable"),
+    "jit": ("xcache.hook.calls.jitted", "jit"),
     "stats": ("xcache.hook", "stats"),
 }
 

@@ -33,6 +33,9 @@ class Aliases:
         self._known: dict[str, Alias | None] = {}
         # A deque, because any thread may note one while another thread sends the others.
         self._made: deque[protocol.Alias] = deque()
+        # Programs of which there is an entry, and records of calls, which wait for that.
+        self._stored: set[str] = set()
+        self._calls: deque[Alias] = deque()
         # Structures of wrong aliases, each with the key of the entry to which its alias led.
         self._wrong: deque[tuple[str, str]] = deque()
 
@@ -50,10 +53,17 @@ class Aliases:
 
     def note(self, alias: Alias) -> None:
         """Note the program that a structure was lowered to here; ``tell`` sends it."""
-        if not self._is_readonly and self._known.get(alias.structure) != alias:
+        if self._is_readonly:
+            return
+        self._stored.add(alias.program)
+        if self._known.get(alias.structure) != alias:
             self._known[alias.structure] = alias
-            facts: bytes = msgpack.packb(alias[2:])
-            self._made.append(aliases.sealed(alias.structure, alias.program, facts))
+            self._made.append(_sealed(alias))
+
+    def note_call(self, alias: Alias) -> None:
+        """Note the record of a call; ``tell`` sends it once there is an entry of its program."""
+        if not self._is_readonly:
+            self._calls.append(alias)
 
     def forget(self, structure: str) -> None:
         """Forget an alias whose entry is gone, so that it is sent again after the next one is stored."""
@@ -73,6 +83,12 @@ class Aliases:
                 self._client.drop_alias(structure, key)
             except BaseException as error:  # noqa: BLE001 - nobody watches this thread
                 logger.debug("could not drop an alias: %s", error)
+        for _ in range(len(self._calls)):
+            alias = self._calls.popleft()
+            if alias.program in self._stored:
+                self._made.append(_sealed(alias))
+            else:
+                self._calls.append(alias)
         made = [self._made.popleft() for _ in range(len(self._made))]
         try:
             if made:
@@ -81,9 +97,13 @@ class Aliases:
             logger.debug("could not send aliases: %s", error)
 
 
+def _sealed(alias: Alias) -> protocol.Alias:
+    facts: bytes = msgpack.packb(alias[2:] if alias.record else alias[2:-1])
+    return aliases.sealed(alias.structure, alias.program, facts)
+
+
 def _opened(sent: protocol.Alias) -> Alias:
     try:
-        name, detailed_logging, lapack = msgpack.unpackb(sent.facts)
+        return Alias(sent.structure, sent.program, *msgpack.unpackb(sent.facts))
     except (ValueError, TypeError):
         raise DamagedAliasError("an alias's facts are malformed", sent.seal) from None
-    return Alias(sent.structure, sent.program, name, detailed_logging, lapack)

@@ -254,6 +254,15 @@ class Cache:
                 reraise_if_the_programs(error)
                 logger.debug("could not give a lease back: %s", error)
 
+    def note_call(self, alias: Alias) -> None:
+        """Have the daemon keep the record of a call, once it has an entry of the program."""
+        self.aliases.note_call(alias)
+        self._queue.report_soon()
+
+    def count_call(self, outcome: str) -> None:
+        """Count a call of ``xcache.jit`` by why it was traced, or as one that was not."""
+        self._counting.call(outcome)
+
     def count_lowering(self, outcome: str) -> None:
         """Count a program by why it was lowered, or as one that was not."""
         self._counting.lowering(outcome)

@@ -33,6 +33,10 @@ class Counting:
         """Count a former miss as uncacheable."""
         self._add({"misses": -1, f"uncacheable:{reason}": 1})
 
+    def call(self, outcome: str) -> None:
+        """Count a call that jax's fast path did not know."""
+        self._add({f"calls:{outcome}": 1})
+
     def lowering(self, outcome: str) -> None:
         """Count a program by the reason why it was lowered, or as skipped."""
         self._add({f"lowerings:{outcome}": 1})
@@ -73,7 +77,7 @@ class Counting:
 
         with self._lock:
             total = dict(self._total)
-        groups: dict[str, dict[str, int]] = {"uncacheable": {}, "errors": {}, "lowerings": {}}
+        groups: dict[str, dict[str, int]] = {"uncacheable": {}, "errors": {}, "lowerings": {}, "calls": {}}
         plain: dict[str, Any] = dict(groups)
         for name, amount in total.items():
             group, colon, kind = name.partition(":")

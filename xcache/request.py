@@ -44,6 +44,8 @@ class Alias(NamedTuple):
     detailed_logging: bool
     # Whether its lowering rules prepare LAPACK.
     lapack: bool
+    # If ``structure`` is the digest of a call of ``xcache.jit``: what jax makes of it beside the program.
+    record: bytes = b""
 
 
 class Request(NamedTuple):

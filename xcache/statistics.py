@@ -16,6 +16,7 @@ class Statistics:
     uncacheable: dict[str, int] = dataclasses.field(default_factory=dict)
     errors: dict[str, int] = dataclasses.field(default_factory=dict)
     lowerings: dict[str, int] = dataclasses.field(default_factory=dict)
+    calls: dict[str, int] = dataclasses.field(default_factory=dict)
     bytes_read: int = 0
     bytes_written: int = 0
     compile_seconds: float = 0.0

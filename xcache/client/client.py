@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -206,9 +207,14 @@ class Client:
             return self._try(ask, deadline, is_bounded=True)
 
     def remember_aliases(self, aliases: Sequence[protocol.Alias]) -> None:
-        """Have the daemon keep aliases, after the entries of their programs; facts may have ``MAX_FACTS`` bytes."""
-        for start in range(0, len(aliases), protocol.MAX_ALIASES):
-            message = protocol.RememberAliases([[*alias] for alias in aliases[start : start + protocol.MAX_ALIASES]])
+        """Have the daemon keep aliases, after the entries of their programs; facts may have ``MAX_RECORD`` bytes."""
+        left = deque(aliases)
+        while left:
+            batch, size = [], 0
+            while left and (not batch or _fits(len(batch), size + len(left[0].facts))):
+                size += len(left[0].facts)
+                batch.append([*left.popleft()])
+            message = protocol.RememberAliases(batch)
             self._have_done(message)
 
     def drop_alias(self, structure: str, key: str) -> None:
@@ -382,3 +388,8 @@ class Client:
         except (UnavailableError, StoreError):
             self._breaker.failed()
             raise
+
+
+def _fits(aliases: int, size: int) -> bool:
+    """Return whether one more alias than these, with this size of all, fits into a message."""
+    return aliases < protocol.MAX_ALIASES and size <= protocol.MAX_ALIAS_BYTES

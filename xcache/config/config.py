@@ -40,6 +40,7 @@ class Config(NamedTuple):
     timeout: float
     prefetch: int
     lowering: str
+    jit: str
     idle_exit: float
     stale_grace: float
     max_wait: float

@@ -112,6 +112,14 @@ SETTINGS = (
         lambda text: parsing.parse_choice(text, ("skip", "check", "off")),
     ),
     Setting(
+        "jit",
+        "text",
+        "on",
+        "whether a call of a function that xcache.jit made is answered from its record",
+        "on, check (trace, and compare with the record) or off; on needs lowering = skip",
+        lambda text: parsing.parse_choice(text, ("on", "check", "off")),
+    ),
+    Setting(
         "idle_exit",
         "time",
         1800.0,

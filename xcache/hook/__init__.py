@@ -15,7 +15,7 @@ from xcache.config import config
 from xcache.errors import UnsupportedError, XcacheError
 
 if TYPE_CHECKING:
-    from xcache.hook import skipping
+    from xcache.hook import call_records, skipping
     from xcache.statistics import Statistics
 
 logger = logging.getLogger("xcache")
@@ -53,6 +53,7 @@ class Handle:
             compiler = self._jax.compiler
             self._original = compiler.compile_or_get_cached
             skipping = self._skipping(settings, mode)
+            self.calls = self._call_records(skipping, settings)
             self._wrapped = wrapper.wrap(self._original, self._jax, self._cache, surroundings, skipping)
             self._undo.callback(self._restore)
             compiler.compile_or_get_cached = self._wrapped
@@ -111,6 +112,21 @@ class Handle:
         except UnsupportedError as error:
             logger.debug("%s", error)
             return skipping.NEVER
+
+    def _call_records(
+        self, skipping: skipping.Skipping | skipping.Never, settings: config.Config
+    ) -> call_records.CallRecords | None:
+        """Return the records of calls, if they are wanted; they need lowering to be skipped."""
+        from xcache.hook import call_records
+        from xcache.hook.skipping import NEVER
+
+        if isinstance(skipping, type(NEVER)) or settings.lowering != "skip" or settings.jit == "off":
+            return None
+        try:
+            return call_records.CallRecords(skipping, self._cache, check=settings.jit == "check")
+        except UnsupportedError as error:
+            logger.debug("%s", error)
+            return None
 
     def _is_in_place(self) -> bool:
         return self._jax.compiler.compile_or_get_cached is self._wrapped
@@ -195,6 +211,12 @@ def stats() -> Statistics:
 
     cache = current()
     return Statistics() if cache is None else cache.statistics()
+
+
+def current_calls() -> call_records.CallRecords | None:
+    """Return the records of calls, if the cache is on and jax compiles through it."""
+    handle = _installed
+    return handle.calls if handle is not None and handle._is_in_place() else None
 
 
 def install_from_environment() -> None:

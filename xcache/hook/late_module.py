@@ -34,17 +34,22 @@ class LateModule:
         self._lock = threading.RLock()
         self._module: Any = None
         # The configuration and the program's constants as they are now; the program can change both.
-        self._settings = [(state, state.value) for state in _STATES]
+        self._settings = settings()
         self._constants = [(constant, np.array(constant)) for constant in constants]
         # Operations within a lowering rule carry the place in the program that had them lowered.
         self._traceback = source_info_util.current().traceback
+
+    @property
+    def is_lowered(self) -> bool:
+        """Whether somebody has asked for the module."""
+        return self._module is not None
 
     def real(self, jaxpr: Any) -> Any:
         """Return the module, lowered as it would have been at the time."""
         with self._lock:
             if self._module is None:
                 place = source_info_util.user_context(self._traceback)
-                with _set(self._settings), _replaced(self._constants), place:
+                with under(self._settings), _replaced(self._constants), place:
                     self._module = self._lower(jaxpr)
                 self._settings, self._constants = [], []
             return self._module
@@ -74,9 +79,14 @@ class Held:
         return str(self.real())
 
 
+def settings() -> list[tuple[Any, Any]]:
+    """Return jax's configuration as this thread sees it now."""
+    return [(state, state.value) for state in _STATES]
+
+
 @contextlib.contextmanager
-def _set(settings: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Have this thread see jax's configuration as it was."""
+def under(settings: list[tuple[Any, Any]]) -> Iterator[None]:
+    """Have this thread see jax's configuration as it was there and then."""
     with contextlib.ExitStack() as undo:
         for state, value in settings:
             now = state.value

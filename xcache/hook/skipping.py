@@ -51,7 +51,7 @@ class Never:
     def lowered(self, computation: Any) -> None:
         """Return None: nothing was noted."""
 
-    def alias(self, lowered: Lowered, parts: Mapping[str, Component], name: str) -> None:
+    def alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> None:
         """Return None; nothing is ever noted here."""
 
     def missed(self, late: Any) -> None:
@@ -95,8 +95,9 @@ class Skipping:
         self._aliases, self._count, self._check = aliases, count, check
         self._state = _State()
         self._is_ours: Callable[[], bool] = bool
-        # Modules that were lowered here and not compiled yet, by id.
+        # By id: the facts of modules that were lowered here and not compiled yet, and the aliases of those that were.
         self._lowered: dict[int, tuple[weakref.ref[Any], Lowered]] = {}
+        self._compiled: dict[int, tuple[weakref.ref[Any], Alias]] = {}
 
     def late(self, computation: Any) -> Any:
         """Return the module that was not lowered, with its jaxpr; None if the computation is a real module."""
@@ -115,14 +116,15 @@ class Skipping:
         self._aliases.forget(alias.structure)
         return Lowered(alias.structure, alias.detailed_logging, alias.lapack, alias)
 
-    def alias(self, lowered: Lowered, parts: Mapping[str, Component], name: str) -> Alias | None:
-        """Return the alias of a program that was lowered; None if it contradicts an earlier one.
+    def alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> Alias | None:
+        """Return the alias of a module that was lowered; None if it contradicts an earlier one.
 
         ``parts`` are those of the program's key.
         """
         program, expected = parts["program"], lowered.expected
         alias = Alias(lowered.structure, program.digest, name, lowered.detailed_logging, lowered.lapack)
         if expected is None or expected.program == program.digest:
+            _note(self._compiled, module, alias)
             return alias
         self._count("contradiction")
         wrong = keys.combine({**parts, "program": program._replace(content=b"", known=expected.program)}).digest
@@ -136,6 +138,21 @@ class Skipping:
             wrong,
         )
         return None
+
+    def program_of(self, computation: Any) -> Alias | None:
+        """Return the alias of one of jax's computations that was compiled, or loaded by its alias."""
+        module = computation._hlo
+        if type(module) is self._late_module.Held:
+            if not module.late.is_lowered:
+                return module.alias
+            module = module.real()
+        noted = self._compiled.get(id(module))
+        return noted[1] if noted is not None and noted[0]() is module else None
+
+    def late_module(self, alias: Alias, lower: Callable[[Any], Any]) -> Any:
+        """Return what jax gets in place of the module of a program that was not even traced."""
+        self._prepare(alias)
+        return self._late_module.Held(self._late_module.LateModule(alias, lower, []), None)
 
     @contextlib.contextmanager
     def installed(self, is_ours: Callable[[], bool]) -> Iterator[None]:
@@ -215,10 +232,7 @@ class Skipping:
             return self._lower_and_note(lower, jaxpr, structure.digest, alias)
         self._count(SKIPPED)
         self._util.test_event("lower_jaxpr_to_module")
-        if alias.lapack:
-            from jax._src.lib import lapack
-
-            lapack._lapack.initialize()
+        self._prepare(alias)
         late = self._late_module.LateModule(alias, lambda jaxpr: lower(jaxpr).module, structure.constants)
         shapes = self._mlir.ShapePolyLoweringState((), tuple(options["platforms"]))
         return self._mlir.LoweringResult(late, [], [], shapes)
@@ -231,12 +245,16 @@ class Skipping:
         if reason is None:
             lapack = any(name.startswith(_LAPACK) for name in _custom_calls(result.module))
             detailed_logging = bool(self._use_detailed_logging(result.module))
-            self._note(result.module, Lowered(structure, detailed_logging, lapack, alias))
+            _note(self._lowered, result.module, Lowered(structure, detailed_logging, lapack, alias))
         return result
 
-    def _note(self, module: Any, lowered: Lowered) -> None:
-        key = id(module)
-        self._lowered[key] = weakref.ref(module, lambda _: self._lowered.pop(key, None)), lowered
+    @staticmethod
+    def _prepare(alias: Alias) -> None:
+        """Do what a program's lowering rules would have done beside lowering."""
+        if alias.lapack:
+            from jax._src.lib import lapack
+
+            lapack._lapack.initialize()
 
     def is_watched(self) -> bool:
         """Return whether somebody wants to see each module."""
@@ -279,6 +297,12 @@ class _CountingWarnings(types.ModuleType):
     def warn(self, message: Any, category: Any = None, stacklevel: int = 1, *others: Any, **options: Any) -> None:
         self._state.warnings += 1
         warnings.warn(message, category, stacklevel + 1, *others, **options)
+
+
+def _note(noted: dict[int, tuple[weakref.ref[Any], Any]], module: Any, facts: Any) -> None:
+    """Note facts of a module, for as long as it lives."""
+    key = id(module)
+    noted[key] = weakref.ref(module, lambda _: noted.pop(key, None)), facts
 
 
 def _put_back(owner: Any, name: str, made: Any, original: Any) -> None:

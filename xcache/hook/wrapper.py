@@ -92,7 +92,7 @@ def wrap(
             )
             name = stablehlo.name(computation) if alias is None else alias.module_name
             if alias is None and lowered is not None:
-                alias = skipping.alias(lowered, parts, name)
+                alias = skipping.alias(lowered, computation, parts, name)
             return Request(
                 key=keys.combine(parts),
                 module_name=name,

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-VERSION = 9
+VERSION = 10
 # Up to this size SQLite reads a blob about as fast as a file; above it, a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
@@ -25,10 +25,10 @@ MAX_LIST = 4096
 MAX_DICTIONARY = 1024
 # Entries in one answer to AskEntries.
 MAX_LISTED = 400
-# Bytes of an alias's facts.
-MAX_FACTS = 1024
-# Aliases in one RememberAliases; so many of the largest fit into a frame.
-MAX_ALIASES = 500
+# Bytes of an alias's facts: without the record of a call, and with one.
+MAX_FACTS, MAX_RECORD = 1024, 64 * 1024
+# Aliases in one RememberAliases, and the bytes of their facts.
+MAX_ALIASES, MAX_ALIAS_BYTES = 500, 512 * 1024
 # Files in the store's folder that both ends know.
 LOCK, DATABASE, LOG = "daemon.lock", "store.db", "daemon.log"
 # A daemon that is started reports one of these, on a line of its own, to the process that started it.

@@ -14,7 +14,7 @@ from xcached.store.writer import WriterThread
 _COUNTERS = frozenset(
     {"requests", "hits", "misses", "bytes_read", "compile_seconds", "load_seconds", "saved_seconds", "wait_seconds"}
 )
-_GROUPS = ("uncacheable:", "errors:", "lowerings:")
+_GROUPS = ("uncacheable:", "errors:", "lowerings:", "calls:")
 _NOT_PERMITTED = protocol.Refused("not permitted", "only root and the daemon's own account may do this")
 
 

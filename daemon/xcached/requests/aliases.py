@@ -48,4 +48,4 @@ def _alias(fields: list[Any]) -> protocol.Alias | None:
     except (TypeError, ProtocolError):
         return None
     digests = alias.structure, alias.program, alias.seal
-    return alias if all(map(is_digest, digests)) and len(alias.facts) <= protocol.MAX_FACTS else None
+    return alias if all(map(is_digest, digests)) and len(alias.facts) <= protocol.MAX_RECORD else None

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from xcache.wire import protocol
 from xcached.store.store import Store
 
 # More structures than this lower to one program only where something in them changes with every run.
 _MOST_OF_ONE_PROGRAM = 16
+# A user's aliases with a record of a call, which are larger.
+_MOST_RECORDS = 500
 
 
 class AliasRows:
@@ -24,7 +26,7 @@ class AliasRows:
         self._db = store.database.writing
         self._reads = reads
 
-    def remember(self, uid: int, aliases: Iterable[protocol.Alias]) -> None:
+    def remember(self, uid: int, aliases: Sequence[protocol.Alias]) -> None:
         """Write a user's aliases of programs of which it could get an entry; its oldest are forgotten."""
         with self._store.transaction():
             for alias in aliases:
@@ -41,6 +43,12 @@ class AliasRows:
                     (alias.program, uid, _MOST_OF_ONE_PROGRAM),
                 )
             self._store.forget_oldest("aliases", uid, self._store.most_rows(uid))
+            if any(len(alias.facts) > protocol.MAX_FACTS for alias in aliases):
+                self._db.execute(
+                    "DELETE FROM aliases WHERE rowid IN (SELECT rowid FROM aliases WHERE writer_uid = ?"
+                    " AND length(facts) > ? ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
+                    (uid, protocol.MAX_FACTS, _MOST_RECORDS),
+                )
 
     def drop(self, uid: int, structure: str) -> None:
         """Forget a user's own alias of a structure."""

@@ -124,4 +124,4 @@ def _alias(writer: int, structure: str, program: str, facts: bytes, seal: str) -
         framing.check(found)
     except ProtocolError:
         return FoundAlias(writer, None)
-    return FoundAlias(writer, found if len(facts) <= protocol.MAX_FACTS else None)
+    return FoundAlias(writer, found if len(facts) <= protocol.MAX_RECORD else None)

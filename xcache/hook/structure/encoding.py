@@ -87,7 +87,8 @@ class Encoding:
         # How deep this is within Pallas kernels, which embed names and locations.
         self.kernels = 0
         self.primitives: dict[tuple[Any, bool], bytes] = {}
-        # Constants that the program can change in place.
+        # All arrays among the constants, and constants that the program can change in place.
+        self.constants: list[Any] = []
         self.changeable: list[Any] = []
 
     @contextlib.contextmanager

@@ -134,6 +134,7 @@ def _constant(encoding: Encoding, value: Any) -> None:
     if isinstance(value, (np.ndarray, jax.Array)) or type(value) is values.TYPED_ARRAY:
         if encoding.is_repeated(b"K", value):
             return
+        encoding.constants.append(value)
     elif isinstance(value, (bool, int, float, complex, np.generic)):
         # Lowering emits one constant for each object, so an object used twice differs from two equal objects.
         encoding.is_repeated(b"k", value)
@@ -153,6 +154,7 @@ def literal(encoding: Encoding, value: Any) -> None:
         if _simplified_constants is not None and _simplified_constants.value and core.is_hoistable(value):
             # It becomes an argument: its value is not in the program.
             encoding.is_repeated(b"K", content)
+            encoding.constants.append(content)
             encoding.write(b"hoisted")
         else:
             _constant(encoding, content)

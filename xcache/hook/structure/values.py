@@ -116,7 +116,7 @@ def dtype(encoding: Encoding, value: np.dtype[Any]) -> None:
 def _array(encoding: Encoding, value: np.ndarray[Any, Any]) -> None:
     if value.flags.writeable:
         raise MustLowerError("array that is no constant")
-    _content(encoding, value)
+    content(encoding, value)
 
 
 def constant(encoding: Encoding, value: Any) -> None:
@@ -130,10 +130,10 @@ def constant(encoding: Encoding, value: Any) -> None:
     array = np.asarray(value).view(np.ndarray)
     if array.flags.writeable or array.base is not None:
         encoding.changeable.append(value)
-    _content(encoding, array)
+    content(encoding, array)
 
 
-def _content(encoding: Encoding, value: np.ndarray[Any, Any]) -> None:
+def content(encoding: Encoding, value: np.ndarray[Any, Any]) -> None:
     """Write an array's dtype, shape and elements, and its broadcast axes, which jax lowers as a broadcast."""
     if value.dtype.hasobject:
         raise MustLowerError("object array")
@@ -160,7 +160,7 @@ def _jax_array(encoding: Encoding, value: Any) -> None:
     if not value.is_fully_addressable:
         raise MustLowerError("constant of several processes")
     encoding.write(b"R")
-    _content(encoding, np.asarray(value))
+    content(encoding, np.asarray(value))
 
 
 def _scalar(encoding: Encoding, value: np.generic) -> None:

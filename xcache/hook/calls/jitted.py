@@ -1,0 +1,247 @@
+"""``xcache.jit``: jax's jit, whose calls are neither traced nor lowered where an earlier process did so.
+
+jax's dispatcher, in C++, asks a Python function for what it has not met before. ``jit`` puts another function in that
+place, which looks for a record of the call first. What it answers takes jax's fast path from then on, in a cache of its
+own: jax's would serve it to a plain ``jax.jit`` of the same function.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import logging
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+from jax._src import core, pjit, tree_util, util
+
+from xcache.errors import UnsupportedError
+from xcache.hook import current_calls, late_module
+from xcache.hook.calls import records, second_trace
+from xcache.hook.calls.description import Call, describe
+from xcache.hook.structure.encoding import MustLowerError
+from xcache.signals import reraise_if_the_programs
+from xcache.wire import protocol
+
+logger = logging.getLogger("xcache")
+
+# The daemon keeps no larger ones.
+_MOST_THREADS = min(8, os.cpu_count() or 1)
+_MOST_BYTES = protocol.MAX_RECORD - 1024
+# Of jax's function for the fast path: the names of its parameters, and what is given for those of no record.
+_NOTHING = {
+    "effects": frozenset(),
+    "consts_for_constvars": (),
+    "abstracted_axes": None,
+    "pgle_profiler": None,
+    "const_args": (),
+}
+
+
+def jit(fun: Callable[..., Any] | None = None, *, version: str, **options: Any) -> Any:
+    """Return ``jax.jit(fun, **options)``, which in a later process neither traces nor lowers what it did in this one.
+
+    ``version`` stands for the code and its configuration: everything that tracing reads beside the arguments. A text
+    that does not change with them makes xcache run the old program. ``xcache.version_of`` makes a good one. Without
+    ``fun``, return a decorator.
+
+    The result has ``prepare`` beside jax's own methods. With the cache off, under another transformation, and where
+    jax does not allow it, it is ``jax.jit``.
+    """
+    if not isinstance(version, str):
+        raise TypeError(f"version must be a text, not {type(version).__name__}")
+    if fun is None:
+        return functools.partial(jit, version=version, **options)
+    plain = jax.jit(fun, **options)
+    try:
+        second_trace.check()
+        return _Function(fun, plain, version).made
+    except UnsupportedError as error:
+        logger.debug("%s", error)
+        return plain
+
+
+class Ready(NamedTuple):
+    """A loaded executable, and the tree of its results."""
+
+    executable: Any
+    results: Any
+
+
+class _Function:
+    """Answers jax's dispatcher for one function."""
+
+    def __init__(self, fun: Any, plain: Any, version: str) -> None:
+        self._fun, self._version = fun, version
+        try:
+            state = plain.__getstate__()
+            self._miss, self._options = state["cache_miss"], plain._jit_info
+            parameters = inspect.signature(pjit._get_fastpath_data).parameters
+            self._fast_path = {name: _NOTHING[name] for name in list(parameters)[4:]}
+            made = type(plain).__new__(type(plain))
+            answer = pjit.api_boundary(self._answer)
+            state.update(cache_miss=answer, cache=pjit._jax.PjitFunctionCache(capacity=4096))
+            made.__setstate__(state)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise UnsupportedError(f"xcache.jit is jax.jit with this version of jax: {error}") from None
+        self._ready: dict[str, Ready] = {}
+        # After a clear, jax would trace anew.
+        self._is_cleared = False
+        functools.update_wrapper(made, fun)
+        made._fun, made._jit_info = fun, plain._jit_info
+        made.clear_cache = self._clear
+        made.prepare = self._prepare
+        self.made = made
+        # jax holds it weakly.
+        self._clearing = _Clearing(self)
+        util.register_cache(self._clearing, "xcache.jit")
+
+    def forget(self) -> None:
+        """Forget all executables, and look for no records any more."""
+        self._is_cleared = True
+        self._ready.clear()
+
+    def _clear(self) -> None:
+        self.forget()
+        type(self.made).clear_cache(self.made)
+
+    def _answer(self, *arguments: Any, **keywords: Any) -> Any:
+        """Answer the dispatcher: the results, the data for its fast path, and whether to forget what it has."""
+        calls = current_calls()
+        call = None if calls is None else self._described(calls, arguments, keywords)
+        if calls is None or call is None:
+            return self._miss(*arguments, **keywords)
+        ready = self._found(calls, call)
+        if ready is not None and not calls.check:
+            calls.count("skipped")
+            return self._run(ready, call)
+        answer = self._miss(*arguments, **keywords)
+        self._record(calls, call, arguments, keywords)
+        return answer
+
+    def _prepare(self, *given: Any) -> None:
+        """Load or compile what these calls need, several at once, and run nothing.
+
+        Each is a tuple of arguments, or ``inspect.signature(fun).bind(...)`` for a call with keywords. A
+        ``jax.ShapeDtypeStruct`` stands for an array. The compiler's exceptions reach the program.
+        """
+        calls, settings = current_calls(), late_module.settings()
+
+        def under_settings(function: Callable[..., Any], *arguments: Any) -> Any:
+            with late_module.under(settings):
+                return function(*arguments)
+
+        with contextlib.closing(_Threads()) as threads:
+            wanted = [_arguments(each) for each in given]
+            described = [None if calls is None else self._described(calls, *each) for each in wanted]
+            loading = [None if call is None else threads.submit(under_settings, self._found, calls, call)
+                       for call in described]  # fmt: skip
+            missing = [
+                number for number, loaded in enumerate(loading) if loaded is None or loaded.result() is None
+            ]
+            lowered = [self.made.trace(*wanted[number][0], **wanted[number][1]).lower() for number in missing]
+            compiling = [threads.submit(under_settings, each._lowering.compile) for each in lowered]
+            for number, compiled in zip(missing, compiling, strict=True):
+                compiled.result()
+                call = described[number]
+                if calls is not None and call is not None:
+                    self._record(calls, call, *wanted[number])
+
+    def _described(self, calls: Any, arguments: Any, keywords: Any) -> Call | None:
+        """Return the description of a call; None if jax has to trace it."""
+        if self._is_cleared or not core.trace_state_clean() or calls.is_watched():
+            return None
+        try:
+            return describe(self._fun, self._options, self._version, arguments, keywords)
+        except BaseException as error:  # noqa: BLE001 - jax says what is wrong with a call
+            self._note(calls, error)
+            return None
+
+    def _found(self, calls: Any, call: Call) -> Ready | None:
+        """Return the executable of a call that was recorded, loaded; None if jax has to trace it."""
+        ready = self._ready.get(call.digest)
+        if ready is not None:
+            return ready
+        try:
+            alias = calls.find(call.digest)
+            if alias is None:
+                calls.count("no record")
+                return None
+            record = records.read(alias.record, call.trees)
+            executable = records.computation(record, calls.late_module(alias)).compile()
+        except BaseException as error:  # noqa: BLE001 - jax can trace instead
+            self._note(calls, error)
+            return None
+        ready = self._ready[call.digest] = Ready(executable, record.results)
+        return ready
+
+    def _run(self, ready: Ready, call: Call) -> Any:
+        results = ready.executable.unsafe_call(*call.leaves)
+        fast_path = pjit._get_fastpath_data(
+            ready.executable, ready.results, call.leaves, results, **self._fast_path
+        )
+        return tree_util.tree_unflatten(ready.results, results), fast_path, False
+
+    def _record(self, calls: Any, call: Call, arguments: Any, keywords: Any) -> None:
+        """Write down what jax has just traced, lowered and compiled, for the next process."""
+        try:
+            traced = self.made.trace(*arguments, **keywords)
+            lowered = traced.lower()
+            program = calls.program_of(lowered._lowering)
+            if program is None:
+                raise MustLowerError("no alias")
+            second_trace.compare(traced, lambda: self.made.trace(*arguments, **keywords))
+            record = records.written(lowered._lowering, traced.out_tree, call.trees)
+            if len(record) > _MOST_BYTES:
+                raise MustLowerError("large record")
+            records.read(record, call.trees)
+            calls.note(program._replace(structure=call.digest, record=record))
+        except BaseException as error:  # noqa: BLE001 - the program has its results already
+            self._note(calls, error)
+
+    def _note(self, calls: Any, error: BaseException) -> None:
+        """Count why jax has to trace; a bug in here must not stop the program."""
+        reraise_if_the_programs(error)
+        is_known = isinstance(error, MustLowerError)
+        calls.count(error.kind if isinstance(error, MustLowerError) else "error")
+        logger.debug(
+            "traced: %s: %s%s", self._options.fun_sourceinfo, "" if is_known else f"{type(error).__name__}: ", error
+        )
+
+
+class _Threads(ThreadPoolExecutor):
+    """Threads that load or compile."""
+
+    def __init__(self) -> None:
+        super().__init__(_MOST_THREADS, "xcache-prepare")
+
+    def close(self) -> None:
+        """End the threads; what none of them has begun is left undone."""
+        self.shutdown(cancel_futures=True)
+
+
+def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (call.args, call.kwargs) if isinstance(call, inspect.BoundArguments) else (tuple(call), {})
+
+
+class _Clearing:
+    """Poses as one of jax's caches, so that ``jax.clear_caches()`` reaches a function that is still in use."""
+
+    def __init__(self, function: _Function) -> None:
+        self._function = weakref.ref(function)
+
+    def cache_clear(self) -> None:
+        function = self._function()
+        if function is not None:
+            function.forget()
+
+    def cache_info(self) -> str:
+        return "xcache.jit"
+
+    def cache_keys(self) -> Sequence[Any]:
+        return ()

@@ -1,0 +1,245 @@
+"""Records: what jax makes of a call beside the program, written without pickling.
+
+That is all of a ``MeshComputation`` but its module, and the tree of the results. Devices are written by their ids. A
+value of any other type means that there is no record.
+"""
+
+from __future__ import annotations
+
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import msgpack
+import numpy as np
+from jax._src import core, layout, sharding_impls, xla_bridge
+from jax._src import mesh as meshes
+from jax._src.interpreters import mlir, pxla
+from jax._src.lib import xla_client
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
+
+from xcache.hook.calls import trees
+from xcache.hook.structure.encoding import MustLowerError
+
+try:
+    from jax._src.random import prng
+except ImportError:  # before jax 0.10
+    from jax._src import prng
+
+_FORMAT = 1
+# Not part of a record: the module, which nobody lowers, and the executable.
+_LEFT_OUT = ("_hlo", "_executable")
+_MOST_BYTES = 16 * 1024 * 1024
+_PLAIN = (type(None), bool, int, float, str, bytes)
+_LAYOUT = getattr(layout, "Layout", None)
+_UNCONSTRAINED = PartitionSpec.UNCONSTRAINED
+
+
+class Record(NamedTuple):
+    """The attributes of a ``MeshComputation``, and the tree of the results."""
+
+    attributes: dict[str, Any]
+    results: Any
+
+
+def written(computation: Any, results: Any, arguments: Sequence[Any]) -> bytes:
+    """Return the record of a computation; raise MustLowerError if it holds anything that cannot be written.
+
+    ``arguments`` are the trees of the call's arguments.
+    """
+    writer = _Writer()
+    attributes = {name: value for name, value in vars(computation).items() if name not in _LEFT_OUT}
+    if attributes.get("const_args"):
+        raise MustLowerError("hoisted constants")
+    form = [_FORMAT, trees.written(results, arguments), writer.write(attributes), writer.shared]
+    packed: bytes = msgpack.packb(form)
+    return zlib.compress(packed)
+
+
+def read(record: bytes, arguments: Sequence[Any]) -> Record:
+    """Return what was written; raise ValueError if this process cannot read it."""
+    unpacking = zlib.decompressobj()
+    version, results, attributes, shared = msgpack.unpackb(
+        unpacking.decompress(record, _MOST_BYTES), strict_map_key=False
+    )
+    if version != _FORMAT:
+        raise ValueError("the record has another format")
+    return Record(_Reader(shared).read(attributes), trees.read(results, arguments))
+
+
+def computation(record: Record, module: Any) -> Any:
+    """Return jax's computation of a record, with this module."""
+    made = object.__new__(pxla.MeshComputation)
+    vars(made).update(record.attributes, _hlo=module, _executable=None)
+    return made
+
+
+class _Writer:
+    """Writes values as lists that begin with the name of their type; equal ones only once."""
+
+    def __init__(self) -> None:
+        self.shared: list[Any] = []
+        self._numbers: dict[Any, int] = {}
+
+    def write(self, value: Any) -> Any:
+        if type(value) in _PLAIN:
+            return value
+        if type(value) in _SHARED:
+            return ["#", self._share(value)]
+        for name, kind, parts, _ in _TYPES:
+            if type(value) is kind or (kind in _BASES and isinstance(value, kind)):
+                return [name, *map(self.write, parts(value))]
+        raise MustLowerError(f"unknown type in a computation: {type(value).__module__}.{type(value).__qualname__}")
+
+    def _share(self, value: Any) -> int:
+        key = type(value), value
+        if key not in self._numbers:
+            name, _, parts, make = _SHARED[type(value)]
+            form = [name, *map(self.write, parts(value))]
+            if make(*map(_Reader(self.shared).read, form[1:])) != value:
+                raise MustLowerError(f"a computation's {type(value).__name__} cannot be written")
+            self.shared.append(form)
+            self._numbers[key] = len(self.shared) - 1
+        return self._numbers[key]
+
+
+class _Reader:
+    """Makes values of what was written; equal ones are the same object."""
+
+    def __init__(self, shared: list[Any]) -> None:
+        self._shared = shared
+        self._made: dict[int, Any] = {}
+
+    def read(self, form: Any) -> Any:
+        if type(form) is not list:
+            return form
+        name, *parts = form
+        if name != "#":
+            return _MAKERS[name](*map(self.read, parts))
+        (number,) = parts
+        if number not in self._made:
+            self._made[number] = self.read(self._shared[number])
+        return self._made[number]
+
+
+def _refuse(reason: str, value: Any) -> Any:
+    if value:
+        raise MustLowerError(reason)
+    return value
+
+
+def _device(platform: str, number: int) -> Any:
+    for device in xla_bridge.get_backend(platform).devices():
+        if device.id == number:
+            return device
+    raise ValueError(f"there is no device {number} of {platform}")
+
+
+def _aval(value: Any) -> tuple[Any, ...]:
+    _refuse("varying axes", getattr(value, "vma", None))
+    sharding = getattr(value, "sharding", None)
+    return value.shape, value.dtype, value.weak_type, None if sharding is None or sharding.mesh.empty else sharding
+
+
+def _make_aval(shape: Any, dtype: Any, weak_type: bool, sharding: Any) -> Any:
+    more = {} if sharding is None else {"sharding": sharding}
+    return core.ShapedArray(shape, dtype, weak_type=weak_type, **more)
+
+
+def _single(value: Any) -> tuple[Any, ...]:
+    _refuse("device or backend", getattr(value, "_device_backend", False))
+    return next(iter(value.device_set)), value.memory_kind
+
+
+def _named(value: Any) -> tuple[Any, ...]:
+    _refuse("logical devices", getattr(value, "_logical_device_ids", None))
+    _refuse("manual axes", getattr(value, "_manual_axes", None))
+    return value.mesh, value.spec, value.memory_kind
+
+
+def _mesh(value: Any) -> tuple[Any, ...]:
+    return tuple(value.devices.flat), value.devices.shape, value.axis_names, tuple(value.axis_types)
+
+
+def _make_mesh(devices: Any, shape: Any, names: Any, types: Any) -> Any:
+    held = np.empty(len(devices), dtype=object)
+    held[:] = devices
+    return meshes.Mesh(held.reshape(shape), names, axis_types=types)
+
+
+def _abstract_mesh(value: Any) -> tuple[Any, ...]:
+    _refuse("abstract device", getattr(value, "abstract_device", None))
+    return value.axis_sizes, value.axis_names, value.axis_types
+
+
+def _make_abstract_mesh(sizes: Any, names: Any, types: Any) -> Any:
+    return meshes.AbstractMesh(sizes, names, axis_types=types)
+
+
+def _spec(value: Any) -> tuple[Any, ...]:
+    partitions = value._partitions if hasattr(value, "_partitions") else tuple(value)
+    return tuple(partitions), getattr(value, "unreduced", None) or None, getattr(value, "reduced", None) or None
+
+
+def _make_spec(partitions: Any, unreduced: Any, reduced: Any) -> Any:
+    more = {name: value for name, value in (("unreduced", unreduced), ("reduced", reduced)) if value}
+    return PartitionSpec(*partitions, **more)
+
+
+def _gspmd(value: Any) -> tuple[Any, ...]:
+    devices = value._devices if hasattr(value, "_devices") else value._device_assignment
+    return tuple(devices), value._hlo_sharding.to_proto().SerializeToString(), value.memory_kind
+
+
+def _make_gspmd(devices: Any, proto: bytes, memory_kind: Any) -> Any:
+    sharding = xla_client.OpSharding()
+    sharding.ParseFromString(proto)
+    return sharding_impls.GSPMDSharding(devices, sharding, memory_kind=memory_kind)
+
+
+def _polymorphism(value: Any) -> tuple[Any, ...]:
+    _refuse("symbolic shapes", value.uses_dim_vars or value.dim_vars)
+    return ()
+
+
+_Parts = Callable[[Any], Sequence[Any]]
+_TYPES: list[tuple[str, Any, _Parts, Callable[..., Any]]] = [
+    ("tuple", tuple, tuple, lambda *items: items),
+    ("list", list, list, lambda *items: list(items)),
+    ("set", set, sorted, lambda *items: set(items)),
+    ("frozenset", frozenset, sorted, lambda *items: frozenset(items)),
+    ("dict", dict, lambda value: [part for item in value.items() for part in item],
+     lambda *parts: dict(zip(parts[::2], parts[1::2], strict=True))),
+    ("dtype", np.dtype, lambda value: (value.name,), jax.numpy.dtype),
+    ("key", prng.KeyTy, lambda value: (value._impl.name,), lambda name: prng.KeyTy(prng.prngs[name])),
+    ("unspecified", type(sharding_impls.UNSPECIFIED), lambda _: (), lambda: sharding_impls.UNSPECIFIED),
+    ("unconstrained", type(_UNCONSTRAINED), lambda _: (), lambda: _UNCONSTRAINED),
+    ("device", xla_client.Device, lambda value: (value.platform, value.id), _device),
+    ("devices", xla_client.DeviceList, tuple, lambda *devices: xla_client.DeviceList(devices)),
+    ("client", xla_client.Client, lambda value: (value.platform,), xla_bridge.get_backend),
+    ("polymorphism", mlir.ShapePolyLoweringState, _polymorphism,
+     lambda: mlir.ShapePolyLoweringState((), None)),
+    # jax names the arguments with it in messages of ahead-of-time calls.
+    ("arguments", pxla.AllArgsInfo, lambda _: (), lambda: None),
+    ("axis type", meshes.AxisType, lambda value: (value.name,), lambda name: meshes.AxisType[name]),
+    ("spec", PartitionSpec, _spec, _make_spec),
+]  # fmt: skip
+# Types of which a computation holds many equal values. Each is compared with what is made of it.
+_SHARED: dict[Any, tuple[str, Any, _Parts, Callable[..., Any]]] = {
+    entry[1]: entry
+    for entry in (
+        ("aval", core.ShapedArray, _aval, _make_aval),
+        ("single", SingleDeviceSharding, _single,
+         lambda device, memory_kind: SingleDeviceSharding(device, memory_kind=memory_kind)),
+        ("named", NamedSharding, _named, lambda mesh, spec, kind: NamedSharding(mesh, spec, memory_kind=kind)),
+        ("mesh", meshes.Mesh, _mesh, _make_mesh),
+        ("abstract mesh", meshes.AbstractMesh, _abstract_mesh, _make_abstract_mesh),
+        ("gspmd", getattr(sharding_impls, "GSPMDSharding", None), _gspmd, _make_gspmd),
+        ("layout", _LAYOUT, lambda value: (value.major_to_minor, value.tiling, value.sub_byte_element_size_in_bits),
+         lambda *parts: _LAYOUT(*parts)),
+    )
+}  # fmt: skip
+_BASES = (np.dtype, xla_client.Device, xla_client.Client)
+_MAKERS = {name: make for name, _, _, make in (*_TYPES, *_SHARED.values())}

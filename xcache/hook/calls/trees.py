@@ -1,0 +1,82 @@
+"""The tree of a function's results, written without pickling.
+
+A node of the program's own class is written as a reference to an equal part of the arguments' trees, because what such
+a node carries (functions, modules) can often not be written. It is also what jax would return: the same objects.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax._src import tree_util
+
+from xcache.hook.structure.encoding import MustLowerError
+
+_Tree = jax.tree_util.PyTreeDef
+_REGISTRY = getattr(tree_util, "tracing_registry", tree_util.default_registry)
+_LEAF = jax.tree_util.tree_structure(0)
+_BUILTIN = {"none": type(None), "tuple": tuple, "list": list, "dict": dict}
+_NAMES = {kind: name for name, kind in _BUILTIN.items()}
+
+
+def written(tree: Any, arguments: Sequence[Any]) -> Any:
+    """Return a tree as lists and texts; raise MustLowerError if it cannot be written."""
+    return _written(tree, list(_parts(arguments)))
+
+
+def read(form: Any, arguments: Sequence[Any]) -> Any:
+    """Return the tree that was written, in terms of the trees of this call's arguments."""
+    return _read(form, list(_parts(arguments)))
+
+
+def _parts(trees: Iterable[Any]) -> Iterator[Any]:
+    """Yield all trees and their parts, in an order that depends on nothing else."""
+    for tree in trees:
+        yield tree
+        yield from _parts(tree.children())
+
+
+def _written(tree: Any, parts: list[Any]) -> Any:
+    node = tree.node_data()
+    if node is None:
+        return None
+    kind, data = node
+    children = [_written(child, parts) for child in tree.children()] if kind in _NAMES or _is_named(kind) else []
+    if kind is dict and not all(type(key) in (str, int) for key in data):
+        raise MustLowerError("keys of the results")
+    if kind in _NAMES:
+        return [_NAMES[kind], data, children]
+    if _is_named(kind) and _found(kind.__module__, kind.__qualname__) is kind:
+        return ["named", [kind.__module__, kind.__qualname__], children]
+    for number, part in enumerate(parts):
+        if part == tree:
+            return ["argument", number, []]
+    raise MustLowerError(f"tree of the results: {kind.__module__}.{kind.__qualname__}")
+
+
+def _read(form: Any, parts: list[Any]) -> Any:
+    if form is None:
+        return _LEAF
+    name, data, children = form
+    if name == "argument":
+        return parts[data]
+    kind = _found(*data) if name == "named" else _BUILTIN[name]
+    if name == "named":
+        if not _is_named(kind):
+            raise ValueError(f"no named tuple: {data}")
+        data = None
+    return _Tree.from_node_data_and_children(_REGISTRY, (kind, data), [_read(child, parts) for child in children])
+
+
+def _is_named(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
+
+
+def _found(module: str, qualified: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    return found
