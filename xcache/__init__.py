@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from xcache.direct import compile  # noqa: A004
     from xcache.hook import Handle, disable, enable, stats
     from xcache.hook.calls.jitted import jit
+    from xcache.hook.calls.versions import version_of
     from xcache.statistics import Statistics
 
-__all__ = ["Handle", "Statistics", "__version__", "compile", "disable", "enable", "jit", "stats"]
+__all__ = ["Handle", "Statistics", "__version__", "compile", "disable", "enable", "jit", "stats", "version_of"]
 
 _HOMES = {
     "Handle": ("xcache.hook", "Handle"),
@@ -25,6 +26,7 @@ _HOMES = {
     "disable": ("xcache.hook", "disable"),
     "enable": ("xcache.hook", "enable"),
     "jit": ("xcache.hook.calls.jitted", "jit"),
+    "version_of": ("xcache.hook.calls.versions", "version_of"),
     "stats": ("xcache.hook", "stats"),
 }
 

@@ -36,8 +36,8 @@ class Aliases:
         # Programs of which there is an entry, and records of calls, which wait for that.
         self._stored: set[str] = set()
         self._calls: deque[Alias] = deque()
-        # Structures of wrong aliases, each with the key of the entry to which its alias led.
-        self._wrong: deque[tuple[str, str]] = deque()
+        # Structures of wrong aliases, each with the key of the entry to which its alias led, if it is known.
+        self._wrong: deque[tuple[str, str | None]] = deque()
 
     def find(self, structure: str) -> Alias | None:
         """Return the alias of a structure; only the program's own exceptions leave."""
@@ -69,7 +69,7 @@ class Aliases:
         """Forget an alias whose entry is gone, so that it is sent again after the next one is stored."""
         self._known[structure] = None
 
-    def drop(self, structure: str, key: str) -> None:
+    def drop(self, structure: str, key: str | None = None) -> None:
         """Have nobody use a wrong alias any more, once ``tell`` has sent it; keep the entry of ``key`` for a report."""
         self._known[structure] = None
         if not self._is_readonly:

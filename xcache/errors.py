@@ -18,10 +18,12 @@
     │   ├── NoLocksError            its file system does not lock files
     │   ├── NewerStoreError         a newer xcache wrote it
     │   └── ClosedStoreError        only its daemon and root may read it
+    ├── WrongVersionError       a function of xcache.jit is not what the record of its version says
     ├── UncacheableError        this program cannot be cached (with the reason)
     └── UnsupportedError        xcache does not work with this jax, jaxlib or operating system
 
-The hook lets none of them out: a program with xcache on sees jax's own exceptions and no others.
+The hook lets none of them out but WrongVersionError, which has to be asked for: a program with xcache on sees jax's own
+exceptions and no others.
 """
 
 from __future__ import annotations
@@ -134,6 +136,10 @@ class NewerStoreError(StoreError):
 
 class ClosedStoreError(StoreError):
     """Only the store's daemon and root may read it."""
+
+
+class WrongVersionError(XcacheError):
+    """A function gives another program than the record of its version; XCACHE_JIT=check raises it."""
 
 
 class UncacheableError(XcacheError):

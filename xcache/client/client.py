@@ -217,10 +217,11 @@ class Client:
             message = protocol.RememberAliases(batch)
             self._have_done(message)
 
-    def drop_alias(self, structure: str, key: str) -> None:
+    def drop_alias(self, structure: str, key: str | None) -> None:
         """Have the daemon forget this user's own alias of a structure, as it is wrong, and pin the entry of ``key``."""
         self._have_done(protocol.DropAlias(structure))
-        self._in_background(lambda c, timeout: c.demand(protocol.Pin([key]), protocol.Pinned, timeout))
+        if key is not None:
+            self._in_background(lambda c, timeout: c.demand(protocol.Pin([key]), protocol.Pinned, timeout))
 
     def announce(self, message: protocol.Announce, *, in_background: bool = False) -> None:
         """Announce a toolchain to the daemon, which watches it; with ``in_background``, the program does not wait."""

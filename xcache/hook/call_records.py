@@ -16,10 +16,6 @@ _WATCHING = (
 )  # fmt: skip
 
 
-class MustTraceError(Exception):
-    """The executable of a recorded call is gone, or jax wants to see its module."""
-
-
 class CallRecords:
     """Finds records of calls, and notes new ones."""
 
@@ -44,6 +40,10 @@ class CallRecords:
         alias = self._aliases.find(digest)
         return None if alias is None or not alias.record else alias
 
+    def drop(self, digest: str) -> None:
+        """Have nobody use a wrong record any more."""
+        self._aliases.drop(digest)
+
     def program_of(self, computation: Any) -> Alias | None:
         """Return the alias of a computation that was compiled or found; None if it has none."""
         return self._skipping.program_of(computation)
@@ -54,4 +54,7 @@ class CallRecords:
 
 
 def _must_trace(_: Any) -> Any:
-    raise MustTraceError
+    """Say that the executable of a recorded call is gone, or that jax wants to see its module."""
+    from xcache.hook.structure.encoding import MustLowerError
+
+    raise MustLowerError("no entry")

@@ -18,13 +18,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
-from jax._src import core, pjit, tree_util, util
+from jax._src import core, pjit, tree_util, util, xla_bridge
 
-from xcache.errors import UnsupportedError
+from xcache.errors import UnsupportedError, WrongVersionError
 from xcache.hook import current_calls, late_module
 from xcache.hook.calls import records, second_trace
 from xcache.hook.calls.description import Call, describe
 from xcache.hook.structure.encoding import MustLowerError
+from xcache.request import Alias
 from xcache.signals import reraise_if_the_programs
 from xcache.wire import protocol
 
@@ -112,16 +113,21 @@ class _Function:
 
     def _answer(self, *arguments: Any, **keywords: Any) -> Any:
         """Answer the dispatcher: the results, the data for its fast path, and whether to forget what it has."""
+        if not xla_bridge.backends_are_initialized() and core.trace_state_clean():
+            # With the backends comes the plugin that switches the cache on.
+            xla_bridge.get_backend()
         calls = current_calls()
         call = None if calls is None else self._described(calls, arguments, keywords)
         if calls is None or call is None:
             return self._miss(*arguments, **keywords)
-        ready = self._found(calls, call)
-        if ready is not None and not calls.check:
+        ready = None if calls.check else self._found(calls, call)
+        if ready is not None:
             calls.count("skipped")
             return self._run(ready, call)
         answer = self._miss(*arguments, **keywords)
-        self._record(calls, call, arguments, keywords)
+        made = self._record(calls, call, arguments, keywords)
+        if calls.check and made is not None:
+            self._compare(calls, made)
         return answer
 
     def _prepare(self, *given: Any) -> None:
@@ -187,8 +193,8 @@ class _Function:
         )
         return tree_util.tree_unflatten(ready.results, results), fast_path, False
 
-    def _record(self, calls: Any, call: Call, arguments: Any, keywords: Any) -> None:
-        """Write down what jax has just traced, lowered and compiled, for the next process."""
+    def _record(self, calls: Any, call: Call, arguments: Any, keywords: Any) -> Alias | None:
+        """Return the record of what jax has just traced, lowered and compiled, and have the next process find it."""
         try:
             traced = self.made.trace(*arguments, **keywords)
             lowered = traced.lower()
@@ -200,9 +206,30 @@ class _Function:
             if len(record) > _MOST_BYTES:
                 raise MustLowerError("large record")
             records.read(record, call.trees)
-            calls.note(program._replace(structure=call.digest, record=record))
+            made = program._replace(structure=call.digest, record=record)
+            if not calls.check:
+                calls.note(made)
         except BaseException as error:  # noqa: BLE001 - the program has its results already
             self._note(calls, error)
+            return None
+        return made
+
+    def _compare(self, calls: Any, made: Alias) -> None:
+        """Raise WrongVersionError, and forget the earlier record, if it says otherwise than this process."""
+        found = calls.find(made.structure)
+        if found is None:
+            calls.count("no record")
+            calls.note(made)
+            return
+        calls.count("checked")
+        differs = "program" if found.program != made.program else "results" if found.record != made.record else None
+        if differs is not None:
+            calls.drop(made.structure)
+            raise WrongVersionError(
+                f"{self._options.fun_sourceinfo} has another {differs} than an earlier process recorded for version"
+                f" {str(self._version)!r}; the version has to change with the code and its configuration"
+                " (xcache.version_of)"
+            )
 
     def _note(self, calls: Any, error: BaseException) -> None:
         """Count why jax has to trace; a bug in here must not stop the program."""

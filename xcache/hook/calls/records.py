@@ -7,6 +7,7 @@ value of any other type means that there is no record.
 from __future__ import annotations
 
 
+import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -170,12 +171,11 @@ def _make_mesh(devices: Any, shape: Any, names: Any, types: Any) -> Any:
 
 
 def _abstract_mesh(value: Any) -> tuple[Any, ...]:
-    _refuse("abstract device", getattr(value, "abstract_device", None))
-    return value.axis_sizes, value.axis_names, value.axis_types
+    return value.axis_sizes, value.axis_names, value.axis_types, value.abstract_device
 
 
-def _make_abstract_mesh(sizes: Any, names: Any, types: Any) -> Any:
-    return meshes.AbstractMesh(sizes, names, axis_types=types)
+def _make_abstract_mesh(sizes: Any, names: Any, types: Any, device: Any) -> Any:
+    return meshes.AbstractMesh(sizes, names, axis_types=types, abstract_device=device)
 
 
 def _spec(value: Any) -> tuple[Any, ...]:
@@ -225,6 +225,7 @@ _TYPES: list[tuple[str, Any, _Parts, Callable[..., Any]]] = [
     ("arguments", pxla.AllArgsInfo, lambda _: (), lambda: None),
     ("axis type", meshes.AxisType, lambda value: (value.name,), lambda name: meshes.AxisType[name]),
     ("spec", PartitionSpec, _spec, _make_spec),
+    ("abstract device", meshes.AbstractDevice, dataclasses.astuple, meshes.AbstractDevice),
 ]  # fmt: skip
 # Types of which a computation holds many equal values. Each is compared with what is made of it.
 _SHARED: dict[Any, tuple[str, Any, _Parts, Callable[..., Any]]] = {
