@@ -13,7 +13,7 @@ from xcache._version import __version__
 if TYPE_CHECKING:
     from xcache.direct import compile  # noqa: A004
     from xcache.hook import Handle, disable, enable, stats
-    from xcache.hook.calls.jitted import jit
+    from xcache.hook.calls.jit import jit
     from xcache.hook.calls.versions import version_of
     from xcache.statistics import Statistics
 
@@ -25,7 +25,7 @@ _HOMES = {
     "compile": ("xcache.direct", "compile"),
     "disable": ("xcache.hook", "disable"),
     "enable": ("xcache.hook", "enable"),
-    "jit": ("xcache.hook.calls.jitted", "jit"),
+    "jit": ("xcache.hook.calls.jit", "jit"),
     "version_of": ("xcache.hook.calls.versions", "version_of"),
     "stats": ("xcache.hook", "stats"),
 }

@@ -25,7 +25,7 @@ if _CONTEXT is None and hasattr(jax, "make_user_context"):
 def check() -> None:
     """Raise UnsupportedError if this version of jax cannot be made to trace anew."""
     if _CONTEXT is None:
-        raise UnsupportedError("xcache.jit is jax.jit with this version of jax")
+        raise UnsupportedError("it always uses what it has traced before")
 
 
 def compare(traced: Any, trace: Callable[[], Any]) -> None:

@@ -1,8 +1,7 @@
-"""``xcache.jit``: jax's jit, whose calls are neither traced nor lowered where an earlier process did so.
+"""Answer jax's dispatcher, in C++, which asks a Python function for each call that it has not met before.
 
-jax's dispatcher, in C++, asks a Python function for what it has not met before. ``jit`` puts another function in that
-place, which looks for a record of the call first. What it answers takes jax's fast path from then on, in a cache of its
-own: jax's would serve it to a plain ``jax.jit`` of the same function.
+Here is another such function, which looks for a record of the call first. What it answers takes jax's fast path from
+then on, in a cache of its own: jax's would serve it to a plain ``jax.jit`` of the same function.
 """
 
 from __future__ import annotations
@@ -17,13 +16,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import jax
 from jax._src import core, pjit, tree_util, util, xla_bridge
 
 from xcache.errors import UnsupportedError, WrongVersionError
 from xcache.hook import current_calls, late_module
+from xcache.hook.call_records import CallRecords
 from xcache.hook.calls import records, second_trace
 from xcache.hook.calls.description import Call, describe
+from xcache.hook.calls.jit import call_of
 from xcache.hook.structure.encoding import MustLowerError
 from xcache.request import Alias
 from xcache.signals import reraise_if_the_programs
@@ -44,29 +44,6 @@ _NOTHING = {
 }
 
 
-def jit(fun: Callable[..., Any] | None = None, *, version: str, **options: Any) -> Any:
-    """Return ``jax.jit(fun, **options)``, which in a later process neither traces nor lowers what it did in this one.
-
-    ``version`` stands for the code and its configuration: everything that tracing reads beside the arguments. A text
-    that does not change with them makes xcache run the old program. ``xcache.version_of`` makes a good one. Without
-    ``fun``, return a decorator.
-
-    The result has ``prepare`` beside jax's own methods. With the cache off, under another transformation, and where
-    jax does not allow it, it is ``jax.jit``.
-    """
-    if not isinstance(version, str):
-        raise TypeError(f"version must be a text, not {type(version).__name__}")
-    if fun is None:
-        return functools.partial(jit, version=version, **options)
-    plain = jax.jit(fun, **options)
-    try:
-        second_trace.check()
-        return _Function(fun, plain, version).made
-    except UnsupportedError as error:
-        logger.debug("%s", error)
-        return plain
-
-
 class Ready(NamedTuple):
     """A loaded executable, and the tree of its results."""
 
@@ -74,11 +51,12 @@ class Ready(NamedTuple):
     results: Any
 
 
-class _Function:
-    """Answers jax's dispatcher for one function."""
+class Function:
+    """Answers jax's dispatcher for one function; ``made`` is what the program calls."""
 
     def __init__(self, fun: Any, plain: Any, version: str) -> None:
         self._fun, self._version = fun, version
+        second_trace.check()
         try:
             state = plain.__getstate__()
             self._miss, self._options = state["cache_miss"], plain._jit_info
@@ -89,8 +67,10 @@ class _Function:
             state.update(cache_miss=answer, cache=pjit._jax.PjitFunctionCache(capacity=4096))
             made.__setstate__(state)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise UnsupportedError(f"xcache.jit is jax.jit with this version of jax: {error}") from None
+            raise UnsupportedError(str(error)) from None
         self._ready: dict[str, Ready] = {}
+        # Calls that jax has traced here, and that were recorded or cannot be.
+        self._traced: set[str] = set()
         # After a clear, jax would trace anew.
         self._is_cleared = False
         functools.update_wrapper(made, fun)
@@ -113,10 +93,7 @@ class _Function:
 
     def _answer(self, *arguments: Any, **keywords: Any) -> Any:
         """Answer the dispatcher: the results, the data for its fast path, and whether to forget what it has."""
-        if not xla_bridge.backends_are_initialized() and core.trace_state_clean():
-            # With the backends comes the plugin that switches the cache on.
-            xla_bridge.get_backend()
-        calls = current_calls()
+        calls = _calls()
         call = None if calls is None else self._described(calls, arguments, keywords)
         if calls is None or call is None:
             return self._miss(*arguments, **keywords)
@@ -136,14 +113,14 @@ class _Function:
         Each is a tuple of arguments, or ``inspect.signature(fun).bind(...)`` for a call with keywords. A
         ``jax.ShapeDtypeStruct`` stands for an array. The compiler's exceptions reach the program.
         """
-        calls, settings = current_calls(), late_module.settings()
+        calls, settings = _calls(), late_module.settings()
 
         def under_settings(function: Callable[..., Any], *arguments: Any) -> Any:
             with late_module.under(settings):
                 return function(*arguments)
 
         with contextlib.closing(_Threads()) as threads:
-            wanted = [_arguments(each) for each in given]
+            wanted = [call_of(each) for each in given]
             described = [None if calls is None else self._described(calls, *each) for each in wanted]
             loading = [None if call is None else threads.submit(under_settings, self._found, calls, call)
                        for call in described]  # fmt: skip
@@ -158,7 +135,7 @@ class _Function:
                 if calls is not None and call is not None:
                     self._record(calls, call, *wanted[number])
 
-    def _described(self, calls: Any, arguments: Any, keywords: Any) -> Call | None:
+    def _described(self, calls: CallRecords, arguments: Any, keywords: Any) -> Call | None:
         """Return the description of a call; None if jax has to trace it."""
         if self._is_cleared or not core.trace_state_clean() or calls.is_watched():
             return None
@@ -168,7 +145,7 @@ class _Function:
             self._note(calls, error)
             return None
 
-    def _found(self, calls: Any, call: Call) -> Ready | None:
+    def _found(self, calls: CallRecords, call: Call) -> Ready | None:
         """Return the executable of a call that was recorded, loaded; None if jax has to trace it."""
         ready = self._ready.get(call.digest)
         if ready is not None:
@@ -193,8 +170,11 @@ class _Function:
         )
         return tree_util.tree_unflatten(ready.results, results), fast_path, False
 
-    def _record(self, calls: Any, call: Call, arguments: Any, keywords: Any) -> Alias | None:
+    def _record(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any) -> Alias | None:
         """Return the record of what jax has just traced, lowered and compiled, and have the next process find it."""
+        if call.digest in self._traced:
+            return None
+        self._traced.add(call.digest)
         try:
             traced = self.made.trace(*arguments, **keywords)
             lowered = traced.lower()
@@ -214,7 +194,7 @@ class _Function:
             return None
         return made
 
-    def _compare(self, calls: Any, made: Alias) -> None:
+    def _compare(self, calls: CallRecords, made: Alias) -> None:
         """Raise WrongVersionError, and forget the earlier record, if it says otherwise than this process."""
         found = calls.find(made.structure)
         if found is None:
@@ -231,7 +211,7 @@ class _Function:
                 " (xcache.version_of)"
             )
 
-    def _note(self, calls: Any, error: BaseException) -> None:
+    def _note(self, calls: CallRecords, error: BaseException) -> None:
         """Count why jax has to trace; a bug in here must not stop the program."""
         reraise_if_the_programs(error)
         is_known = isinstance(error, MustLowerError)
@@ -239,6 +219,13 @@ class _Function:
         logger.debug(
             "traced: %s: %s%s", self._options.fun_sourceinfo, "" if is_known else f"{type(error).__name__}: ", error
         )
+
+
+def _calls() -> CallRecords | None:
+    """Return the records of calls, if the cache is on. The plugin that switches it on comes with jax's backends."""
+    if not xla_bridge.backends_are_initialized() and core.trace_state_clean():
+        xla_bridge.get_backend()
+    return current_calls()
 
 
 class _Threads(ThreadPoolExecutor):
@@ -252,14 +239,10 @@ class _Threads(ThreadPoolExecutor):
         self.shutdown(cancel_futures=True)
 
 
-def _arguments(call: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return (call.args, call.kwargs) if isinstance(call, inspect.BoundArguments) else (tuple(call), {})
-
-
 class _Clearing:
     """Poses as one of jax's caches, so that ``jax.clear_caches()`` reaches a function that is still in use."""
 
-    def __init__(self, function: _Function) -> None:
+    def __init__(self, function: Function) -> None:
         self._function = weakref.ref(function)
 
     def cache_clear(self) -> None:

@@ -1,0 +1,131 @@
+"""Calls of functions of ``xcache.jit``: the same whether they are traced or answered from a record."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import pytest
+from support.command_line import Shell
+from support.program_files import program_text
+from support.programs import FOUR_DEVICES
+
+ON = {"XCACHE": "1", "XCACHE_LOWERING": "skip"}
+# Without it a function cannot be traced anew, and xcache.jit is jax.jit.
+RECORDS = hasattr(jax, "make_user_context")
+
+
+def said(place, program, **settings):
+    """Run a program that prints JSON, and return that."""
+    ran = place.run(program, **settings)
+    assert ran.returncode == 0, ran.stderr
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def test_a_call_is_the_same_whether_it_is_traced_or_not(place):
+    program = program_text("call_jitted")
+    off, cold, warm, checked = (
+        said(place, program, **FOUR_DEVICES, **settings) for settings in ({}, ON, ON, {**ON, "XCACHE_JIT": "check"})
+    )
+    assert off["shown"] == cold["shown"] == warm["shown"] == checked["shown"]
+    for ran in (cold, warm, checked):
+        assert ran["stats"]["errors"] == {}
+        assert "error" not in ran["stats"]["calls"]
+    if RECORDS:
+        assert not any(warm["traced"].values())
+        assert checked["traced"].keys() == off["traced"].keys()
+        # A numpy array and one of jax make the same call, which is checked once.
+        assert warm["stats"]["calls"]["skipped"] >= checked["stats"]["calls"]["checked"] >= 25
+    else:
+        assert warm["traced"] == off["traced"]
+
+
+PROGRAM = """
+import dataclasses, json, os, xcache
+def scaled(x):
+    return x * float(os.environ["FACTOR"])
+traced = []
+@xcache.jit(version=os.environ.get("VERSION", "1"))
+def function(x):
+    traced.append(1)
+    return scaled(x) + 1
+try:
+    result = float(function(2.0))
+except xcache.errors.WrongVersionError as error:
+    result = str(error)
+print(json.dumps({"result": result, "traced": len(traced), "stats": dataclasses.asdict(xcache.stats())}))
+"""
+
+
+@pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
+def test_checking_finds_a_version_that_did_not_change_with_its_code(place):
+    assert said(place, PROGRAM, **ON, FACTOR="3")["result"] == 7
+    # The version is the program's word: nobody looks into what it calls.
+    assert said(place, PROGRAM, **ON, FACTOR="4")["result"] == 7
+    assert said(place, PROGRAM, **ON, FACTOR="4", VERSION="2")["result"] == 9
+    found = said(place, PROGRAM, **ON, FACTOR="4", XCACHE_JIT="check")["result"]
+    assert "function at" in found
+    assert "another program" in found
+    assert "version '1'" in found
+    # The wrong record is gone.
+    after = said(place, PROGRAM, **ON, FACTOR="4")
+    assert (after["result"], after["stats"]["calls"]) == (9, {"no record": 1})
+    assert said(place, PROGRAM, **ON, FACTOR="4", XCACHE_JIT="check")["stats"]["calls"] == {"checked": 1}
+
+
+@pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
+def test_a_call_is_traced_where_there_is_no_record_to_use(place):
+    for settings in ({**ON, "XCACHE_JIT": "off"}, {**ON, "XCACHE": "readonly"}, {**ON, "XCACHE_LOWERING": "off"}, ON):
+        assert said(place, PROGRAM, **settings, FACTOR="3")["traced"]
+    assert said(place, PROGRAM, **ON, FACTOR="3")["traced"] == 0
+    for watched in ("JAX_DEBUG_NANS", "JAX_LOG_COMPILES", "JAX_CHECK_TRACER_LEAKS"):
+        assert said(place, PROGRAM, **ON, FACTOR="3", **{watched: "1"})["traced"] >= 1
+    Shell(place).say("clear", "--yes")
+    ran = said(place, PROGRAM, **ON, FACTOR="3")
+    assert (ran["result"], ran["stats"]["misses"]) == (7, 1)
+    assert said(place, PROGRAM, **ON, FACTOR="3")["traced"] == 0
+
+
+def test_what_is_prepared_is_neither_traced_nor_compiled_when_it_is_called(place):
+    program = program_text("prepare_buckets")
+    off, cold, warm = (said(place, program, **settings) for settings in ({}, ON, ON))
+    for ran in (off, cold, warm):
+        assert ran["results"] == off["results"]
+        assert ran["wrong"] == off["wrong"]
+        assert (ran["traced"], ran["compiles"], ran["left"]) == ([], 0, [])
+    assert off["prepared"] == cold["prepared"] == [1, 2, 4, 8]
+    if RECORDS:
+        assert warm["prepared"] == []
+        assert warm["stats"]["calls"]["skipped"] == 4
+
+
+MODULES = {"first": "import second", "second": "from third import three", "third": "import fourth\nthree = 3"}
+COVERING = """
+import json, sys, xcache
+import first, fourth
+traced = []
+version = xcache.version_of(first)
+@xcache.jit(version=version)
+def function(x):
+    traced.append(1)
+    return fourth.times(x)
+print(json.dumps({"result": float(function(2.0)), "traced": len(traced), "covered": version.covered}))
+"""
+
+
+def test_a_version_changes_with_a_file_three_modules_away(place):
+    def ran_in(checkout, factor):
+        folder = place.root / checkout
+        folder.mkdir(exist_ok=True)
+        for name, text in {**MODULES, "fourth": f"def times(x):\n    return x * {factor}\n"}.items():
+            (folder / f"{name}.py").write_text(text)
+        return said(place, COVERING, **ON, PYTHONPATH=f"{folder}", PYTHONDONTWRITEBYTECODE="1")
+
+    first, again, changed, elsewhere, same = (
+        ran_in(*asked) for asked in (("here", 3), ("here", 3), ("here", 4), ("there", 5), ("there", 3))
+    )
+    assert [ran["result"] for ran in (first, again, changed, elsewhere, same)] == [6, 6, 8, 10, 6]
+    assert first["covered"] == ["first (1 file)", "fourth (1 file)", "second (1 file)", "third (1 file)"]
+    if RECORDS:
+        # The same files in another checkout are the same code.
+        assert [bool(ran["traced"]) for ran in (first, again, changed, elsewhere, same)] == [1, 0, 1, 1, 0]
