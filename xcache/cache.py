@@ -36,7 +36,7 @@ from xcache.errors import (
 from xcache.prefetch.history import History
 from xcache.prefetch.prefetcher import LoadedAhead, Prefetcher
 from xcache.prefetch.worker import Fetcher, LoadsAhead
-from xcache.request import Outcome, Request
+from xcache.request import Alias, Outcome, Request
 from xcache.signals import reraise_if_the_programs
 from xcache.storing import Compiled, StoreQueue, Storer, serialize_first
 from xcache.trouble import Trouble

@@ -39,14 +39,16 @@ except TypeError as error:
     wrong = re.sub("0x[0-9a-f]+", "", str(error))
 left = [thread.name for thread in threading.enumerate() if thread.name.startswith("xcache-prepare")]
 print(
-    json.dumps({
-        "results": [np.asarray(result).tolist() for result in results],
-        "prepared": prepared,
-        "traced": traced,
-        "compiles": len(compiles),
-        "wrong": wrong,
-        "left": left,
-        "stats": dataclasses.asdict(xcache.stats()),
-    }),
+    json.dumps(
+        {
+            "results": [np.asarray(result).tolist() for result in results],
+            "prepared": prepared,
+            "traced": traced,
+            "compiles": len(compiles),
+            "wrong": wrong,
+            "left": left,
+            "stats": dataclasses.asdict(xcache.stats()),
+        }
+    ),
     file=sys.stdout,
 )

@@ -210,7 +210,8 @@ class Client:
         """Have the daemon keep aliases, after the entries of their programs; facts may have ``MAX_RECORD`` bytes."""
         left = deque(aliases)
         while left:
-            batch, size = [], 0
+            batch: list[list[str | bytes]] = []
+            size = 0
             while left and (not batch or _fits(len(batch), size + len(left[0].facts))):
                 size += len(left[0].facts)
                 batch.append([*left.popleft()])

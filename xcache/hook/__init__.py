@@ -113,14 +113,12 @@ class Handle:
             logger.debug("%s", error)
             return skipping.NEVER
 
-    def _call_records(
-        self, skipping: skipping.Skipping | skipping.Never, settings: config.Config
-    ) -> call_records.CallRecords | None:
+    def _call_records(self, skipping: Any, settings: config.Config) -> call_records.CallRecords | None:
         """Return the records of calls, if they are wanted; they need lowering to be skipped."""
         from xcache.hook import call_records
         from xcache.hook.skipping import NEVER
 
-        if isinstance(skipping, type(NEVER)) or settings.lowering != "skip" or settings.jit == "off":
+        if skipping is NEVER or settings.lowering != "skip" or settings.jit == "off":
             return None
         try:
             return call_records.CallRecords(skipping, self._cache, check=settings.jit == "check")

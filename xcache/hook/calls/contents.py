@@ -212,5 +212,3 @@ _HANDLERS: tuple[tuple[Any, Any], ...] = (
     (jax.Array, _jax_array),
     (np.ndarray, _array),
 )
-
-

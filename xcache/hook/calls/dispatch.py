@@ -35,7 +35,7 @@ logger = logging.getLogger("xcache")
 _MOST_THREADS = min(8, os.cpu_count() or 1)
 _MOST_BYTES = protocol.MAX_RECORD - 1024
 # Of jax's function for the fast path: the names of its parameters, and what is given for those of no record.
-_NOTHING = {
+_NOTHING: dict[str, Any] = {
     "effects": frozenset(),
     "consts_for_constvars": (),
     "abstracted_axes": None,
@@ -62,7 +62,8 @@ class Function:
             self._miss, self._options = state["cache_miss"], plain._jit_info
             parameters = inspect.signature(pjit._get_fastpath_data).parameters
             self._fast_path = {name: _NOTHING[name] for name in list(parameters)[4:]}
-            made = type(plain).__new__(type(plain))
+            kind: Any = type(plain)
+            made = kind.__new__(kind)
             answer = pjit.api_boundary(self._answer)
             state.update(cache_miss=answer, cache=pjit._jax.PjitFunctionCache(capacity=4096))
             made.__setstate__(state)
@@ -124,9 +125,7 @@ class Function:
             described = [None if calls is None else self._described(calls, *each) for each in wanted]
             loading = [None if call is None else threads.submit(under_settings, self._found, calls, call)
                        for call in described]  # fmt: skip
-            missing = [
-                number for number, loaded in enumerate(loading) if loaded is None or loaded.result() is None
-            ]
+            missing = [number for number, loaded in enumerate(loading) if loaded is None or loaded.result() is None]
             lowered = [self.made.trace(*wanted[number][0], **wanted[number][1]).lower() for number in missing]
             compiling = [threads.submit(under_settings, each._lowering.compile) for each in lowered]
             for number, compiled in zip(missing, compiling, strict=True):
@@ -165,9 +164,7 @@ class Function:
 
     def _run(self, ready: Ready, call: Call) -> Any:
         results = ready.executable.unsafe_call(*call.leaves)
-        fast_path = pjit._get_fastpath_data(
-            ready.executable, ready.results, call.leaves, results, **self._fast_path
-        )
+        fast_path = pjit._get_fastpath_data(ready.executable, ready.results, call.leaves, results, **self._fast_path)
         return tree_util.tree_unflatten(ready.results, results), fast_path, False
 
     def _record(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any) -> Alias | None:

@@ -6,7 +6,6 @@ value of any other type means that there is no record.
 
 from __future__ import annotations
 
-
 import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
@@ -34,7 +33,8 @@ _FORMAT = 1
 _LEFT_OUT = ("_hlo", "_executable")
 _MOST_BYTES = 16 * 1024 * 1024
 _PLAIN = (type(None), bool, int, float, str, bytes)
-_LAYOUT = getattr(layout, "Layout", None)
+# Named so since jax 0.7.
+_LAYOUT: Any = getattr(layout, "Layout", None)
 _UNCONSTRAINED = PartitionSpec.UNCONSTRAINED
 
 

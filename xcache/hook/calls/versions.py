@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import importlib.util
@@ -128,10 +129,8 @@ def _distribution(name: str, file: Path) -> metadata.Distribution | None:
 
 def _distributions(name: str) -> Iterator[metadata.Distribution]:
     """Yield the distributions that may contain a package: first the one of its name, which is found at once."""
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         yield metadata.distribution(name)
-    except metadata.PackageNotFoundError:
-        pass
     for other in _providers().get(name, ()):
         yield metadata.distribution(other)
 
