@@ -106,7 +106,7 @@ SETTINGS = (
     Setting(
         "lowering",
         "text",
-        "off",
+        "skip",
         "whether jax's lowering is skipped for a program whose structure is known",
         "skip, check (lower, and compare with what would have been skipped) or off",
         lambda text: parsing.parse_choice(text, ("skip", "check", "off")),
