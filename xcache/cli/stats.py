@@ -19,7 +19,7 @@ _LATER = ("invalidated_by_hand", "stale_removed")
 _BYTES = ("bytes_read", "bytes_written")
 _SECONDS = ("compile_seconds", "load_seconds", "wait_seconds", "saved_seconds")
 _SHOWN_CHANGES = 10
-_GROUPS = ("uncacheable", "errors", "lowerings")
+_GROUPS = ("uncacheable", "errors", "lowerings", "calls")
 
 
 @click.command()
@@ -30,7 +30,7 @@ def stats(zero: bool, as_json: bool) -> None:
 
     The counts are of all programs that use this store. The hit rate is of requests that can be cached. Of the reasons
     for lowerings, "no alias" means none yet, as in a program's first run; "checked" means that XCACHE_LOWERING=check
-    compared one.
+    compared one. Calls are those of functions that xcache.jit made.
 
     \b
     JSON: {"since": float or null (the beginning), "requests": int, "hits": int, "misses": int,
@@ -39,7 +39,7 @@ def stats(zero: bool, as_json: bool) -> None:
            "bytes_read": int, "bytes_written": int,
            "compile_seconds": float, "load_seconds": float, "wait_seconds": float, "saved_seconds": float,
            "uncacheable": {REASON: int}, "errors": {KIND: int},
-           "lowerings": {"skipped": int, REASON: int}, "other": {NAME: float},
+           "lowerings": {"skipped": int, REASON: int}, "calls": {"skipped": int, REASON: int}, "other": {NAME: float},
            "invalidations": [{"at": float, "toolchain": str or null, "reason": str, "entries": int,
            "bytes": int}] (the latest)}
 
@@ -96,7 +96,8 @@ def _lines(counted: Mapping[str, Any]) -> list[tuple[str, str]]:
         *((f"    {reason}", str(amount)) for reason, amount in counted["uncacheable"].items()),
         ("errors", str(sum(counted["errors"].values()))),
         *((f"  {kind}", str(amount)) for kind, amount in counted["errors"].items()),
-        *_lowerings(counted["lowerings"]),
+        *_skipped("lowerings skipped", counted["lowerings"]),
+        *_skipped("calls not traced", counted["calls"]),
         ("stored", f"{counted['stores']} ({size(counted['bytes_written'])})"),
         ("evicted", str(counted["evictions"])),
         ("set aside", str(counted["quarantined"])),
@@ -110,13 +111,13 @@ def _lines(counted: Mapping[str, Any]) -> list[tuple[str, str]]:
     return lines + [(name, f"{amount:g}") for name, amount in counted["other"].items()]
 
 
-def _lowerings(counted: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the share of lowerings that were skipped, and the reasons for the others."""
+def _skipped(name: str, counted: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the share of what was skipped, and the reasons for the rest."""
     if not counted:
         return []
     skipped, total = counted.get("skipped", 0), sum(counted.values())
     reasons = [(f"  {reason}", str(amount)) for reason, amount in counted.items() if reason != "skipped"]
-    return [("lowerings skipped", f"{skipped} of {total} ({skipped / total:.1%})"), *reasons]
+    return [(name, f"{skipped} of {total} ({skipped / total:.1%})"), *reasons]
 
 
 def _invalidated(counted: Mapping[str, Any]) -> str:

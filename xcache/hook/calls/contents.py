@@ -199,7 +199,7 @@ def _is_memo(value: Any) -> bool:
 _HEAP_TYPE = 1 << 9
 # Native classes whose instances are known by their items, and what these are.
 _ITEMS: dict[type, Any] = {kind: kind for kind in (dict, list, tuple, str, int, float)}
-_TRANSPARENT = {object, *_ITEMS}
+_TRANSPARENT = {object, types.SimpleNamespace, *_ITEMS}
 _HANDLERS: tuple[tuple[Any, Any], ...] = (
     (types.FunctionType, _function),
     (types.MethodType, _method),

@@ -14,9 +14,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from xcache.hook.calls.contents import Contents
-from xcache.hook.structure.encoding import MustLowerError
-
 _SOURCE = (".py", ".so", ".pyd")
 _IMPORT = re.compile(rb"^[ \t]*(?:from[ \t]+([A-Za-z_]\w*)|import[ \t]+([^#\r\n]+))", re.MULTILINE)
 
@@ -36,6 +33,9 @@ def version_of(*modules: types.ModuleType | str, config: Any = None) -> Version:
     """
     if not modules:
         raise TypeError("version_of needs a module or package")
+    from xcache.hook.calls.contents import Contents
+    from xcache.hook.structure.encoding import MustLowerError
+
     contents = Contents()
     try:
         contents.encode(config)

@@ -1,0 +1,153 @@
+"""The content of the program's own values: equal where it is the same, and different where anything differs."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import functools
+import types
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xcache.hook.calls.contents import Contents
+from xcache.hook.structure.encoding import MustLowerError
+
+
+def told(value, *, lenient=False):
+    contents = Contents()
+    contents.is_lenient = lenient
+    contents.encode(value)
+    return contents.digest()
+
+
+class Colour(enum.Enum):
+    RED, BLUE = 1, 2
+
+
+@dataclasses.dataclass
+class Options:
+    rate: float
+    layers: tuple[int, ...] = (1, 2)
+
+
+class Slotted:
+    __slots__ = ("held",)
+
+    def __init__(self, held):
+        self.held = held
+
+
+class Point(collections.namedtuple("Point", "x y")):
+    __slots__ = ()
+
+
+class Settings(dict):
+    """A dictionary of the program's own class."""
+
+
+def scaling(factor, by=1):
+    def scaled(x, plus=by):
+        return x * factor + plus
+
+    return scaled
+
+
+def of_text(text, **names):
+    """Return the function that a text defines."""
+    space = {"__name__": "of_text", **names}
+    exec(text, space)  # noqa: S102 - the text is one of this file's
+    return space["function"]
+
+
+SAME = {
+    "closure": lambda: scaling(2.0),
+    "partial": lambda: functools.partial(scaling(2.0), plus=3),
+    "method": lambda: Options(1.0).__eq__,
+    "bound": lambda: Slotted(2).__reduce__,
+    "dataclass": lambda: Options(1e-3),
+    "slots": lambda: Slotted([1, {"a": 2}]),
+    "named tuple": lambda: Point(1, 2),
+    "dictionary": lambda: Settings(a=1),
+    "namespace": lambda: types.SimpleNamespace(a=1, b=(2, None)),
+    "enum": lambda: Colour.RED,
+    "class": lambda: Options,
+    "module": lambda: jnp,
+    "jitted": lambda: jax.jit(scaling(2.0)),
+    "function of jax": lambda: jax.nn.gelu,
+    "dtype": lambda: np.dtype("float32"),
+    "jax's dtype": lambda: jnp.bfloat16,
+    "array": lambda: np.arange(3),
+    "tree": lambda: jax.tree.structure({"a": Point(1, [2])}),
+    "code": lambda: of_text("def function(x): return x + 1"),
+    "recursive": lambda: recursive(),
+}
+DIFFERENT = {
+    "value closed over": (lambda: scaling(2.0), lambda: scaling(2)),
+    "default": (lambda: scaling(2.0), lambda: scaling(2.0, by=2)),
+    "partial's argument": (lambda: functools.partial(max, 1), lambda: functools.partial(max, 2)),
+    "object of a method": (lambda: Options(1.0).__eq__, lambda: Options(2.0).__eq__),
+    "field": (lambda: Options(1e-3), lambda: Options(1e-3, (1, 3))),
+    "slot": (lambda: Slotted(1), lambda: Slotted(2)),
+    "item": (lambda: Settings(a=1), lambda: Settings(a=2)),
+    "member": (lambda: Colour.RED, lambda: Colour.BLUE),
+    "class": (lambda: Options, lambda: Slotted),
+    "jitted": (lambda: jax.jit(scaling(2.0)), lambda: jax.jit(scaling(3.0))),
+    "element": (lambda: np.arange(3), lambda: np.array([0, 1, 3])),
+    "type of array": (lambda: np.arange(3), lambda: np.arange(3.0)),
+    "tree": (lambda: jax.tree.structure((1, 2)), lambda: jax.tree.structure([1, 2])),
+    "constant": (lambda: of_text("def function(x): return x + 1"), lambda: of_text("def function(x): return x + 2")),
+    "inner constant": (
+        lambda: of_text("def function(x): return [y + 1 for y in x]"),
+        lambda: of_text("def function(x): return [y + 2 for y in x]"),
+    ),
+    "global": (
+        lambda: of_text("def function(x): return x * RATE", RATE=1e-3),
+        lambda: of_text("def function(x): return x * RATE", RATE=1e-4),
+    ),
+    "operation": (lambda: of_text("def function(x): return x + 1"), lambda: of_text("def function(x): return x - 1")),
+    "name called": (lambda: of_text("def function(x): return f(x)"), lambda: of_text("def function(x): return g(x)")),
+}
+
+
+def recursive():
+    held = Slotted(None)
+    held.held = [held]
+    return held
+
+
+@pytest.mark.parametrize("make", SAME.values(), ids=SAME)
+def test_the_same_content_has_the_same_digest(make):
+    assert told(make()) == told(make())
+
+
+@pytest.mark.parametrize("make", DIFFERENT.values(), ids=DIFFERENT)
+def test_another_content_has_another_digest(make):
+    first, second = make
+    assert told(first()) != told(second())
+
+
+def test_a_place_does_not_count():
+    moved = of_text("\n\n\ndef function(x): return x + 1")
+    assert told(moved) == told(of_text("def function(x): return x + 1"))
+
+
+@pytest.mark.parametrize("value", [object(), iter(()), (each for each in ()), np.random.default_rng(0), open])
+def test_what_cannot_be_told_is_told_by_its_class_where_that_is_enough(value):
+    if value is not open:
+        with pytest.raises(MustLowerError):
+            told(value)
+    assert told(scaling(value), lenient=True) == told(scaling(value), lenient=True)
+    assert told(scaling(value), lenient=True) != told(scaling(1), lenient=True)
+
+
+def test_an_object_is_not_followed_for_ever():
+    with pytest.raises(MustLowerError):
+        told([Slotted(number) for number in range(100_000)])
+    with pytest.raises(MustLowerError):
+        told(np.zeros(10_000_000, np.int8))
+    assert told(Path("a"), lenient=True)

@@ -1,0 +1,62 @@
+"""The tree of a function's results is written without pickling, and read in another process."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+
+import jax
+import msgpack
+import pytest
+
+from xcache.hook.calls import trees
+from xcache.hook.structure.encoding import MustLowerError
+
+Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - as programs have it
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Node:
+    value: object
+    kind: object = dataclasses.field(metadata={"static": True})
+
+
+def structure(value):
+    return jax.tree.structure(value)
+
+
+def through(tree, arguments, others=None):
+    form = msgpack.unpackb(msgpack.packb(trees.written(tree, arguments)))
+    return trees.read(form, arguments if others is None else others)
+
+
+@pytest.mark.parametrize(
+    "value", [1, None, (), [], {}, (1, [2, None], {"b": 1, "a": (2,)}), Pair(1, [2]), {3: 1, 1: 2}, [Pair({}, 1)]]
+)
+def test_trees_of_containers_come_back(value):
+    assert through(structure(value), []) == structure(value)
+
+
+def test_a_node_of_the_programs_own_refers_to_an_equal_one_of_the_arguments():
+    def kind():
+        """Stand for a function that the program holds."""
+
+    argument = structure((1, {"state": Node([1, 2], kind)}))
+    result = structure((Node([1, 2], kind), 3))
+    assert through(result, [structure(4), argument]) == result
+    # In another process the arguments' own objects take its place.
+    other = structure((1, {"state": Node([1, 2], len)}))
+    assert through(result, [structure(4), argument], [structure(4), other]) == structure((Node([1, 2], len), 3))
+
+
+def test_what_cannot_be_written_is_said():
+    for value in (Node(1, "kind"), {("a", 1): 2}, [Node(1, object())]):
+        with pytest.raises(MustLowerError):
+            trees.written(structure(value), [structure((Node([1], "kind"),))])
+
+
+def test_a_form_names_no_class_but_a_named_tuple():
+    for module, name in (("builtins", "list"), ("os", "system"), ("no", "where"), (__name__, "Node")):
+        with pytest.raises(ValueError, match="named tuple"):
+            trees.read(["named", [module, name], []], [])

@@ -1,0 +1,81 @@
+"""``version_of`` says what it covers, and changes with all of it."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+
+import pytest
+
+import xcache
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Yield a folder on the path; forget what was imported from it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def test_a_package_counts_with_all_its_files_and_imports(modules):
+    package = modules / "trains" / "deep"
+    package.mkdir(parents=True)
+    (modules / "trains" / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("def f():\n    from helps import h  # later\n")
+    (modules / "helps.py").write_text("import numpy as np, json\nimport not_there\n")
+    first = xcache.version_of("trains")
+    assert first.covered[0] == "helps (1 file)"
+    assert first.covered[1].startswith("numpy ")
+    assert first.covered[2:] == ("trains (2 files)",)
+    assert xcache.version_of("trains") == xcache.version_of("trains.deep") == first
+    versions = {first}
+    for file, text in (
+        (package / "__init__.py", "def f():\n    from helps import h  # sooner\n"),
+        (package / "new.py", ""),
+        (modules / "helps.py", "import json\n"),
+    ):
+        file.write_text(text)
+        versions.add(xcache.version_of("trains"))
+    (package / "new.py").rename(package / "newer.py")
+    versions.add(xcache.version_of("trains"))
+    assert len(versions) == 5
+    (package / "__pycache__").mkdir(exist_ok=True)
+    (package / "__pycache__" / "x.py").write_text("")
+    assert xcache.version_of("trains") in versions
+
+
+def test_an_installed_distribution_counts_by_its_name_and_version():
+    assert any(covered.startswith("msgpack ") for covered in xcache.version_of("msgpack").covered)
+    # The package's name is not the distribution's.
+    assert any(covered.lower().startswith("pyyaml ") for covered in xcache.version_of("yaml").covered)
+
+
+@dataclasses.dataclass
+class Config:
+    rate: float = 1e-3
+    sizes: tuple[int, ...] = (1, 2)
+
+
+def test_a_config_counts_by_its_content():
+    configs = [
+        None, {"a": 1}, {"a": 1.0}, {"a": [1]}, Config(), Config(2e-3), Config(sizes=(1,)), argparse.Namespace(a=1),
+    ]  # fmt: skip
+    versions = [xcache.version_of("msgpack", config=config) for config in configs]
+    assert len(set(versions)) == len(configs)
+    assert xcache.version_of("msgpack", config=Config()) == xcache.version_of("msgpack", config=Config())
+    assert "the config (Config)" in xcache.version_of("msgpack", config=Config()).covered
+
+
+def test_what_cannot_be_told_is_refused():
+    with pytest.raises(TypeError, match="needs a module"):
+        xcache.version_of()
+    with pytest.raises(TypeError, match="config"):
+        xcache.version_of("msgpack", config=object())
+    with pytest.raises(ValueError, match="not_there"):
+        xcache.version_of("not_there")
+    with pytest.raises(TypeError, match="version must be a text"):
+        xcache.jit(len, version=3)
