@@ -12,7 +12,7 @@ import pytest
 from xcache.hook.calls import trees
 from xcache.hook.structure.encoding import MustLowerError
 
-Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024 - as programs have it
+Pair = collections.namedtuple("Pair", "left right")
 
 
 @jax.tree_util.register_dataclass
