@@ -165,7 +165,7 @@ versions = [xcache.jit(lambda x: x - 1, version=version) for version in ("1", "2
 show("two versions", [each(1.0) for each in versions])
 
 # What follows is never recorded.
-once, table = dict(traced), np.arange(100.0)
+once, table = dict(traced), jnp.arange(100.0)
 
 
 @jit

@@ -110,6 +110,8 @@ def _names(value: types.CodeType) -> Iterator[str]:
 
 
 def _is_plain(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.nbytes <= _MOST_BYTES and not value.dtype.hasobject
     return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from jax._src import core, pjit, tree_util, util, xla_bridge
+from jax._src.lib import _jax
 
 from xcache.errors import UnsupportedError, WrongVersionError
 from xcache.hook import current_calls, late_module
@@ -65,7 +66,7 @@ class Function:
             kind: Any = type(plain)
             made = kind.__new__(kind)
             answer = pjit.api_boundary(self._answer)
-            state.update(cache_miss=answer, cache=pjit._jax.PjitFunctionCache(capacity=4096))
+            state.update(cache_miss=answer, cache=_jax.PjitFunctionCache(capacity=4096))
             made.__setstate__(state)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UnsupportedError(str(error)) from None

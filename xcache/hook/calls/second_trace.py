@@ -9,7 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import config
+from jax._src.lib import _jax
 
 from xcache.errors import UnsupportedError
 from xcache.hook.structure import jaxprs
@@ -32,14 +34,22 @@ def compare(traced: Any, trace: Callable[[], Any]) -> None:
     """Raise MustLowerError unless ``trace`` gives what was traced, and nothing that only this process has."""
     if traced.jaxpr.effects:
         raise MustLowerError("effects")
-    with _CONTEXT(jax._src.lib._jax.PjitFunctionCache(capacity=4096)):
+    with _CONTEXT(_jax.PjitFunctionCache(capacity=4096)):
         again = trace()
     (first, constants), (second, others) = map(_described, (traced.jaxpr, again.jaxpr))
     if first != second or traced.out_tree != again.out_tree:
         raise MustLowerError("another program when it is traced again")
     # A trace makes its own constants. What two of them share outlives them, and may differ in the next process.
-    if {id(constant) for constant in constants} & {id(constant) for constant in others}:
+    if {*map(_place, constants)} & {*map(_place, others)}:
         raise MustLowerError("constant of the program")
+
+
+def _place(constant: Any) -> int:
+    """Return what two arrays have in common only if one is the other, or shows its elements."""
+    if isinstance(constant, jax.Array):
+        return id(constant)
+    place: int = np.asarray(constant).__array_interface__["data"][0]
+    return place
 
 
 def _described(jaxpr: Any) -> tuple[str, list[Any]]:

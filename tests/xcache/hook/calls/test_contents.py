@@ -109,6 +109,10 @@ DIFFERENT = {
         lambda: of_text("def function(x): return x * RATE", RATE=1e-3),
         lambda: of_text("def function(x): return x * RATE", RATE=1e-4),
     ),
+    "global array": (
+        lambda: of_text("def function(x): return x * TABLE", TABLE=np.arange(3)),
+        lambda: of_text("def function(x): return x * TABLE", TABLE=np.arange(4)),
+    ),
     "operation": (lambda: of_text("def function(x): return x + 1"), lambda: of_text("def function(x): return x - 1")),
     "name called": (lambda: of_text("def function(x): return f(x)"), lambda: of_text("def function(x): return g(x)")),
 }
