@@ -123,6 +123,8 @@ class Cache:
         )
         self._is_summed_up = False
         self._finalized = False
+        # What was wrong with entries that a look-up by alias found, until the program is looked up again.
+        self._complaints: dict[str, tuple[protocol.Complain, ...]] = {}
 
     def statistics(self) -> Statistics:
         """Return what this process has counted so far."""
@@ -180,7 +182,10 @@ class Cache:
             reraise_if_the_programs(error)
             logger.debug("could not look up by alias: %s: %s", type(error).__name__, error)
             return None
-        return found if isinstance(found, Outcome) else None
+        if isinstance(found, Outcome):
+            return found
+        self._complaints[asked.key.digest] = found.complaints
+        return None
 
     def _get_or_compile(
         self, compile_now: Callable[[], Any], request: Callable[[], Request], lease: HeldLease
@@ -318,7 +323,9 @@ class Cache:
             request.module_name[:500],
             request.key.components["program"],
         )
-        complaints: tuple[protocol.Complain, ...] = ()
+        complaints = self._complaints.pop(wanted.key, ())
+        if complaints:
+            wanted = wanted._replace(unusable=complaints[-1].digest)
         try:
             self._announcer.announce(request)
             for _ in range(_LOOKUP_ATTEMPTS):

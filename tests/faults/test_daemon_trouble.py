@@ -225,8 +225,11 @@ def test_a_program_without_a_free_descriptor(warm, reference):
     # listdir has one of its own while it looks.
     limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({NONE_FREE}, {PLENTY}))"
     relief = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({PLENTY}, {PLENTY}))"
-    # The client closes its connections first, because open ones would do.
-    hang_up = "from xcache.process_cache import current; current().client.abandon()"
+    # The client closes its connections first, because open ones would do. jax imports what it lowers with when it lowers
+    # for the first time, which a program whose lowering is skipped may not have done.
+    hang_up = (
+        "from xcache.process_cache import current; jax.jit(lambda v: v).lower(x).as_text(); current().client.abandon()"
+    )
     ran = Running(warm, before=f"{hang_up}; {limit}", after=relief).ended()
     assert hardly_noticed(ran, reference)
 

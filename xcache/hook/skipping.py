@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from xcache import keys
 from xcache.aliases import Aliases
 from xcache.errors import UnsupportedError
-from xcache.keys import Component
+from xcache.keys import Component, stablehlo
 from xcache.request import Alias
 
 logger = logging.getLogger("xcache")
@@ -326,14 +326,10 @@ def _custom_calls(module: Any) -> set[str]:
     from jaxlib.mlir import ir
 
     found: set[str] = set()
-
-    def look(operation: Any) -> Any:
-        if operation.name == "stablehlo.custom_call":
-            found.add(ir.StringAttr(operation.attributes["call_target_name"]).value)
-        elif "custom_call" in operation.name:
-            found.add(operation.name)
-        return ir.WalkResult.ADVANCE
-
     with module.context:
-        module.operation.walk(look)
+        for operation in stablehlo.operations(module):
+            if operation.name == "stablehlo.custom_call":
+                found.add(ir.StringAttr(operation.attributes["call_target_name"]).value)
+            elif "custom_call" in operation.name:
+                found.add(operation.name)
     return found

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from xcache.keys import stablehlo
+
 # The operation's name, as the strings of MLIR bytecode spell it.
 _OPERATION = b"custom_call"
 # Names that jaxlib and its plugins register or XLA itself replaces. A name too few costs a hit, one too many a crash.
@@ -43,21 +45,13 @@ def foreign(module: Any, content: bytes) -> str | None:
 
     The module is walked only if the bytecode names a custom call.
     """
-    from jaxlib.mlir import ir
-
     if _OPERATION not in content:
         return None
-    found: list[str] = []
-
-    def look(operation: Any) -> Any:
-        if _OPERATION.decode() not in operation.name or (name := _target(operation)) is None:
-            return ir.WalkResult.ADVANCE
-        found.append(name)
-        return ir.WalkResult.INTERRUPT
-
     with module.context:
-        module.operation.walk(look)
-    return found[0] if found else None
+        for operation in stablehlo.operations(module):
+            if _OPERATION.decode() in operation.name and (name := _target(operation)) is not None:
+                return name
+    return None
 
 
 def _target(call: Any) -> str | None:

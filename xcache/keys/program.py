@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from xcache.errors import UncacheableError
+from xcache.keys import stablehlo
 from xcache.keys.stablehlo import bytecode
 
 # Names of custom calls as they stand, uncompressed, in the strings of MLIR bytecode. Looking for them there costs
@@ -91,11 +92,8 @@ def _forget_partitioning(module: Any) -> None:
     """Take the pointer out of each custom_partitioning call, as jax does when the user allows it."""
     from jaxlib.mlir import ir
 
-    def forget(operation: Any) -> Any:
+    for operation in stablehlo.operations(module):
         if operation.name == "stablehlo.custom_call" and "call_target_name" in operation.attributes:
             target = ir.StringAttr(operation.attributes["call_target_name"]).value
             if target.encode() == _PARTITIONING:
                 operation.attributes["backend_config"] = ir.StringAttr.get("pointer")
-        return ir.WalkResult.ADVANCE
-
-    module.operation.walk(forget)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
 from typing import Any
 
 _PORTABLE = b"ML\xefR\rStableHLO_v"
@@ -34,6 +35,20 @@ def name(module: Any) -> str:
 
     attributes = module.operation.attributes
     return str(ir.StringAttr(attributes["sym_name"]).value) if "sym_name" in attributes else "module"
+
+
+def operations(module: Any) -> Iterator[Any]:
+    """Yield all operations within a module; the caller has entered the module's context.
+
+    MLIR's ``walk()`` would turn an exception of the program's signal handlers into a RuntimeError.
+    """
+    waiting = [module.operation]
+    while waiting:
+        for region in waiting.pop().regions:
+            for block in region:
+                inner = [view.operation for view in block]
+                yield from inner
+                waiting += inner
 
 
 def _context() -> Any:

@@ -49,5 +49,9 @@ def test_what_is_no_alias_is_damaged(fields):
 
 
 def test_the_most_that_may_be_remembered_at_once_fits_into_a_frame():
-    largest = [*ALIAS._replace(facts=b"f" * protocol.MAX_FACTS)]
-    assert len(framing.encode(2**31, protocol.RememberAliases([largest] * protocol.MAX_ALIASES))) < protocol.MAX_FRAME
+    for size in (protocol.MAX_FACTS, protocol.MAX_RECORD):
+        largest, count = (
+            [*ALIAS._replace(facts=b"f" * size)],
+            min(protocol.MAX_ALIASES, protocol.MAX_ALIAS_BYTES // size),
+        )
+        assert len(framing.encode(2**31, protocol.RememberAliases([largest] * count))) < protocol.MAX_FRAME

@@ -93,7 +93,7 @@ GOOD = [*alias_of("s")]
         [GOOD[0], "AB" * 32, *GOOD[2:]],
         [*GOOD[:3], "../x"],
         [*GOOD[:2], "text", GOOD[3]],
-        [*GOOD[:2], b"f" * (protocol.MAX_FACTS + 1), GOOD[3]],
+        [*GOOD[:2], b"f" * (protocol.MAX_RECORD + 1), GOOD[3]],
     ],
     ids=lambda fields: repr(fields)[-30:],
 )

@@ -12,6 +12,7 @@ from support.places import digest
 from support.stores import WRITER, Shelf, shelf
 
 from xcache.wire import aliases, protocol
+from xcached.store import aliases as store_aliases
 from xcached.store import database, schema, store
 from xcached.store.aliases import AliasRows
 
@@ -84,6 +85,18 @@ def test_a_user_forgets_aliases_of_ones_own(tmp_path, monkeypatch):
         remember(made, list("cdefg"), b"p", uid=BOB)
         remember(made, ["h", "i"], b"p", uid=ALICE)
         assert names_of(made, *"abcdefghi") == [("b", 1), *((name, 2) for name in "efg"), ("h", 1), ("i", 1)]
+        made.check()
+
+
+def test_a_users_oldest_records_of_calls_are_forgotten(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_aliases, "_MOST_RECORDS", 3)
+    with shelf(tmp_path) as made:
+        made.put(key_of("a"), b"a", b"p")
+        remember(made, ["a"], b"p")
+        for name in "bcde":
+            remember(made, [name], b"p", facts=b"f" * (protocol.MAX_FACTS + 1))
+        remember(made, ["f"], b"p", facts=b"f" * protocol.MAX_FACTS)
+        assert [name for name, _ in names_of(made, *"abcdef")] == ["a", "c", "d", "e", "f"]
         made.check()
 
 
