@@ -225,8 +225,8 @@ def test_a_program_without_a_free_descriptor(warm, reference):
     # listdir has one of its own while it looks.
     limit = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({NONE_FREE}, {PLENTY}))"
     relief = f"resource.setrlimit(resource.RLIMIT_NOFILE, ({PLENTY}, {PLENTY}))"
-    # The client closes its connections first, because open ones would do. jax imports what it lowers with when it lowers
-    # for the first time, which a program whose lowering is skipped may not have done.
+    # The client closes its connections first, because open ones would do. jax imports what it lowers with when it first
+    # lowers, which a program whose lowering is skipped may not have done.
     hang_up = (
         "from xcache.process_cache import current; jax.jit(lambda v: v).lower(x).as_text(); current().client.abandon()"
     )

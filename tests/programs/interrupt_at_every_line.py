@@ -1,6 +1,6 @@
 """Interrupt a compile at every line of xcache's, and compile again; first with new functions, then with a known one.
 
-Each compile is begun four times, and interrupted somewhere else each time; the last time it goes through.
+Each is lowered and compiled four times, and interrupted somewhere else each time; the last time it goes through.
 """
 
 import contextlib
@@ -28,13 +28,13 @@ def waited():
 
 def attempt(k):
     global longest_wait, waited_before
-    program = lowered(k if cold else 0)
+    number = k if cold else 0
     for _ in range(INTERRUPTS):
         with contextlib.suppress(KeyboardInterrupt):
             lines.go_on()
-            program.compile()
+            lowered(number).compile()
     sys.settrace(None)
-    check(program.compile(), k if cold else 0)
+    check(lowered(number).compile(), number)
     longest_wait, waited_before = max(longest_wait, waited() - waited_before), waited()
 
 

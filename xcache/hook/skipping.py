@@ -172,11 +172,12 @@ class Skipping:
             yield
 
     def _lower_or_skip(self, jaxpr: Any, *arguments: Any, **options: Any) -> Any:
-        self._state.depth += 1
+        outer = self._state.depth
         try:
+            self._state.depth = outer + 1
             result = self._lower(jaxpr, *arguments, **options)
         finally:
-            self._state.depth -= 1
+            self._state.depth = outer
         if type(result[0]) is self._late_module.LateModule:
             return (self._late_module.Held(result[0], jaxpr), *result[1:])
         return result

@@ -20,6 +20,7 @@ from xcache.hook.structure.values import content
 
 _MOST_BYTES = 1024 * 1024
 _MOST_OBJECTS = 50_000
+_MOST_ELEMENTS = 128
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -154,8 +155,11 @@ def _tree(contents: Contents, value: Any) -> None:
 
 
 def _jax_array(contents: Contents, value: Any) -> None:
-    # A program with such a constant gets no record, so its elements need not be told.
     contents.write(text(f"array {value.dtype} {value.shape}"))
+    is_extended = jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
+    if value.size <= _MOST_ELEMENTS and not is_extended and value.is_fully_addressable and not value.is_deleted():
+        # Python may decide by a small one. A program that computes with any gets no record, as it is a constant.
+        content(contents, np.asarray(value))
 
 
 def _array(contents: Contents, value: np.ndarray[Any, Any]) -> None:

@@ -98,6 +98,8 @@ DIFFERENT = {
     "class": (lambda: Options, lambda: Slotted),
     "jitted": (lambda: jax.jit(scaling(2.0)), lambda: jax.jit(scaling(3.0))),
     "element": (lambda: np.arange(3), lambda: np.array([0, 1, 3])),
+    "element of jax's": (lambda: jnp.array([True]), lambda: jnp.array([False])),
+    "key": (lambda: jax.random.key(0), lambda: jnp.zeros(())),
     "type of array": (lambda: np.arange(3), lambda: np.arange(3.0)),
     "tree": (lambda: jax.tree.structure((1, 2)), lambda: jax.tree.structure([1, 2])),
     "constant": (lambda: of_text("def function(x): return x + 1"), lambda: of_text("def function(x): return x + 2")),
