@@ -189,7 +189,7 @@ def talking(x):
 
 show("a constant of the program's", constant(1.0))
 unsteady(1.0)
-show("an effect", talking(1.0))
+show("an effect", [talking(1.0), talking(1.0)])
 jax.effects_barrier()
 assert traced["constant"] and traced["unsteady"] and traced["talking"]
 

@@ -28,6 +28,8 @@ class CallRecords:
         except (AttributeError, KeyError) as error:
             raise UnsupportedError(f"xcache.jit is jax.jit with this version of jax: {error}") from None
         self._skipping, self._aliases = skipping, cache.aliases
+        # With ``check``, records are made to be compared.
+        self.is_readonly = cache.mode == "readonly" and not check
         # Notes a call's program with its record; counts why a call is traced, or that it was "skipped".
         self.note, self.count, self.check = cache.note_call, cache.count_call, check
 

@@ -73,8 +73,8 @@ class Function:
         self._ready: dict[str, Ready] = {}
         # Calls that jax has traced here, and that were recorded or cannot be.
         self._traced: set[str] = set()
-        # After a clear, jax would trace anew.
-        self._is_cleared = False
+        # After a clear, jax would trace anew. A function without a fast path would be described at each call.
+        self._is_left_to_jax = False
         functools.update_wrapper(made, fun)
         made._fun, made._jit_info = fun, plain._jit_info
         made.clear_cache = self._clear
@@ -86,7 +86,7 @@ class Function:
 
     def forget(self) -> None:
         """Forget all executables, and look for no records any more."""
-        self._is_cleared = True
+        self._is_left_to_jax = True
         self._ready.clear()
 
     def _clear(self) -> None:
@@ -104,6 +104,10 @@ class Function:
             calls.count("skipped")
             return self._run(ready, call)
         answer = self._miss(*arguments, **keywords)
+        if answer[1] is None:
+            calls.count("no fast path")
+            self._is_left_to_jax = True
+            return answer
         made = self._record(calls, call, arguments, keywords)
         if calls.check and made is not None:
             self._compare(calls, made)
@@ -137,7 +141,7 @@ class Function:
 
     def _described(self, calls: CallRecords, arguments: Any, keywords: Any) -> Call | None:
         """Return the description of a call; None if jax has to trace it."""
-        if self._is_cleared or not core.trace_state_clean() or calls.is_watched():
+        if self._is_left_to_jax or not core.trace_state_clean() or calls.is_watched():
             return None
         try:
             return describe(self._fun, self._options, self._version, arguments, keywords)
@@ -170,7 +174,7 @@ class Function:
 
     def _record(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any) -> Alias | None:
         """Return the record of what jax has just traced, lowered and compiled, and have the next process find it."""
-        if call.digest in self._traced:
+        if call.digest in self._traced or calls.is_readonly:
             return None
         self._traced.add(call.digest)
         try:
