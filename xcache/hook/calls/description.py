@@ -6,12 +6,13 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax._src import core, tree_util, xla_bridge
+from jax._src import core, xla_bridge
 from jax._src import mesh as meshes
 from jax._src.interpreters import pxla
 from jax._src.lib import jax_jit
 
 from xcache.hook.calls.contents import Contents
+from xcache.hook.calls.trees import REGISTRY
 from xcache.hook.structure import ambient
 from xcache.hook.structure.encoding import MustLowerError, text
 from xcache.hook.structure.patches import patches
@@ -21,7 +22,6 @@ from xcache.hook.structure.primitives import registries
 _FORMAT = 1
 # They describe the function, which is described by its content.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
-_REGISTRY = getattr(tree_util, "tracing_registry", tree_util.default_registry)
 _SCALARS = (bool, int, float, complex, np.generic)
 
 
@@ -43,7 +43,7 @@ def describe(fun: Any, options: Any, version: str, arguments: tuple[Any, ...], k
     registries.check()
     patches.check()
     signature, leaves = jax_jit.parse_arguments(
-        arguments, tuple(keywords.values()), tuple(keywords), options.static_argnums, options.static_argnames, _REGISTRY
+        arguments, tuple(keywords.values()), tuple(keywords), options.static_argnums, options.static_argnames, REGISTRY
     )
     contents = Contents()
     contents.write(b"xcache call %d " % _FORMAT)

@@ -16,7 +16,7 @@ from jax._src import tree_util
 from xcache.hook.structure.encoding import MustLowerError
 
 _Tree = jax.tree_util.PyTreeDef
-_REGISTRY = getattr(tree_util, "tracing_registry", tree_util.default_registry)
+REGISTRY = getattr(tree_util, "tracing_registry", tree_util.default_registry)
 _LEAF = jax.tree_util.tree_structure(0)
 _BUILTIN = {"none": type(None), "tuple": tuple, "list": list, "dict": dict}
 _NAMES = {kind: name for name, kind in _BUILTIN.items()}
@@ -68,7 +68,7 @@ def _read(form: Any, parts: list[Any]) -> Any:
         if not _is_named(kind):
             raise ValueError(f"no named tuple: {data}")
         data = None
-    return _Tree.from_node_data_and_children(_REGISTRY, (kind, data), [_read(child, parts) for child in children])
+    return _Tree.from_node_data_and_children(REGISTRY, (kind, data), [_read(child, parts) for child in children])
 
 
 def _is_named(kind: Any) -> bool:
