@@ -24,7 +24,7 @@ import pieces
 import report
 import runs
 from micro import KIB, MIB
-from peers import BUILT_IN, LIMITED, NONE, XCACHE
+from peers import BUILT_IN, JIT, LIMITED, NONE, XCACHE
 
 ROOT = Path(__file__).parents[2]
 # The stores are on a disk, which /tmp need not be.
@@ -33,6 +33,8 @@ TEMPLATES = ROOT / ".venvs" / "bench-stores"
 SIZES = [KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
 QUICK = ["many-small", "training", "scan-model", "serving", "library", "linen", "haiku"]
 FULL = [*QUICK, "training-24", "training-48"]
+# The programs of which functions are jitted with ``xcache.jit`` for a peer of that name.
+WITH_JIT = ("training", "serving", "training-24", "training-48")
 # Cold and warm rounds of the short run: more for short programs, and for those that a bar is about.
 QUICK_ROUNDS = {"many-small": (5, 7), "training": (5, 7), "library": (5, 7)}
 # The programs that are started together, and how many at once.
@@ -52,6 +54,7 @@ def parts() -> dict[str, Part]:
         # In the quick mode, built-in with a limit runs only the program that most bars are about.
         def run(folder: Path, full: bool) -> Any:
             names = [NONE, BUILT_IN, XCACHE, *([LIMITED] if full or name == "training" else [])]
+            names += [JIT] if name in WITH_JIT else []
             long = name in ("training-24", "training-48")
             cold, warm = ((4 if long else 5), (5 if long else 11)) if full else QUICK_ROUNDS.get(name, (3, 5))
             return runs.program(name, folder, names, cold, warm)

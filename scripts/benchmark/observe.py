@@ -19,7 +19,7 @@ import os  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
 from collections import defaultdict  # noqa: E402
-from collections.abc import Callable, Iterable  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 from typing import Any  # noqa: E402
 
 import programs  # noqa: E402
@@ -32,8 +32,6 @@ class Watch:
         self.main: dict[str, float] = defaultdict(float)
         self.behind: dict[str, float] = defaultdict(float)
         self.calls: dict[str, int] = defaultdict(int)
-        self.spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        """When the main thread entered each function, and how long it stayed."""
         self._inside = threading.local()
 
     def wrap(self, owner: Any, attribute: str, name: str) -> bool:
@@ -58,10 +56,7 @@ class Watch:
                 inside = stack.pop()
                 if stack:
                     stack[-1] += took
-                on_main = threading.current_thread() is threading.main_thread()
-                here = self.main if on_main else self.behind
-                if on_main:
-                    self.spans[name].append((start, took))
+                here = self.main if threading.current_thread() is threading.main_thread() else self.behind
                 here[name] += took - inside
                 here[f"{name} with all in it"] += took
                 self.calls[name] += 1
@@ -131,16 +126,6 @@ class Traced:
         return total
 
 
-def cannot_be_hidden(ready: float, spans: Iterable[tuple[float, float]]) -> float:
-    """Return the seconds that the main thread would still wait if all loads began when the backend was ready."""
-    left = saved = 0.0
-    for start, took in spans:
-        waited = max(0.0, took - (start - saved - ready))
-        left += waited
-        saved += took - waited
-    return left
-
-
 def digest_of(result: Any) -> str:
     """Return a digest of all arrays in a result."""
     import jax
@@ -168,27 +153,27 @@ def main() -> None:
     # Innermost first: the outer function measures the inner one as well.
     if phases:
         watch_phases(watch)
-        jax.monitoring.register_event_duration_secs_listener(traced)
+    jax.monitoring.register_event_duration_secs_listener(traced)
     watch_compiles(watch)
     began = time.perf_counter()
     report["digest"] = digest_of(programs.PROGRAMS[name]())
     ended = time.perf_counter()
     report |= {"import": imported - FIRST_LINE, "backend": ready - imported, "program": ended - began, "ended": ended}
-    report["cannot be hidden"] = cannot_be_hidden(ready, watch.spans["load from a file"])
 
 
 def tell(report: dict[str, Any], watch: Watch, traced: Traced, phases: bool) -> None:
     """Print the report, with the work that went on after the program."""
     report |= {
         "compile path": watch.main["compile path with all in it"],
-        "load from a file": watch.main["load from a file with all in it"],
+        "trace": traced.seconds("trace"),
+        "lower": traced.seconds("lower"),
         "asked": watch.calls["compile path"],
         "compiled": watch.calls["compile"],
         "serialize": watch.main["serialize"] + watch.behind["serialize"],
     }
     if phases:
         own = {name: seconds for name, seconds in watch.main.items() if not name.endswith(" in it")}
-        report["main thread"] = own | {"trace": traced.seconds("trace"), "lower": traced.seconds("lower")}
+        report["main thread"] = own | {name: report[name] for name in ("trace", "lower")}
         report["behind"] = {name: seconds for name, seconds in watch.behind.items() if not name.endswith(" in it")}
         report["calls"] = dict(watch.calls)
     if os.environ.get("XCACHE") == "1":

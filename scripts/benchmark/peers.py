@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-NONE, BUILT_IN, LIMITED, XCACHE = "no cache", "built-in", "built-in, limited", "xcache"
+NONE, BUILT_IN, LIMITED, XCACHE, JIT = "no cache", "built-in", "built-in, limited", "xcache", "xcache.jit"
 # Far more than any of these stores holds: the benchmark measures only the bookkeeping of a limit.
 LIMIT = 20 * 1024**3
 READY_WITHIN, GONE_WITHIN = 60.0, 60.0
@@ -79,6 +79,11 @@ def xcache(store: Path) -> dict[str, str]:
     }
 
 
+def jit(store: Path) -> dict[str, str]:
+    """Return the settings of xcache for a program that uses ``xcache.jit``."""
+    return xcache(store) | {"PROGRAM_SAYS_ITS_VERSION": "1"}
+
+
 def socket_of(store: Path) -> Path:
     """Return the socket's path: beside the store, whose path is short enough."""
     return store.with_suffix(".s")
@@ -89,6 +94,7 @@ ENVIRONMENTS: dict[str, Callable[[Path], dict[str, str]]] = {
     BUILT_IN: built_in,
     LIMITED: limited,
     XCACHE: xcache,
+    JIT: jit,
 }
 
 
@@ -162,7 +168,7 @@ class Peer:
         self.made += 1
         self.store = self.folder / f"{self.name[-7:].replace(' ', '')}{self.made}"
         self.store.mkdir(mode=0o700)
-        if self.name == XCACHE:
+        if self.name in (XCACHE, JIT):
             self._remember_libraries()
             self.daemon = Daemon(self.store)
 

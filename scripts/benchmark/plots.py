@@ -8,7 +8,7 @@ from typing import Any
 
 import figures
 import matplotlib
-from figures import BUILT_IN, LIMITED, NONE, XCACHE, Found
+from figures import BUILT_IN, JIT, LIMITED, NONE, XCACHE, Found
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # after the choice of what draws
@@ -19,6 +19,7 @@ COLORS = {
     BUILT_IN: "#9aa5b1",
     LIMITED: "#c9b8a0",
     XCACHE: "#1f6f8b",
+    JIT: "#123f50",
     NONE: "#d7dbe0",
     "redis": "#b5473c",
 }
@@ -44,7 +45,6 @@ STYLE = {
     "svg.hashsalt": "xcache",
     "svg.fonttype": "path",
 }
-BARS = {"training": 0.70, "serving": 0.70, "many-small": 0.90, "scan-model": 0.90, "library": 0.90}
 
 
 def draw(found: Found, folder: Path) -> list[str]:
@@ -98,12 +98,18 @@ def _warm(found: Found) -> Any:
     if not names:
         return None
     figure, axes = _axes(len(names), "Warm start, whole process; JAX's built-in cache = 1")
-    peers = [LIMITED, XCACHE] if any(figures.series(found, n, "warm", LIMITED, "wall") for n in names) else [XCACHE]
+    peers = [p for p in (LIMITED, XCACHE, JIT) if any(figures.series(found, n, "warm", p, "wall") for n in names)]
     _bars(axes, names, {p: [figures.against(found, n, "warm", p, BUILT_IN, "wall") for n in names] for p in peers})
     axes.axvline(1, color="#333333", linewidth=1)
     for row, name in enumerate(names):
-        if name in BARS:
-            axes.plot([BARS[name]] * 2, [row - 0.45, row + 0.45], color="#b5473c", linewidth=1.2, linestyle=(0, (3, 2)))
+        if name in figures.WARM_BARS:
+            axes.plot(
+                [figures.WARM_BARS[name]] * 2,
+                [row - 0.45, row + 0.45],
+                color="#b5473c",
+                linewidth=1.2,
+                linestyle=(0, (3, 2)),
+            )
     note = {"transform": axes.transAxes, "ha": "right", "va": "top", "size": 8, "color": "#b5473c"}
     axes.text(1.0, -0.12, "dashed: what it is to stay below", **note)
     return figure

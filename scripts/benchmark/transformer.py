@@ -2,11 +2,31 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 WIDTH, HEADS, VOCABULARY = 128, 4, 256
+
+
+def jit(fun: Callable[..., Any], **options: Any) -> Any:
+    """Return ``jax.jit`` of a function; of the peer whose programs say what their code is, ``xcache.jit``."""
+    import jax
+
+    if os.environ.get("PROGRAM_SAYS_ITS_VERSION") != "1":
+        return jax.jit(fun, **options)
+    import xcache
+
+    return xcache.jit(fun, version=_version(), **options)
+
+
+@functools.cache
+def _version() -> str:
+    import xcache
+
+    return xcache.version_of("programs")
 
 
 def initialize(layers: int, key: Any, stacked: bool = False) -> Any:
@@ -81,7 +101,7 @@ def train_with(loss: Callable[[Any, Any], Any], state: Any, batches: Any) -> Any
     import jax
     import jax.numpy as jnp
 
-    @partial(jax.jit, donate_argnums=0)
+    @partial(jit, donate_argnums=0)
     def train_step(state: Any, tokens: Any) -> Any:
         parameters, first, second, step = state
         value, gradient = jax.value_and_grad(loss)(parameters, tokens)

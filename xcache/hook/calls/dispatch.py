@@ -24,7 +24,6 @@ from xcache.hook import current_calls, late_module
 from xcache.hook.call_records import CallRecords
 from xcache.hook.calls import records, second_trace
 from xcache.hook.calls.description import Call, describe
-from xcache.hook.calls.jit import call_of
 from xcache.hook.structure.encoding import MustLowerError
 from xcache.request import Alias
 from xcache.signals import reraise_if_the_programs
@@ -78,7 +77,6 @@ class Function:
         functools.update_wrapper(made, fun)
         made._fun, made._jit_info = fun, plain._jit_info
         made.clear_cache = self._clear
-        made.prepare = self._prepare
         self.made = made
         # jax holds it weakly.
         self._clearing = _Clearing(self)
@@ -113,12 +111,8 @@ class Function:
             self._compare(calls, made)
         return answer
 
-    def _prepare(self, *given: Any) -> None:
-        """Load or compile what these calls need, several at once, and run nothing.
-
-        Each is a tuple of arguments, or ``inspect.signature(fun).bind(...)`` for a call with keywords. A
-        ``jax.ShapeDtypeStruct`` stands for an array. The compiler's exceptions reach the program.
-        """
+    def prepare(self, wanted: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+        """Load or compile what these calls need, several at once; each has its arguments and keywords."""
         calls, settings = _calls(), late_module.settings()
 
         def under_settings(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -126,7 +120,6 @@ class Function:
                 return function(*arguments)
 
         with contextlib.closing(_Threads()) as threads:
-            wanted = [call_of(each) for each in given]
             described = [None if calls is None else self._described(calls, *each) for each in wanted]
             loading = [None if call is None else threads.submit(under_settings, self._found, calls, call)
                        for call in described]  # fmt: skip

@@ -12,6 +12,9 @@ from xcache.errors import UnsupportedError
 
 logger = logging.getLogger("xcache")
 
+# Arguments and keywords.
+_Call = tuple[tuple[Any, ...], dict[str, Any]]
+
 
 def jit(fun: Callable[..., Any] | None = None, *, version: str, **options: Any) -> Any:
     """Return ``jax.jit(fun, **options)``, which in a later process neither traces nor lowers what it did in this one.
@@ -30,24 +33,35 @@ def jit(fun: Callable[..., Any] | None = None, *, version: str, **options: Any) 
         return functools.partial(jit, version=version, **options)
     import jax
 
-    plain = jax.jit(fun, **options)
+    made = plain = jax.jit(fun, **options)
+    prepare: Callable[[list[_Call]], None] = functools.partial(_compile, plain)
     try:
         from xcache.hook.calls.dispatch import Function
 
-        return Function(fun, plain, version).made
+        function = Function(fun, plain, version)
+        made, prepare = function.made, function.prepare
     except (ImportError, AttributeError, UnsupportedError) as error:
         logger.debug("xcache.jit is jax.jit with this version of jax: %s", error)
-    plain.prepare = functools.partial(_prepare, plain)
-    return plain
+    made.prepare = _preparing(prepare)
+    return made
 
 
-def call_of(given: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments and keywords of a call that is to be prepared."""
-    return (given.args, given.kwargs) if isinstance(given, inspect.BoundArguments) else (tuple(given), {})
+def _preparing(prepare: Callable[[list[_Call]], None]) -> Callable[..., None]:
+    def prepare_calls(*calls: Any) -> None:
+        """Load or compile what these calls need, several at once, and run nothing.
+
+        Each is a tuple of arguments, or ``inspect.signature(fun).bind(...)`` for a call with keywords. A
+        ``jax.ShapeDtypeStruct`` stands for an array. The compiler's exceptions reach the program.
+        """
+        prepare([
+            (call.args, call.kwargs) if isinstance(call, inspect.BoundArguments) else (tuple(call), {})
+            for call in calls
+        ])  # fmt: skip
+
+    return prepare_calls
 
 
-def _prepare(plain: Any, *given: Any) -> None:
+def _compile(plain: Any, calls: list[_Call]) -> None:
     """Compile what these calls need, one after the other."""
-    for each in given:
-        arguments, keywords = call_of(each)
+    for arguments, keywords in calls:
         plain.lower(*arguments, **keywords).compile()
