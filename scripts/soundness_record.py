@@ -21,13 +21,12 @@ from typing import Any
 
 import jax
 import soundness_state
-from jax._src import config
 from jax._src.interpreters import mlir
 
 from xcache.errors import UncacheableError
 from xcache.hook import jax_versions, skipping
 from xcache.hook.structure import ambient, digest
-from xcache.hook.structure.encoding import Encoding, MustLowerError
+from xcache.hook.structure.encoding import CannotSkipError, Encoding
 from xcache.keys import program
 
 FOLDER = "SOUNDNESS_RECORDS"
@@ -76,7 +75,7 @@ class Recorder:
             "test": os.environ.get("PYTEST_CURRENT_TEST", self.test).removesuffix(" (call)"),
             "name": name,
         }
-        settings = _settings()
+        modules = len(sys.modules)
         structure, reason, where = _structure(name, jaxpr, options)
         kept = _Kept.made.last if structure else None
         result, record["changed"] = self._compare(lambda: lower(name, jaxpr, **options), jaxpr)
@@ -84,8 +83,9 @@ class Recorder:
             reason = skipping._reason(result)
             record["structure"] = structure
             again = _structure(name, jaxpr, options)[0]
-            # None: a test has replaced a function of jax's in between. Lowering may import a module with settings.
-            record["stable"] = again in (structure, None) or settings != _settings()
+            # None: a test has replaced a function of jax's in between. Lowering may import modules, whose settings and
+            # rules count from then on.
+            record["stable"] = again in (structure, None) or modules != len(sys.modules)
         else:
             record["where"] = where
         try:
@@ -135,15 +135,11 @@ def _canonical() -> Callable[[Any], bytes]:
     )
 
 
-def _settings() -> tuple[int, int]:
-    return len(config.config._value_holders), len(config.trace_context())
-
-
 def _structure(name: str, jaxpr: Any, options: dict[str, Any]) -> tuple[str | None, str | None, str | None]:
     """Return the digest, or the reason why there is none and where it lies."""
     try:
         return digest.structure(name, jaxpr, options).digest, None, None
-    except MustLowerError as reason:
+    except CannotSkipError as reason:
         return None, str(reason), reason.where
     except Exception as error:  # noqa: BLE001 - a bug in the encoder is a finding, not the end
         return None, f"error: {type(error).__name__}: {error}"[:300], None

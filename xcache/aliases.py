@@ -33,18 +33,21 @@ class Aliases:
         self._known: dict[str, Alias | None] = {}
         # A deque, because any thread may note one while another thread sends the others.
         self._made: deque[protocol.Alias] = deque()
-        # Programs of which there is an entry, and records of calls, which wait for that.
+        # Programs that have an entry.
         self._stored: set[str] = set()
-        self._calls: deque[Alias] = deque()
+        # Records of calls that wait until their program has one.
+        self._waiting_records: deque[Alias] = deque()
         # Structures of wrong aliases, each with the key of the entry to which its alias led, if it is known.
         self._wrong: deque[tuple[str, str | None]] = deque()
+        # Structures whose aliases must not be sent, though some may be queued.
+        self._dropped: set[str] = set()
 
     def find(self, structure: str) -> Alias | None:
         """Return the alias of a structure; only the program's own exceptions leave."""
         if structure not in self._known:
             try:
                 sent = self._predicted.get(structure) or self._client.alias(structure)
-                self._known[structure] = None if sent is None else _opened(sent)
+                self._known[structure] = None if sent is None else _from_wire(sent)
             except BaseException as error:  # noqa: BLE001 - no trouble of the cache may reach the program
                 reraise_if_the_programs(error)
                 self._trouble.note(error)
@@ -52,44 +55,47 @@ class Aliases:
         return self._known[structure]
 
     def note(self, alias: Alias) -> None:
-        """Note the program that a structure was lowered to here; ``tell`` sends it."""
+        """Note the program that a structure was lowered to here; ``send`` sends it."""
         if self._is_readonly:
             return
         self._stored.add(alias.program)
         if self._known.get(alias.structure) != alias:
             self._known[alias.structure] = alias
-            self._made.append(_sealed(alias))
+            self._made.append(_to_wire(alias))
 
     def note_call(self, alias: Alias) -> None:
-        """Note the record of a call; ``tell`` sends it once there is an entry of its program."""
+        """Note the record of a call; ``send`` sends it once there is an entry of its program."""
         if not self._is_readonly:
-            self._calls.append(alias)
+            self._dropped.discard(alias.structure)
+            self._waiting_records.append(alias)
 
     def forget(self, structure: str) -> None:
         """Forget an alias whose entry is gone, so that it is sent again after the next one is stored."""
         self._known[structure] = None
 
     def drop(self, structure: str, key: str | None = None) -> None:
-        """Have nobody use a wrong alias any more, once ``tell`` has sent it; keep the entry of ``key`` for a report."""
+        """Forget a wrong alias, and have the daemon delete this user's own; keep the entry of ``key`` for a report."""
         self._known[structure] = None
+        self._dropped.add(structure)
         if not self._is_readonly:
             self._wrong.append((structure, key))
 
-    def tell(self) -> None:
-        """Send what was noted to the daemon, on a thread that nobody watches."""
+    def send(self) -> None:
+        """Send what was noted to the daemon, on a background thread."""
         for _ in range(len(self._wrong)):
             structure, key = self._wrong.popleft()
             try:
                 self._client.drop_alias(structure, key)
             except BaseException as error:  # noqa: BLE001 - nobody watches this thread
                 logger.debug("could not drop an alias: %s", error)
-        for _ in range(len(self._calls)):
-            alias = self._calls.popleft()
+        for _ in range(len(self._waiting_records)):
+            alias = self._waiting_records.popleft()
             if alias.program in self._stored:
-                self._made.append(_sealed(alias))
+                self._made.append(_to_wire(alias))
             else:
-                self._calls.append(alias)
+                self._waiting_records.append(alias)
         made = [self._made.popleft() for _ in range(len(self._made))]
+        made = [alias for alias in made if alias.structure not in self._dropped]
         try:
             if made:
                 self._client.remember_aliases(made)
@@ -97,12 +103,12 @@ class Aliases:
             logger.debug("could not send aliases: %s", error)
 
 
-def _sealed(alias: Alias) -> protocol.Alias:
-    facts: bytes = msgpack.packb(alias[2:] if alias.record else alias[2:-1])
+def _to_wire(alias: Alias) -> protocol.Alias:
+    facts: bytes = msgpack.packb(alias[2:])
     return aliases.sealed(alias.structure, alias.program, facts)
 
 
-def _opened(sent: protocol.Alias) -> Alias:
+def _from_wire(sent: protocol.Alias) -> Alias:
     try:
         return Alias(sent.structure, sent.program, *msgpack.unpackb(sent.facts))
     except (ValueError, TypeError):

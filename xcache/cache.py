@@ -434,7 +434,7 @@ class Cache:
     def _tell(self) -> None:
         """Send the counts and the list of wanted keys to the daemon, on the queue's thread."""
         self._history.tell()
-        self.aliases.tell()
+        self.aliases.send()
         unreported = self._counting.take_unreported()
         if unreported:
             try:

@@ -9,7 +9,7 @@ from xcache.errors import UnsupportedError
 from xcache.hook.skipping import Skipping
 from xcache.request import Alias
 
-# With one of these, tracing does more than make a program, or jax does more than run it.
+# Under these settings tracing does more than make a program, or jax does more than run it.
 _WATCHING = (
     "jax_check_tracer_leaks", "jax_debug_infs", "jax_debug_key_reuse", "jax_debug_nans", "jax_distributed_debug",
     "jax_enable_pgle", "jax_explain_cache_misses", "jax_no_tracing",
@@ -43,7 +43,7 @@ class CallRecords:
         return None if alias is None or not alias.record else alias
 
     def drop(self, digest: str) -> None:
-        """Have nobody use a wrong record any more."""
+        """Delete this user's wrong record."""
         self._aliases.drop(digest)
 
     def program_of(self, computation: Any) -> Alias | None:
@@ -51,12 +51,12 @@ class CallRecords:
         return self._skipping.program_of(computation)
 
     def late_module(self, alias: Alias) -> Any:
-        """Return what stands for a module that can only be had by tracing, and prepare what its executable needs."""
+        """Return a stand-in for the module, which only tracing could make, and prepare what its executable needs."""
         return self._skipping.late_module(alias, _must_trace)
 
 
 def _must_trace(_: Any) -> Any:
-    """Say that the executable of a recorded call is gone, or that jax wants to see its module."""
-    from xcache.hook.structure.encoding import MustLowerError
+    """Raise CannotSkipError: the executable of a recorded call is gone, or jax needs its module."""
+    from xcache.hook.structure.encoding import CannotSkipError
 
-    raise MustLowerError("no entry")
+    raise CannotSkipError("no entry")

@@ -89,7 +89,7 @@ class Skipping:
             from xcache.hook import late_module
             from xcache.hook.structure import digest, encoding
 
-            self._late_module, self._digest, self._must_lower = late_module, digest, encoding.MustLowerError
+            self._late_module, self._digest, self._must_lower = late_module, digest, encoding.CannotSkipError
         except (ImportError, LookupError, AttributeError) as error:
             raise UnsupportedError(f"xcache cannot skip lowering with this version of jax: {error}") from None
         self._aliases, self._count, self._check = aliases, count, check

@@ -52,11 +52,17 @@ def test_for_a_put_that_fits_as_many_go_as_have_to(tmp_path, disk):
         made.check()
 
 
+def left_free(disk: SmallDisk, held: int) -> protocol.Message:
+    """Have other programs hold so much that a put finds too little, and nobody has to go without one."""
+    disk.held = held
+    return protocol.Done()
+
+
 @pytest.mark.parametrize("size", [13 * MB, 20 * KB], ids=["large", "small"])
 def test_nobody_goes_for_a_false_digest(tmp_path, disk, size):
     with shelf(tmp_path, min_free=str(LEAST_FREE)) as made:
         fill(made, "abcdefghij", 2 * MB)
-        disk.held = 10 * MB
+        made.call(lambda _: left_free(disk, made.evictor.on_disk.free_now() - LEAST_FREE - size // 2))
         answer = made.put(key_of("false"), content("false", size), b"p", digest=key_of("other"))
         assert isinstance(answer, protocol.Refused) and answer.kind == "wrong digest", answer
         assert names_in(made, "abcdefghij") == "abcdefghij"

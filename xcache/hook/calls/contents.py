@@ -1,27 +1,35 @@
 """The content of the program's own values: functions, static arguments, and what is in the nodes of trees.
 
-A function is told by its name and its code, with what it closes over. The functions that it calls are not looked
-into: the program's version says what they are.
+A function counts by its name, code, defaults and closure, and by the plain values of the globals that it names. The
+functions that it calls do not count: the program's version stands for them. A value that cannot be read to the last bit
+raises CannotSkipError. Only what a function closes over may count by its class alone.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import jax
 import numpy as np
+from jax._src import core
 
 from xcache.hook.structure import code, digest  # noqa: F401 - digest completes the table of types
-from xcache.hook.structure.encoding import HANDLERS, Encoding, MustLowerError, text
+from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text
+from xcache.hook.structure.names import name as name_of_jaxs
 from xcache.hook.structure.values import content
 
 _MOST_BYTES = 1024 * 1024
 _MOST_OBJECTS = 50_000
-_MOST_ELEMENTS = 128
+_ARRAYS = (np.ndarray, jax.Array)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+class _ArrayError(CannotSkipError):
+    """An array that is too large to count by its content, or cannot be read; its class is never enough."""
 
 
 class Contents(Encoding):
@@ -29,27 +37,32 @@ class Contents(Encoding):
 
     def __init__(self) -> None:
         super().__init__()
-        # Whether a value that cannot be written is replaced by the name of its class.
+        # Whether its class may stand for a value that cannot be read.
         self.is_lenient = False
         self._objects = 0
 
     def encode(self, value: Any) -> None:
-        """Write a value; raise MustLowerError if its content cannot be told."""
+        """Write a value; raise CannotSkipError if its content cannot be read."""
         handler = _handler(value)
         if handler is None:
             super().encode(value)
             return
         self._objects += 1
         if self._objects > _MOST_OBJECTS:
-            raise MustLowerError("large object")
+            raise CannotSkipError("large object")
         if not self.is_lenient:
             handler(self, value)
             return
-        length = len(self._parts)
+        parts, numbers = len(self._parts), len(self._numbers)
         try:
             handler(self, value)
-        except MustLowerError:
-            del self._parts[length:]
+        except _ArrayError:
+            raise
+        except CannotSkipError:
+            # What is written later must not refer to what is taken back here.
+            del self._parts[parts:]
+            while len(self._numbers) > numbers:
+                self._numbers.popitem()
             self.write(text(f"a {_name(type(value))}"))
 
 
@@ -58,13 +71,13 @@ def _handler(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return None
-    for known, handler in _HANDLERS:
+    for known, handler in _BY_BASE:
         if isinstance(value, known):
             return handler
     if kind in HANDLERS or kind.__module__.split(".", 1)[0] == "numpy":
         return None
     if code.is_of_jax(kind.__module__):
-        return _wrapper if callable(value) and callable(getattr(value, "__wrapped__", None)) else None
+        return _wrapper if callable(getattr(value, "__wrapped__", None)) else None
     return _object
 
 
@@ -74,7 +87,7 @@ def _name(value: Any) -> str:
 
 def _function(contents: Contents, value: types.FunctionType) -> None:
     if code.is_own(value):
-        contents.write(text(code.name(value)))
+        contents.write(text(name_of_jaxs(value)))
         return
     if contents.is_repeated(b"F", value):
         return
@@ -88,7 +101,7 @@ def _function(contents: Contents, value: types.FunctionType) -> None:
             cells.append(None)
     contents.encode_all((value.__defaults__, value.__kwdefaults__, *cells))
     named = {name: value.__globals__.get(name) for name in _names(value.__code__) if not name.startswith("__")}
-    contents.encode_all(item for item in sorted(named.items()) if _is_plain(item[1]))
+    contents.encode_all(item for item in sorted(named.items()) if _is_plain(item[1]) or isinstance(item[1], _ARRAYS))
 
 
 def _code(contents: Contents, value: types.CodeType) -> None:
@@ -111,8 +124,6 @@ def _names(value: types.CodeType) -> Iterator[str]:
 
 
 def _is_plain(value: Any) -> bool:
-    if isinstance(value, np.ndarray):
-        return value.nbytes <= _MOST_BYTES and not value.dtype.hasobject
     return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
 
 
@@ -127,19 +138,64 @@ def _partial(contents: Contents, value: functools.partial[Any]) -> None:
 
 
 def _native(contents: Contents, value: Any) -> None:
-    contents.write(text(f"native {getattr(value, '__module__', None)}.{value.__qualname__}"))
+    owner = getattr(value, "__self__", getattr(value, "__objclass__", None))
+    if isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is not value:
+        # np.frompyfunc makes one of any function.
+        raise CannotSkipError("unknown type: numpy.ufunc")
+    contents.write(
+        text(f"native {getattr(value, '__module__', None)}.{getattr(value, '__qualname__', value.__name__)}")
+    )
+    if owner is not None and not isinstance(owner, types.ModuleType):
+        contents.encode(owner)
 
 
 def _wrapper(contents: Contents, value: Any) -> None:
+    """Write a function that jax has made of another: jitted, or with a derivative of its own."""
+    if code.is_own(value) and _found(value) is value:
+        contents.write(text(f"jax {_name(value)}"))
+        return
+    if contents.is_repeated(b"W", value):
+        return
     contents.write(text(_name(type(value))))
-    contents.encode(value.__wrapped__)
+    held = {key: each for key, each in vars(value).items() if key not in _OF_A_FUNCTION}
+    info = held.pop("_jit_info", None)
+    if info is not None:
+        held.update(zip(info._fields, info, strict=True))
+    elif type(value).__module__.startswith("jaxlib"):
+        raise CannotSkipError(f"unknown type: {_name(type(value))}")
+    contents.encode_all(item for item in sorted(held.items()) if item[0] not in _OF_A_FUNCTION)
 
 
 def _class(contents: Contents, value: type) -> None:
+    """Write a class by its name, if that leads to it, with its plain attributes, which a program can change."""
+    if _found(value) is not value:
+        raise CannotSkipError(f"class that its name does not lead to: {_name(value)}")
     contents.write(text(f"class {_name(value)}"))
+    if not code.is_of_jax(value.__module__) and value.__module__.split(".", 1)[0] not in sys.stdlib_module_names:
+        held = {key: each for base in reversed(value.__mro__[:-1]) for key, each in vars(base).items()}
+        contents.encode_all(
+            item for item in sorted(held.items()) if not item[0].startswith("__") and _is_plain(item[1])
+        )
+
+
+def _found(value: Any) -> Any:
+    """Return what the name of a class or function leads to."""
+    if (
+        getattr(value, "__module__", None) == "builtins"
+        and isinstance(value, type)
+        and not value.__flags__ & _HEAP_TYPE
+    ):
+        # Not all of them have names there, as the class of None.
+        return value
+    found: Any = sys.modules.get(getattr(value, "__module__", None) or "")
+    for part in getattr(value, "__qualname__", "?").split("."):
+        found = getattr(found, part, None)
+    return found
 
 
 def _module(contents: Contents, value: types.ModuleType) -> None:
+    if sys.modules.get(value.__name__) is not value:
+        raise CannotSkipError("module that its name does not lead to")
     contents.write(text(f"module {value.__name__}"))
 
 
@@ -155,16 +211,22 @@ def _tree(contents: Contents, value: Any) -> None:
 
 
 def _jax_array(contents: Contents, value: Any) -> None:
+    if isinstance(value, core.Tracer):
+        raise _ArrayError("tracer")
     contents.write(text(f"array {value.dtype} {value.shape}"))
-    is_extended = jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended)
-    if value.size <= _MOST_ELEMENTS and not is_extended and value.is_fully_addressable and not value.is_deleted():
-        # Python may decide by a small one. A program that computes with any gets no record, as it is a constant.
-        content(contents, np.asarray(value))
+    if value.is_deleted():
+        contents.write(b"deleted")
+        return
+    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    if not value.is_fully_addressable or value.nbytes > _MOST_BYTES:
+        raise _ArrayError("large array")
+    content(contents, np.asarray(value))
 
 
 def _array(contents: Contents, value: np.ndarray[Any, Any]) -> None:
     if value.nbytes > _MOST_BYTES or type(value) is not np.ndarray:
-        raise MustLowerError("large array")
+        raise _ArrayError("large array")
     content(contents, value)
 
 
@@ -173,20 +235,40 @@ def _object(contents: Contents, value: Any) -> None:
     kind = type(value)
     if contents.is_repeated(b"O", value):
         return
-    contents.write(text(_name(kind)))
-    attributes = dict(getattr(value, "__dict__", {}))
+    contents.encode(kind)
     slots = [name for base in kind.__mro__ for name in _slots(base)]
+    has_content = slots or hasattr(value, "__dict__") or isinstance(value, tuple(_ITEMS))
+    if not has_content or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
+        raise CannotSkipError(f"unknown type: {_name(kind)}")
+    attributes = dict(getattr(value, "__dict__", {}))
     attributes.update((name, getattr(value, name)) for name in slots if hasattr(value, name))
-    native = {base for base in kind.__mro__ if not base.__flags__ & _HEAP_TYPE and base.__module__ != "typing"}
-    if not native <= _TRANSPARENT or not (slots or hasattr(value, "__dict__") or native & _ITEMS.keys()):
-        raise MustLowerError(f"unknown type: {_name(kind)}")
-    memos = {name for base in kind.__mro__ for name, held in vars(base).items() if _is_memo(held)}
-    contents.encode_all(
-        item for item in sorted(attributes.items()) if item[0] not in memos and "hash" not in item[0].lower()
-    )
+    contents.encode_all(item for item in sorted(attributes.items()) if not _is_hash(value, *item))
     for base, items in _ITEMS.items():
         if isinstance(value, base):
             contents.encode(items(value))
+
+
+def _is_native(base: type) -> bool:
+    """Return whether a class is written in C, so that its instances may have state that nobody sees."""
+    own, module = vars(base), sys.modules.get(base.__module__)
+    is_made_in_c = any(type(own.get(name)) in code.NATIVE for name in ("__new__", "__init__"))
+    file = getattr(module, "__file__", None)
+    return (
+        is_made_in_c
+        or module is None
+        or not (file is None or file.endswith((".py", ".pyc")))
+        or (file is None and base.__module__ in sys.builtin_module_names)
+    )
+
+
+def _is_hash(value: Any, name: str, held: Any) -> bool:
+    """Return whether an attribute only remembers the object's hash, which differs in each process."""
+    if "hash" not in name.lower() or type(held) not in (int, type(None)):
+        return False
+    try:
+        return held is None or held == hash(value)
+    except Exception:  # noqa: BLE001 - it is the program's own code; what remembers no hash counts
+        return False
 
 
 def _slots(kind: type) -> Iterator[str]:
@@ -197,16 +279,15 @@ def _slots(kind: type) -> Iterator[str]:
             yield f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
 
 
-def _is_memo(value: Any) -> bool:
-    return isinstance(value, functools.cached_property)
-
-
-# CPython's flag of a class that a class statement made. A class of C's may have it, too, but then has no attributes.
+# CPython's flag of a class that is not one of C's own static ones.
 _HEAP_TYPE = 1 << 9
 # Native classes whose instances are known by their items, and what these are.
 _ITEMS: dict[type, Any] = {kind: kind for kind in (dict, list, tuple, str, int, float)}
-_TRANSPARENT = {object, types.SimpleNamespace, *_ITEMS}
-_HANDLERS: tuple[tuple[Any, Any], ...] = (
+_READABLE = {object, types.SimpleNamespace, *_ITEMS}
+# Attributes of a function that say nothing of what it does.
+_OF_A_FUNCTION = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "_fun", "fun_sourceinfo",
+                  "fun_signature")  # fmt: skip
+_BY_BASE: tuple[tuple[Any, Any], ...] = (
     (types.FunctionType, _function),
     (types.MethodType, _method),
     (functools.partial, _partial),

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
+import sys
+import types
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -14,32 +19,35 @@ from jax._src.lib import jax_jit
 from xcache.hook.calls.contents import Contents
 from xcache.hook.calls.trees import REGISTRY
 from xcache.hook.structure import ambient
-from xcache.hook.structure.encoding import MustLowerError, text
+from xcache.hook.structure.encoding import CannotSkipError, text
 from xcache.hook.structure.patches import patches
 from xcache.hook.structure.primitives import registries
 
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 1
-# They describe the function, which is described by its content.
+_FORMAT = 2
+# They only name the function, whose content is encoded below.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
-_SCALARS = (bool, int, float, complex, np.generic)
+_ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)
 
 
 class Call(NamedTuple):
-    """A call's digest, its dynamic arguments, and the trees that these came in."""
+    """A call's digest, its dynamic arguments, and the trees of these."""
 
     digest: str
     leaves: list[Any]
     trees: list[Any]
 
 
-def describe(fun: Any, options: Any, version: str, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Call:
-    """Return the description of a call; raise MustLowerError if something in it cannot be told.
+def describe(
+    fun: Any, options: Any, version: str, arguments: tuple[Any, ...], keywords: dict[str, Any], *, is_prepared: bool
+) -> Call:
+    """Return the description of a call; raise CannotSkipError if something in it cannot be described.
 
-    ``options`` are those of ``jax.jit``, as jax has parsed them.
+    ``options`` are those of ``jax.jit``, as jax has parsed them. A call that is only prepared may have
+    ``jax.ShapeDtypeStruct`` for arrays.
     """
     if jax.process_count() > 1:
-        raise MustLowerError("several processes")
+        raise CannotSkipError("several processes")
     registries.check()
     patches.check()
     signature, leaves = jax_jit.parse_arguments(
@@ -47,8 +55,10 @@ def describe(fun: Any, options: Any, version: str, arguments: tuple[Any, ...], k
     )
     contents = Contents()
     contents.write(b"xcache call %d " % _FORMAT)
-    for part in (ambient.jax_files(), version, ambient.backend(xla_bridge.get_backend())):
+    for part in (ambient.jax_files(), version, _file_of(fun), ambient.backend(xla_bridge.get_backend())):
         contents.write(text(part))
+    contents.write(registries.digest(with_late=True))
+    contents.write(patches.digest(with_late=True))
     contents.encode(ambient.trace_context())
     contents.write(ambient.configuration.digest())
     contents.encode((meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))
@@ -58,24 +68,45 @@ def describe(fun: Any, options: Any, version: str, arguments: tuple[Any, ...], k
     contents.encode_all((
         signature.dynamic_arg_treedefs, signature.dynamic_arg_names, signature.static_args, signature.static_arg_names
     ))  # fmt: skip
+    known = _ARRAYS if not is_prepared else (*_ARRAYS, jax.ShapeDtypeStruct)
     for leaf in leaves:
-        _leaf(contents, leaf)
+        if isinstance(leaf, core.Tracer) or not isinstance(leaf, known):
+            raise CannotSkipError("argument that is no array")
+        _argument(contents, leaf)
     contents.is_lenient = True
     contents.encode(fun)
     return Call(contents.digest(), leaves, list(signature.dynamic_arg_treedefs))
 
 
-def _leaf(contents: Contents, leaf: Any) -> None:
+def _file_of(fun: Any) -> str:
+    """Return the digest of the file in which a function is written; empty where there is none, as in a notebook.
+
+    Two scripts of one version may each have a function of this name and code, which calls others of theirs.
+    """
+    while isinstance(fun, (functools.partial, types.MethodType)):
+        fun = fun.func if isinstance(fun, functools.partial) else fun.__func__
+    module = sys.modules.get(getattr(fun, "__module__", None) or type(fun).__module__)
+    names = getattr(fun, "__globals__", None) or (vars(module) if module is not None else {})
+    return _digest_of(names.get("__file__") or "")
+
+
+@functools.cache
+def _digest_of(file: str) -> str:
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _argument(contents: Contents, leaf: Any) -> None:
     """Write all that jax reads from an argument: its type, and its place unless jax is free to choose it."""
-    if isinstance(leaf, core.Tracer) or not isinstance(leaf, (jax.Array, np.ndarray, *_SCALARS, jax.ShapeDtypeStruct)):
-        raise MustLowerError("argument that is no array")
     contents.encode(core.shaped_abstractify(leaf))
     sharding = getattr(leaf, "sharding", None)
     is_committed = sharding is not None and getattr(leaf, "_committed", True)
     if is_committed:
         contents.encode((sharding, _layout(leaf, sharding)))
     elif sharding is not None and sharding.num_devices > 1:
-        raise MustLowerError("uncommitted array of several devices")
+        raise CannotSkipError("uncommitted array of several devices")
     else:
         contents.write(b"anywhere")
 

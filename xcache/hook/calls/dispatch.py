@@ -1,19 +1,18 @@
-"""Answer jax's dispatcher, in C++, which asks a Python function for each call that it has not met before.
+"""Answer calls for jax's dispatcher.
 
-Here is another such function, which looks for a record of the call first. What it answers takes jax's fast path from
-then on, in a cache of its own: jax's would serve it to a plain ``jax.jit`` of the same function.
+The dispatcher is in C++ and asks a Python function about each call that is new to it. Ours looks for a record first.
+Later calls take jax's fast path, from a cache of our own: jax's would serve them to a plain ``jax.jit``, too.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 import logging
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from jax._src import core, pjit, tree_util, util, xla_bridge
@@ -22,20 +21,20 @@ from jax._src.lib import _jax
 from xcache.errors import UnsupportedError, WrongVersionError
 from xcache.hook import current_calls, late_module
 from xcache.hook.call_records import CallRecords
-from xcache.hook.calls import records, second_trace
+from xcache.hook.calls import record_format, second_trace
 from xcache.hook.calls.description import Call, describe
-from xcache.hook.structure.encoding import MustLowerError
+from xcache.hook.structure.encoding import CannotSkipError
 from xcache.request import Alias
 from xcache.signals import reraise_if_the_programs
 from xcache.wire import protocol
 
 logger = logging.getLogger("xcache")
 
-# The daemon keeps no larger ones.
 _MOST_THREADS = min(8, os.cpu_count() or 1)
+# The daemon refuses larger records; the rest is for the other facts of an alias.
 _MOST_BYTES = protocol.MAX_RECORD - 1024
-# Of jax's function for the fast path: the names of its parameters, and what is given for those of no record.
-_NOTHING: dict[str, Any] = {
+# The parameters of jax's function for the fast path after the first four, and the value of each for a recorded call.
+_EMPTY_PARAMETERS: dict[str, Any] = {
     "effects": frozenset(),
     "consts_for_constvars": (),
     "abstracted_axes": None,
@@ -51,112 +50,114 @@ class Ready(NamedTuple):
     results: Any
 
 
-class Function:
-    """Answers jax's dispatcher for one function; ``made`` is what the program calls."""
+class RecordedFunction:
+    """Answers jax's dispatcher for one function; ``jitted`` is what the program calls."""
 
     def __init__(self, fun: Any, plain: Any, version: str) -> None:
         self._fun, self._version = fun, version
         second_trace.check()
         try:
             state = plain.__getstate__()
-            self._miss, self._options = state["cache_miss"], plain._jit_info
+            self._ask_jax, self._options = state["cache_miss"], plain._jit_info
             parameters = inspect.signature(pjit._get_fastpath_data).parameters
-            self._fast_path = {name: _NOTHING[name] for name in list(parameters)[4:]}
+            self._fast_path = {name: _EMPTY_PARAMETERS[name] for name in list(parameters)[4:]}
             kind: Any = type(plain)
-            made = kind.__new__(kind)
+            jitted = kind.__new__(kind)
             answer = pjit.api_boundary(self._answer)
             state.update(cache_miss=answer, cache=_jax.PjitFunctionCache(capacity=4096))
-            made.__setstate__(state)
+            jitted.__setstate__(state)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UnsupportedError(str(error)) from None
         self._ready: dict[str, Ready] = {}
-        # Calls that jax has traced here, and that were recorded or cannot be.
-        self._traced: set[str] = set()
-        # After a clear, jax would trace anew. A function without a fast path would be described at each call.
+        # By digest: the records of calls that jax has traced here; None where there can be none.
+        self._recorded: dict[str, Alias | None] = {}
+        # After a clear, because jax would trace anew; for a function without a fast path, because each of its calls
+        # would be described; and for one that traces otherwise each time, because one trace more may change the next.
         self._is_left_to_jax = False
-        functools.update_wrapper(made, fun)
-        made._fun, made._jit_info = fun, plain._jit_info
-        made.clear_cache = self._clear
-        self.made = made
-        # jax holds it weakly.
+        vars(jitted).update(vars(plain))
+        jitted.clear_cache = self._clear
+        self.jitted = jitted
+        # jax keeps only a weak reference.
         self._clearing = _Clearing(self)
         util.register_cache(self._clearing, "xcache.jit")
 
     def forget(self) -> None:
-        """Forget all executables, and look for no records any more."""
+        """Drop all executables, and use no records from now on."""
         self._is_left_to_jax = True
         self._ready.clear()
 
     def _clear(self) -> None:
         self.forget()
-        type(self.made).clear_cache(self.made)
+        type(self.jitted).clear_cache(self.jitted)
 
     def _answer(self, *arguments: Any, **keywords: Any) -> Any:
         """Answer the dispatcher: the results, the data for its fast path, and whether to forget what it has."""
-        calls = _calls()
-        call = None if calls is None else self._described(calls, arguments, keywords)
+        calls = _current_records()
+        call = None if calls is None else self._describe(calls, arguments, keywords)
         if calls is None or call is None:
-            return self._miss(*arguments, **keywords)
-        ready = None if calls.check else self._found(calls, call)
-        if ready is not None:
+            return self._ask_jax(*arguments, **keywords)
+        found = "checked" if calls.check else self._load(calls, call)
+        if isinstance(found, Ready):
             calls.count("skipped")
-            return self._run(ready, call)
-        answer = self._miss(*arguments, **keywords)
+            return self._run(found, call)
+        answer = self._ask_jax(*arguments, **keywords)
         if answer[1] is None:
             calls.count("no fast path")
             self._is_left_to_jax = True
-            return answer
-        made = self._record(calls, call, arguments, keywords)
-        if calls.check and made is not None:
-            self._compare(calls, made)
+        else:
+            calls.count(self._record(calls, call, arguments, keywords) or found)
         return answer
 
     def prepare(self, wanted: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
         """Load or compile what these calls need, several at once; each has its arguments and keywords."""
-        calls, settings = _calls(), late_module.settings()
+        calls, settings = _current_records(), late_module.settings()
 
         def under_settings(function: Callable[..., Any], *arguments: Any) -> Any:
             with late_module.under(settings):
                 return function(*arguments)
 
+        # With check each call is traced when it is made, and compared then.
+        records = None if calls is None or calls.check else calls
         with contextlib.closing(_Threads()) as threads:
-            described = [None if calls is None else self._described(calls, *each) for each in wanted]
-            loading = [None if call is None else threads.submit(under_settings, self._found, calls, call)
-                       for call in described]  # fmt: skip
-            missing = [number for number, loaded in enumerate(loading) if loaded is None or loaded.result() is None]
-            lowered = [self.made.trace(*wanted[number][0], **wanted[number][1]).lower() for number in missing]
+            described: list[Call | None] = []
+            loading: list[Future[Ready | str] | None] = []
+            for each in wanted:
+                call = None if records is None else self._describe(records, *each, is_prepared=True)
+                described.append(call)
+                loading.append(call and threads.submit(under_settings, self._load, records, call))
+            loaded = [each and each.result() for each in loading]
+            missing = [number for number, each in enumerate(loaded) if not isinstance(each, Ready)]
+            lowered = [self.jitted.trace(*wanted[number][0], **wanted[number][1]).lower() for number in missing]
             compiling = [threads.submit(under_settings, each._lowering.compile) for each in lowered]
             for number, compiled in zip(missing, compiling, strict=True):
                 compiled.result()
-                call = described[number]
-                if calls is not None and call is not None:
-                    self._record(calls, call, *wanted[number])
+                call, reason = described[number], loaded[number]
+                if records is not None and call is not None and isinstance(reason, str):
+                    records.count(self._record(records, call, *wanted[number]) or reason)
 
-    def _described(self, calls: CallRecords, arguments: Any, keywords: Any) -> Call | None:
+    def _describe(self, calls: CallRecords, arguments: Any, keywords: Any, *, is_prepared: bool = False) -> Call | None:
         """Return the description of a call; None if jax has to trace it."""
         if self._is_left_to_jax or not core.trace_state_clean() or calls.is_watched():
             return None
         try:
-            return describe(self._fun, self._options, self._version, arguments, keywords)
+            return describe(self._fun, self._options, self._version, arguments, keywords, is_prepared=is_prepared)
         except BaseException as error:  # noqa: BLE001 - jax says what is wrong with a call
-            self._note(calls, error)
+            calls.count(self._reason(error))
             return None
 
-    def _found(self, calls: CallRecords, call: Call) -> Ready | None:
-        """Return the executable of a call that was recorded, loaded; None if jax has to trace it."""
+    def _load(self, calls: CallRecords, call: Call) -> Ready | str:
+        """Return the executable of a recorded call, or the reason why jax has to trace it."""
         ready = self._ready.get(call.digest)
         if ready is not None:
             return ready
         try:
             alias = calls.find(call.digest)
             if alias is None:
-                calls.count("no record")
-                return None
-            record = records.read(alias.record, call.trees)
-            executable = records.computation(record, calls.late_module(alias)).compile()
+                return "no record"
+            record = record_format.read(alias.record, call.trees)
+            executable = record_format.computation(record, calls.late_module(alias)).compile()
         except BaseException as error:  # noqa: BLE001 - jax can trace instead
-            self._note(calls, error)
-            return None
+            return self._reason(error)
         ready = self._ready[call.digest] = Ready(executable, record.results)
         return ready
 
@@ -165,59 +166,82 @@ class Function:
         fast_path = pjit._get_fastpath_data(ready.executable, ready.results, call.leaves, results, **self._fast_path)
         return tree_util.tree_unflatten(ready.results, results), fast_path, False
 
-    def _record(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any) -> Alias | None:
-        """Return the record of what jax has just traced, lowered and compiled, and have the next process find it."""
-        if call.digest in self._traced or calls.is_readonly:
+    def _record(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any) -> str | None:
+        """Record what jax has just compiled, or check the version by it; return why there can be no record, or None."""
+        if calls.is_readonly:
             return None
-        self._traced.add(call.digest)
+        known = self._recorded.get(call.digest)
+        if known is None and call.digest in self._recorded:
+            return "no record"
+        self._recorded[call.digest] = None
         try:
-            traced = self.made.trace(*arguments, **keywords)
-            lowered = traced.lower()
-            program = calls.program_of(lowered._lowering)
-            if program is None:
-                raise MustLowerError("no alias")
-            second_trace.compare(traced, lambda: self.made.trace(*arguments, **keywords))
-            record = records.written(lowered._lowering, traced.out_tree, call.trees)
-            if len(record) > _MOST_BYTES:
-                raise MustLowerError("large record")
-            records.read(record, call.trees)
-            made = program._replace(structure=call.digest, record=record)
-            if not calls.check:
-                calls.note(made)
+            made = self._recorded[call.digest] = self._alias(calls, call, arguments, keywords, is_new=known is None)
         except BaseException as error:  # noqa: BLE001 - the program has its results already
-            self._note(calls, error)
-            return None
-        return made
+            self._is_left_to_jax = getattr(error, "kind", "") == second_trace.DIFFERS
+            return self._reason(error)
+        if known is not None:
+            if known == made:
+                return None
+            # Two calls that xcache cannot tell apart: neither may have a record.
+            self._recorded[call.digest] = None
+            calls.drop(call.digest)
+            logger.error(
+                "two calls of %s give different programs and xcache cannot tell them apart; neither is recorded."
+                " Please report this",
+                self._options.fun_sourceinfo,
+            )
+            return "calls that cannot be told apart"
+        if calls.check:
+            return self._check_version(calls, made)
+        calls.note(made)
+        return None
 
-    def _compare(self, calls: CallRecords, made: Alias) -> None:
-        """Raise WrongVersionError, and forget the earlier record, if it says otherwise than this process."""
+    def _alias(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any, *, is_new: bool) -> Alias:
+        """Return the alias of what jax has just compiled; raise CannotSkipError if there can be none."""
+        traced = self.jitted.trace(*arguments, **keywords)
+        lowered = traced.lower()
+        program = calls.program_of(lowered._lowering)
+        if program is None:
+            raise CannotSkipError("no alias")
+        if is_new:
+            second_trace.compare(traced, lambda: self.jitted.trace(*arguments, **keywords))
+        record = record_format.written(lowered._lowering, traced.out_tree, call.trees)
+        if len(record) > _MOST_BYTES:
+            raise CannotSkipError("large record")
+        record_format.read(record, call.trees)
+        return program._replace(structure=call.digest, record=record)
+
+    def _check_version(self, calls: CallRecords, made: Alias) -> str:
+        """Compare with the record of an earlier process, or note ours; raise WrongVersionError if they differ."""
         found = calls.find(made.structure)
         if found is None:
-            calls.count("no record")
             calls.note(made)
-            return
-        calls.count("checked")
+            return "no record"
         differs = "program" if found.program != made.program else "results" if found.record != made.record else None
-        if differs is not None:
-            calls.drop(made.structure)
-            raise WrongVersionError(
-                f"{self._options.fun_sourceinfo} has another {differs} than an earlier process recorded for version"
-                f" {str(self._version)!r}; the version has to change with the code and its configuration"
-                " (xcache.version_of)"
-            )
-
-    def _note(self, calls: CallRecords, error: BaseException) -> None:
-        """Count why jax has to trace; a bug in here must not stop the program."""
-        reraise_if_the_programs(error)
-        is_known = isinstance(error, MustLowerError)
-        calls.count(error.kind if isinstance(error, MustLowerError) else "error")
-        logger.debug(
-            "traced: %s: %s%s", self._options.fun_sourceinfo, "" if is_known else f"{type(error).__name__}: ", error
+        if differs is None:
+            return "checked"
+        calls.count("contradiction")
+        calls.drop(made.structure)
+        # Where the record is another user's, our own hides it.
+        calls.note(made)
+        raise WrongVersionError(
+            f"{self._options.fun_sourceinfo} has another {differs} than an earlier process recorded for version"
+            f" {str(self._version)!r}; the version has to change with the code and its configuration"
+            " (xcache.version_of)"
         )
 
+    def _reason(self, error: BaseException) -> str:
+        """Return why jax has to trace, for the statistics; a bug in here must not stop the program."""
+        reraise_if_the_programs(error)
+        kind, said = "error", f"{type(error).__name__}: {error}"
+        if isinstance(error, CannotSkipError):
+            kind, said = error.kind, str(error)
+        logger.debug("traced: %s: %s", self._options.fun_sourceinfo, said)
+        return kind
 
-def _calls() -> CallRecords | None:
-    """Return the records of calls, if the cache is on. The plugin that switches it on comes with jax's backends."""
+
+def _current_records() -> CallRecords | None:
+    """Return the records of calls, if the cache is on. Start jax's backends first: the plugin comes with them."""
     if not xla_bridge.backends_are_initialized() and core.trace_state_clean():
         xla_bridge.get_backend()
     return current_calls()
@@ -230,14 +254,14 @@ class _Threads(ThreadPoolExecutor):
         super().__init__(_MOST_THREADS, "xcache-prepare")
 
     def close(self) -> None:
-        """End the threads; what none of them has begun is left undone."""
+        """End the threads, and cancel the jobs that have not begun."""
         self.shutdown(cancel_futures=True)
 
 
 class _Clearing:
     """Poses as one of jax's caches, so that ``jax.clear_caches()`` reaches a function that is still in use."""
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: RecordedFunction) -> None:
         self._function = weakref.ref(function)
 
     def cache_clear(self) -> None:

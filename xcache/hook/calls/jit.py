@@ -17,33 +17,32 @@ _Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 def jit(fun: Callable[..., Any] | None = None, *, version: str, **options: Any) -> Any:
-    """Return ``jax.jit(fun, **options)``, which in a later process neither traces nor lowers what it did in this one.
+    """Return ``jax.jit(fun, **options)``, whose calls a later process neither traces nor lowers again.
 
-    ``version`` stands for the code and its configuration: all that tracing reads beside the arguments. With a text
-    that does not change with them, a later process runs the old program; ``xcache.version_of`` makes a good one.
-    Without ``fun``, return a decorator.
+    ``version`` stands for the code and its configuration: all that tracing reads beside the arguments. If it does not
+    change with them, a later process runs the old program; ``xcache.version_of`` makes a good one. Without ``fun``,
+    return a decorator.
 
-    What is returned has a method more than jax's: ``prepare`` loads or compiles what several calls need, side by side,
-    and runs nothing. With the cache off, under another transformation, and where tracing has an effect, it is
-    ``jax.jit``.
+    The function has one more method than jax's: ``prepare`` loads or compiles several calls at once and runs none. It
+    is plain ``jax.jit`` with the cache off, under another transformation, and where tracing has an effect.
     """
     if not isinstance(version, str):
-        raise TypeError(f"version must be a text, not {type(version).__name__}")
+        raise TypeError(f"version must be a str, not {type(version).__name__}")
     if fun is None:
         return functools.partial(jit, version=version, **options)
     import jax
 
-    made = plain = jax.jit(fun, **options)
+    jitted = plain = jax.jit(fun, **options)
     prepare: Callable[[list[_Call]], None] = functools.partial(_compile, plain)
     try:
-        from xcache.hook.calls.dispatch import Function
+        from xcache.hook.calls.dispatch import RecordedFunction
 
-        function = Function(fun, plain, version)
-        made, prepare = function.made, function.prepare
+        function = RecordedFunction(fun, plain, version)
+        jitted, prepare = function.jitted, function.prepare
     except (ImportError, AttributeError, UnsupportedError) as error:
         logger.debug("xcache.jit is jax.jit with this version of jax: %s", error)
-    made.prepare = _preparing(prepare)
-    return made
+    jitted.prepare = _preparing(prepare)
+    return jitted
 
 
 def _preparing(prepare: Callable[[list[_Call]], None]) -> Callable[..., None]:

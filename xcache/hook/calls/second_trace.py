@@ -5,7 +5,11 @@ A function that reads a random number, the time, or a value that it changes itse
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,13 +19,16 @@ from jax._src.lib import _jax
 
 from xcache.errors import UnsupportedError
 from xcache.hook.structure import jaxprs
-from xcache.hook.structure.encoding import Encoding, MustLowerError
+from xcache.hook.structure.encoding import CannotSkipError, Encoding
 
 # A value of jax's trace context: where it differs, jax remembers nothing. Making one empties jax's caches; jax has one
 # of its own since 0.10, for a cache of its dispatcher.
 _CONTEXT: Any = getattr(config, "jax_jit_cpp_cache_obj", None)
 if _CONTEXT is None and hasattr(jax, "make_user_context"):
     _CONTEXT = jax.make_user_context()
+
+
+DIFFERS = "another program when it is traced again"
 
 
 def check() -> None:
@@ -31,17 +38,50 @@ def check() -> None:
 
 
 def compare(traced: Any, trace: Callable[[], Any]) -> None:
-    """Raise MustLowerError unless ``trace`` gives what was traced, and nothing that only this process has."""
+    """Raise CannotSkipError unless ``trace`` gives what was traced, without a warning, and shares no array with it."""
     if traced.jaxpr.effects:
-        raise MustLowerError("effects")
-    with _CONTEXT(_jax.PjitFunctionCache(capacity=4096)):
+        raise CannotSkipError("effects")
+    with _CONTEXT(_jax.PjitFunctionCache(capacity=4096)), _warnings_counted() as warned:
         again = trace()
+    if warned:
+        raise CannotSkipError("it warns")
     (first, constants), (second, others) = map(_described, (traced.jaxpr, again.jaxpr))
     if first != second or traced.out_tree != again.out_tree:
-        raise MustLowerError("another program when it is traced again")
-    # A trace makes its own constants. What two of them share outlives them, and may differ in the next process.
+        raise CannotSkipError(DIFFERS)
+    # Each trace makes its own constants. One that both share is older than they are, and the next process may have
+    # another.
     if {*map(_place, constants)} & {*map(_place, others)}:
-        raise MustLowerError("constant of the program")
+        raise CannotSkipError("constant of the program")
+
+
+@contextlib.contextmanager
+def _warnings_counted() -> Iterator[list[Any]]:
+    """Yield a list that gets what this thread warns of meanwhile; nobody else does, because the first trace said it.
+
+    ``warnings.catch_warnings`` would have Python give warnings again that it gives only once.
+    """
+    warned: list[Any] = []
+    thread = threading.get_ident()
+
+    def counting(original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def warn(message: Any, *others: Any, **options: Any) -> None:
+            if threading.get_ident() == thread:
+                warned.append(message)
+            else:
+                original(message, *others, **options)
+
+        return warn
+
+    originals = {name: getattr(warnings, name) for name in ("warn", "warn_explicit")}
+    made = {name: counting(original) for name, original in originals.items()}
+    try:
+        vars(warnings).update(made)
+        yield warned
+    finally:
+        for name, original in originals.items():
+            if getattr(warnings, name) is made[name]:
+                setattr(warnings, name, original)
 
 
 def _place(constant: Any) -> int:

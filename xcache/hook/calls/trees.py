@@ -1,7 +1,7 @@
 """The tree of a function's results, written without pickling.
 
-A node of the program's own class is written as a reference to an equal part of the arguments' trees, because what such
-a node carries (functions, modules) can often not be written. It is also what jax would return: the same objects.
+A node of the program's own class is written as a reference to a part of the arguments' trees that holds the same
+objects, because its data (functions, modules) often cannot be written, and because jax would return the same objects.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax._src import tree_util
 
-from xcache.hook.structure.encoding import MustLowerError
+from xcache.hook.structure.encoding import CannotSkipError
 
 _Tree = jax.tree_util.PyTreeDef
 REGISTRY = getattr(tree_util, "tracing_registry", tree_util.default_registry)
@@ -23,7 +23,7 @@ _NAMES = {kind: name for name, kind in _BUILTIN.items()}
 
 
 def written(tree: Any, arguments: Sequence[Any]) -> Any:
-    """Return a tree as lists and texts; raise MustLowerError if it cannot be written."""
+    """Return a tree as lists and texts; raise CannotSkipError if it cannot be written."""
     return _written(tree, list(_parts(arguments)))
 
 
@@ -46,15 +46,15 @@ def _written(tree: Any, parts: list[Any]) -> Any:
     kind, data = node
     children = [_written(child, parts) for child in tree.children()] if kind in _NAMES or _is_named(kind) else []
     if kind is dict and not all(type(key) in (str, int) for key in data):
-        raise MustLowerError("keys of the results")
+        raise CannotSkipError("keys of the results")
     if kind in _NAMES:
         return [_NAMES[kind], data, children]
     if _is_named(kind) and _found(kind.__module__, kind.__qualname__) is kind:
         return ["named", [kind.__module__, kind.__qualname__], children]
     for number, part in enumerate(parts):
-        if part == tree:
+        if part == tree and _is_made_of_the_same(part, tree):
             return ["argument", number, []]
-    raise MustLowerError(f"tree of the results: {kind.__module__}.{kind.__qualname__}")
+    raise CannotSkipError(f"tree of the results: {kind.__module__}.{kind.__qualname__}")
 
 
 def _read(form: Any, parts: list[Any]) -> Any:
@@ -63,12 +63,32 @@ def _read(form: Any, parts: list[Any]) -> Any:
     name, data, children = form
     if name == "argument":
         return parts[data]
-    kind = _found(*data) if name == "named" else _BUILTIN[name]
-    if name == "named":
-        if not _is_named(kind):
-            raise ValueError(f"no named tuple: {data}")
-        data = None
+    kind, data = (_named_tuple(*data), None) if name == "named" else (_BUILTIN[name], data)
     return _Tree.from_node_data_and_children(REGISTRY, (kind, data), [_read(child, parts) for child in children])
+
+
+def _is_made_of_the_same(one: Any, other: Any) -> bool:
+    """Return whether two equal trees hold the same objects: what the program calls equal may differ to it."""
+    nodes = one.node_data(), other.node_data()
+    if None in nodes:
+        return nodes[0] is nodes[1]
+    children = one.children(), other.children()
+    return _is_the_same(nodes[0][1], nodes[1][1]) and all(map(_is_made_of_the_same, *children))
+
+
+def _is_the_same(one: Any, other: Any) -> bool:
+    if type(one) in (tuple, list) and type(other) is type(one):
+        return len(one) == len(other) and all(map(_is_the_same, one, other))
+    if type(one) in (str, int, float, bool) and type(other) is type(one):
+        return repr(one) == repr(other)
+    return one is other
+
+
+def _named_tuple(module: str, qualified: str) -> Any:
+    kind = _found(module, qualified)
+    if not _is_named(kind):
+        raise ValueError(f"no named tuple: {module}.{qualified}")
+    return kind
 
 
 def _is_named(kind: Any) -> bool:

@@ -17,7 +17,7 @@ import jaxlib
 import numpy as np
 from jax._src import core
 
-from xcache.hook.structure.encoding import Encoding, MustLowerError, encodes, tagged, text
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, tagged, text
 
 ROOTS = tuple(f"{Path(package.__file__).resolve().parent}/" for package in (jax, jaxlib))
 _PACKAGES = ("jax", "jaxlib")
@@ -36,7 +36,7 @@ _HARMLESS = (
     "weakref",
     "_thread",
 )
-_NATIVE = (
+NATIVE = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, np.ufunc,
 )  # fmt: skip
@@ -74,7 +74,7 @@ def _is_own(value: Any, seen: set[int]) -> bool:
         return _are_own((value.__func__, value.__self__), seen)
     if isinstance(value, types.FunctionType):
         return _is_own_function(value, seen)
-    if isinstance(value, _NATIVE):
+    if isinstance(value, NATIVE):
         return True
     if isinstance(value, type):
         return is_of_jax(value.__module__) or _is_harmless(value.__module__)
@@ -87,12 +87,7 @@ def _is_own(value: Any, seen: set[int]) -> bool:
     kind = type(value)
     if not (is_of_jax(kind.__module__) or _is_harmless(kind.__module__)):
         return False
-    if not callable(value):
-        return True
-    attributes = getattr(value, "__dict__", None)
-    return _is_own(getattr(value, "__wrapped__", None), seen) and (
-        not isinstance(attributes, dict) or _are_own(attributes.values(), seen)
-    )
+    return _are_own((getattr(value, "__wrapped__", None), *attributes_of(value).values()), seen)
 
 
 def _is_own_function(function: types.FunctionType, seen: set[int]) -> bool:
@@ -122,44 +117,15 @@ def _is_harmless(module: str) -> bool:
     return module.split(".", 1)[0] in _HARMLESS
 
 
-def name(function: Any, depth: int = 0) -> str:
-    """Return a text that tells this callable of jax's from any other, by its name and all it was made with."""
-    if depth > 6:
-        raise MustLowerError("deeply nested callable")
-    if isinstance(function, functools.partial):
-        parts = [function.func, *function.args, *(part for item in sorted(function.keywords.items()) for part in item)]
-        return f"partial({', '.join(_told(part, depth + 1) for part in parts)})"
-    if isinstance(function, types.MethodType):
-        return f"{_told(function.__self__, depth + 1)}.{function.__func__.__qualname__}"
-    own = f"{getattr(function, '__module__', '?')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
-    if not isinstance(function, types.FunctionType):
-        wrapped = getattr(function, "__wrapped__", None)
-        return own if wrapped is None else f"{own}<{_told(wrapped, depth + 1)}>"
-    held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
-    for cell in function.__closure__ or ():
-        try:
-            held.append(cell.cell_contents)
-        except ValueError:
-            held.append("an empty cell")
-    # Two functions of one name are told apart by their line.
-    own = f"{own}:{function.__code__.co_firstlineno}"
-    return f"{own}<{', '.join(_told(each, depth + 1) for each in held)}>" if held else own
-
-
-def _told(value: Any, depth: int) -> str:
-    if isinstance(value, (str, int, float, complex, bytes, type(None), type(Ellipsis))):
-        return repr(value)
-    if isinstance(value, (tuple, list)):
-        return f"({', '.join(_told(each, depth + 1) for each in value)})"
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{_told(key, depth + 1)}: {_told(value[key], depth + 1)}' for key in value)}}}"
-    if isinstance(value, (set, frozenset)):
-        return f"{{{', '.join(sorted(_told(each, depth + 1) for each in value))}}}"
-    if isinstance(value, core.Primitive):
-        return f"primitive {value.name}"
-    if isinstance(value, (np.dtype, np.generic)):
-        return f"{type(value).__name__} {value!r}"
-    return name(value, depth) if callable(value) else f"{type(value).__module__}.{type(value).__qualname__}"
+def attributes_of(value: Any) -> dict[str, Any]:
+    """Return the attributes of an object of a class that is written in Python."""
+    found = dict(getattr(value, "__dict__", {}))
+    for base in type(value).__mro__:
+        slots = base.__dict__.get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
+                found[slot] = getattr(value, slot)
+    return found
 
 
 def function(encoding: Encoding, value: Any) -> None:
@@ -169,7 +135,7 @@ def function(encoding: Encoding, value: Any) -> None:
     for part in (qualified or "").split("."):
         found = getattr(found, part, None)
     if found is None or found is not value or not is_own(value):
-        raise MustLowerError(f"callable outside jax: {module}.{qualified or type(value).__qualname__}")
+        raise CannotSkipError(f"callable outside jax: {module}.{qualified or type(value).__qualname__}")
     encoding.write(tagged(b"fn", f"{module}.{qualified}".encode()))
 
 
@@ -187,7 +153,7 @@ _STANDARD = ("builtins", "numpy", "ml_dtypes", "enum", "typing", "abc", "collect
 def class_(encoding: Encoding, value: type) -> None:
     """Write a class by its name, if it is jax's or the standard library's."""
     if not (is_of_jax(value.__module__) or value.__module__.split(".", 1)[0] in _STANDARD):
-        raise MustLowerError(f"class outside jax: {value.__module__}.{value.__qualname__}")
+        raise CannotSkipError(f"class outside jax: {value.__module__}.{value.__qualname__}")
     encoding.write(b"t" + text(f"{value.__module__}.{value.__qualname__}"))
 
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 from jax._src import sharding_impls
 
 from xcache.hook.structure import ambient, code, jaxprs, objects, placement, primitives, values
-from xcache.hook.structure.encoding import RULES, Encoding, MustLowerError, text
+from xcache.hook.structure.encoding import RULES, CannotSkipError, Encoding, text
 from xcache.hook.structure.patches import patches
 
 # For types that are not in the table, in the order in which they are tried.
 RULES.extend((values.rule, placement.rule, code.rule, primitives.rule, objects.rule))
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 1
+_FORMAT = 2
 # Names of arguments are only in locations.
 _LEFT_OUT = ("arg_names", "backend")
 
@@ -27,15 +27,15 @@ class Structure(NamedTuple):
 
 
 def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Structure:
-    """Return the structure of a program; raise MustLowerError if what lowering makes of it cannot be told from it."""
+    """Return the structure of a program; raise CannotSkipError if what lowering makes of it cannot be told from it."""
     if len(arguments["platforms"]) != 1:
-        raise MustLowerError("several platforms")
+        raise CannotSkipError("several platforms")
     if type(arguments["axis_context"]) is not sharding_impls.ShardingContext:
-        raise MustLowerError("pmap")
+        raise CannotSkipError("pmap")
     if arguments["ordered_effects"]:
-        raise MustLowerError("ordered effects")
+        raise CannotSkipError("ordered effects")
     if arguments["lowering_parameters"].override_lowering_rules:
-        raise MustLowerError("override_lowering_rules")
+        raise CannotSkipError("override_lowering_rules")
     primitives.registries.check()
     patches.check()
     encoding = Encoding()
@@ -49,4 +49,7 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
     encoding.encode(ambient.trace_context())
     encoding.write(ambient.configuration.digest())
     jaxprs.program(encoding, jaxpr)
+    with_late = primitives.are_late(primitive for primitive, _ in encoding.primitives)
+    encoding.write(primitives.registries.digest(with_late=with_late))
+    encoding.write(patches.digest(with_late=with_late))
     return Structure(encoding.digest(), encoding.changeable)

@@ -1,6 +1,6 @@
 """The encoder: a table of types, each with the function that writes its values.
 
-The encoding is injective: each piece says what it is and where it ends. An unknown type raises MustLowerError, so a
+The encoding is injective: each piece says what it is and where it ends. An unknown type raises CannotSkipError, so a
 mistake in the table costs a skipped lowering and never a wrong program.
 """
 
@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 _Handler = TypeVar("_Handler", bound=Callable[["Encoding", Any], None])
 
 
-class MustLowerError(Exception):
-    """The program has to be lowered, for this reason: its kind, and what of the program, after a colon.
+class CannotSkipError(Exception):
+    """Lowering, or tracing, cannot be skipped, for this reason: its kind, and what of the program, after a colon.
 
     ``where`` names the primitive and parameter, if any.
     """
@@ -107,7 +107,7 @@ class Encoding:
         return hashlib.sha256(b"".join(self._parts)).hexdigest()
 
     def encode(self, value: Any) -> None:
-        """Write a value; raise MustLowerError if its type is unknown."""
+        """Write a value; raise CannotSkipError if its type is unknown."""
         handler = HANDLERS.get(type(value))
         if handler is None:
             handler = _find(value)
@@ -148,7 +148,7 @@ class Encoding:
             self.write(tagged(b"e", content))
 
     def apart(self, value: Any, handler: Callable[[Encoding, Any], None]) -> bytes:
-        """Return the encoding of a value by itself; raise MustLowerError if it depends on what was met before."""
+        """Return the encoding of a value by itself; raise CannotSkipError if it depends on what was met before."""
         outer, count = self._parts, len(self._numbers)
         self._parts = []
         self.write = self._parts.append
@@ -158,7 +158,7 @@ class Encoding:
         finally:
             self._parts, self.write = outer, outer.append
         if len(self._numbers) != count:
-            raise MustLowerError(f"shared object: {type(value).__name__}")
+            raise CannotSkipError(f"shared object: {type(value).__name__}")
         return content
 
 
@@ -169,4 +169,4 @@ def _find(value: Any) -> Callable[[Encoding, Any], None]:
         if handler is not None:
             HANDLERS[kind] = handler
             return handler
-    raise MustLowerError(f"unknown type: {kind.__module__}.{kind.__qualname__}")
+    raise CannotSkipError(f"unknown type: {kind.__module__}.{kind.__qualname__}")

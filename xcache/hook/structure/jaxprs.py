@@ -10,7 +10,7 @@ import numpy as np
 from jax._src import config, core
 
 from xcache.hook.structure import locations, primitives, values
-from xcache.hook.structure.encoding import HANDLERS, Encoding, MustLowerError, encodes, text
+from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, encodes, text
 from xcache.hook.structure.objects import attributes
 
 # jax 0.11 joined Jaxpr and ClosedJaxpr.
@@ -21,11 +21,11 @@ _simplified_constants = getattr(config, "use_simplified_jaxpr_constants", None)
 
 @encodes(core.Jaxpr)
 def jaxpr(encoding: Encoding, value: Any) -> None:
-    """Write a jaxpr; raise MustLowerError if its lowering depends on anything outside it."""
+    """Write a jaxpr; raise CannotSkipError if its lowering depends on anything outside it."""
     if encoding.is_repeated(b"J", value):
         return
     if getattr(value, "is_high", False):
-        raise MustLowerError("high jaxpr")
+        raise CannotSkipError("high jaxpr")
     if encoding.kernels:
         locations.function(encoding, value.debug_info)
     numbers: dict[Any, int] = {}
@@ -73,7 +73,7 @@ def _equation(encoding: Encoding, equation: Any, numbers: dict[Any, int]) -> Non
     _context(encoding, equation.ctx)
     if primitive.name in primitives.KERNELS:
         if equation.params.get("debug"):
-            raise MustLowerError("kernel that is printed while it is lowered")
+            raise CannotSkipError("kernel that is printed while it is lowered")
         locations.settings(encoding)
         locations.location(encoding, equation.source_info)
         with encoding.kernel():
@@ -97,7 +97,7 @@ def _parameters(encoding: Encoding, primitive: Any, parameters: dict[str, Any]) 
         encoding.write(text(name))
         try:
             encoding.encode(parameters[name])
-        except MustLowerError as reason:
+        except CannotSkipError as reason:
             if reason.where is None:
                 reason.where = f"{primitive.name}.{name}"
             raise
@@ -108,7 +108,7 @@ def _define(encoding: Encoding, variable: Any, numbers: dict[Any, int]) -> None:
     if type(variable) is core.DropVar:
         encoding.write(b"_")
     if getattr(variable, "initial_qdd", None) is not None:
-        raise MustLowerError("quasi-dynamic data")
+        raise CannotSkipError("quasi-dynamic data")
     numbers[variable] = len(numbers)
     encoding.encode(variable.aval)
 
@@ -119,7 +119,7 @@ def _use(encoding: Encoding, variable: Any, numbers: dict[Any, int]) -> None:
         return
     number = numbers.get(variable)
     if number is None:
-        raise MustLowerError("free variable")
+        raise CannotSkipError("free variable")
     encoding.write(b"v%d;" % number)
 
 
@@ -139,7 +139,7 @@ def _constant(encoding: Encoding, value: Any) -> None:
         # Lowering emits one constant for each object, so an object used twice differs from two equal objects.
         encoding.is_repeated(b"k", value)
     else:
-        raise MustLowerError(f"unknown constant: {type(value).__module__}.{type(value).__qualname__}")
+        raise CannotSkipError(f"unknown constant: {type(value).__module__}.{type(value).__qualname__}")
     values.constant(encoding, value)
 
 
@@ -167,6 +167,6 @@ def _context(encoding: Encoding, context: Any) -> None:
     if context is None:
         encoding.write(b"n")
     elif type(context) is not _CONTEXT:
-        raise MustLowerError("context of an equation")
+        raise CannotSkipError("context of an equation")
     else:
         encoding.write_token(context, attributes)

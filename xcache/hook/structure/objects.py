@@ -15,7 +15,8 @@ from jax._src import core, linear_util
 from jax._src.lib import xla_client
 
 from xcache.hook.structure import code, locations
-from xcache.hook.structure.encoding import Encoding, MustLowerError, by_content, encodes, text
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, by_content, encodes, text
+from xcache.hook.structure.names import name
 
 try:
     from jax._src.random import prng
@@ -65,7 +66,7 @@ def attributes(encoding: Encoding, value: Any) -> None:
     kind = type(value)
     known = _slots(kind)  # type: ignore[arg-type] # a type is hashable
     if isinstance(known, str):
-        raise MustLowerError(known)
+        raise CannotSkipError(known)
     slots, memos = known
     encoding.write(text(f"{kind.__module__}.{kind.__qualname__}"))
     for slot in slots:
@@ -74,18 +75,18 @@ def attributes(encoding: Encoding, value: Any) -> None:
             encoding.write(b"?")
         else:
             encoding.encode(content)
-    others = {name: held for name, held in getattr(value, "__dict__", {}).items() if name not in memos}
+    others = {key: held for key, held in getattr(value, "__dict__", {}).items() if key not in memos}
     encoding.write(b"d%d" % len(others))
-    for name in sorted(others):
-        encoding.write(text(name))
-        encoding.encode(others[name])
+    for key in sorted(others):
+        encoding.write(text(key))
+        encoding.encode(others[key])
 
 
 @encodes(core.ShapedArray)
 @by_content
 def _shaped_array(encoding: Encoding, value: Any) -> None:
     if type(value.shape) is not tuple or not all(type(size) is int for size in value.shape):
-        raise MustLowerError("symbolic shape")
+        raise CannotSkipError("symbolic shape")
     attributes(encoding, value)
 
 
@@ -105,10 +106,10 @@ def _tree(encoding: Encoding, value: Any) -> None:
 def _random_implementation(encoding: Encoding, value: Any) -> None:
     functions = [part for part in value if callable(part)]
     if not all(map(code.is_own, functions)):
-        raise MustLowerError("PRNG implementation outside jax")
+        raise CannotSkipError("PRNG implementation outside jax")
     encoding.write(b"prng")
     encoding.encode_all((tuple(value.key_shape), value.name, value.tag))
-    encoding.encode_all(map(code.name, functions))
+    encoding.encode_all(map(name, functions))
 
 
 def _debug_info(encoding: Encoding, value: Any) -> None:
@@ -147,7 +148,7 @@ def rule(value: Any) -> Any:
     """Return the function for values of a type that is not in the table, or None."""
     kind = type(value)
     if isinstance(value, linear_util.WrappedFun):
-        raise MustLowerError("wrapped function")
+        raise CannotSkipError("wrapped function")
     if isinstance(value, linear_util.DebugInfo):
         return _debug_info
     if not code.is_of_jax(kind.__module__) or isinstance(value, (xla_client.Device, dict, int, str, float)):

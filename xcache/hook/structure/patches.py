@@ -1,11 +1,13 @@
 """Whether somebody has replaced functions of jax's, which any lowering rule may call.
 
 All modules of jax are examined when the first program is described, and again when modules were imported since. The
-functions of the modules that lower are compared before each program.
+functions of the modules that lower, and of those that they use, are compared before each program. A function of jax's
+in the wrong place is jax's own code, too: the digest says which function each name of the modules that lower leads to.
 """
 
 from __future__ import annotations
 
+import hashlib
 import operator
 import sys
 import types
@@ -15,8 +17,8 @@ from typing import Any
 from jax._src.interpreters import mlir
 
 from xcache.hook.structure.code import is_of_jax, is_of_jaxs_files
-from xcache.hook.structure.encoding import MustLowerError
-from xcache.hook.structure.primitives import rule_tables
+from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.rules import is_late, rule_tables
 
 # Packages from which jax imports functions and objects by name.
 _LIBRARIES = frozenset((
@@ -41,17 +43,20 @@ class _Patches:
         self._modules = 0
         self._reason: str | None = None
         self._watched: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = []
+        # Of each module that lowers: its functions when they were described, and their digest.
+        self._described: dict[str, tuple[Any, bytes]] = {}
+        self._digests: dict[bool, bytes] = {}
         # Files whose functions, and types whose instances may stand in a module of jax's.
         self._known_files: set[str] = set()
         self._known_types: set[type] = set()
 
     def check(self) -> None:
-        """Raise MustLowerError if a function of jax's is not its own."""
+        """Raise CannotSkipError if a function of jax's is not its own."""
         if self._reason is not None or self._modules != len(sys.modules) or not self._are_unchanged():
             self._modules = len(sys.modules)
             self._reason = self._examine()
         if self._reason is not None:
-            raise MustLowerError(self._reason)
+            raise CannotSkipError(self._reason)
 
     def _are_unchanged(self) -> bool:
         try:
@@ -59,25 +64,56 @@ class _Patches:
         except KeyError:
             return False
 
+    def digest(self, *, with_late: bool) -> bytes:
+        """Return a digest of what the names of the modules that lower lead to; the last ``check`` has made it.
+
+        ``with_late`` adds the modules that a program may import after jax.
+        """
+        return self._digests[with_late]
+
     def _examine(self) -> str | None:
         self._watched = []
-        lowering = {
-            getattr(_function(entry), "__module__", None) for table in rule_tables() for entry in table.values()
-        }
-        lowering.add(mlir.__name__)
-        for name, module in list(sys.modules.items()):
+        modules = {
+            name: module
+            for name, module in list(sys.modules.items())
             # The others hand on names of these.
-            if not name.startswith(("jax._src.", "jaxlib.")) or not isinstance(module, types.ModuleType):
-                continue
-            names = vars(module)
-            for key, value in list(names.items()):
+            if name.startswith(("jax._src.", "jaxlib.")) and isinstance(module, types.ModuleType)
+        }
+        for name, module in modules.items():
+            for key, value in list(vars(module).items()):
                 if key not in _OF_THE_IMPORT and not self._is_fine(value):
                     return f"function of jax replaced: {name}.{key}"
+        homes = {_home(entry) for table in rule_tables() for entry in table.values()}
+        lowering = {mlir.__name__, *(home for home in homes if home in modules)}
+        used = {
+            value.__name__
+            for name in lowering
+            for value in vars(modules[name]).values()
+            if type(value) is types.ModuleType
+        }
+        for name in (lowering | used) & modules.keys():
+            names = vars(modules[name])
             functions = [key for key, value in names.items() if type(value) is types.FunctionType]
-            if name in lowering and len(functions) > 1:
+            if len(functions) > 1:
                 get = operator.itemgetter(*functions)
                 self._watched.append((names, get, get(names)))
+                if name in lowering:
+                    self._describe(name, functions, self._watched[-1][2])
+        for late in (False, True):
+            told = sorted(name for name in self._described if late or not is_late(name + "."))
+            digest = hashlib.blake2b(b"".join(self._described[name][1] for name in told), digest_size=16)
+            self._digests[late] = digest.digest()
         return None
+
+    def _describe(self, module: str, names: list[str], functions: tuple[Any, ...]) -> None:
+        known = self._described.get(module)
+        if known is None or known[0] != functions:
+            told = "\n".join(
+                f"{name} {function.__module__} {function.__qualname__} {function.__code__.co_firstlineno}"
+                for name, function in zip(names, functions, strict=True)
+            )
+            digest = hashlib.blake2b(f"{module}\n{told}".encode(), digest_size=16).digest()
+            self._described[module] = functions, digest
 
     def _is_fine(self, value: Any) -> bool:
         kind = type(value)
@@ -115,6 +151,7 @@ class _Patches:
 patches = _Patches()
 
 
-def _function(entry: Any) -> Any:
+def _home(entry: Any) -> Any:
+    """Return the module of a rule's function."""
     rule = getattr(entry, "rule", entry)
-    return getattr(rule, "func", rule)
+    return getattr(getattr(rule, "func", rule), "__module__", None)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from jax._src import core
 from jax._src.interpreters import mlir
 
-from xcache.hook.structure.code import is_own, is_own_primitive, name
-from xcache.hook.structure.encoding import Encoding, MustLowerError, tagged
+from xcache.hook.structure.code import is_own, is_own_primitive
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, tagged
+from xcache.hook.structure.names import name
+from xcache.hook.structure.rules import is_late, rule_tables, rules_of
 
 # Parameters that lowering does not look at: functions for differentiation and the like, which jax has used by then.
 _UNUSED = {
@@ -28,17 +30,24 @@ KERNELS = frozenset(("pallas_call", "core_map", "mpmd_map"))
 
 # Each primitive's rules when it was examined, and its token or the reason why it has none.
 _examined: dict[tuple[Any, bool], tuple[list[Any], bytes | str]] = {}
+# By id: each rule with its name, or with the reason why it has none.
+_named: dict[int, tuple[Any, str | CannotSkipError]] = {}
 
 
 def token(primitive: Any, in_kernel: bool) -> bytes:
-    """Return what stands for a primitive and its lowering rules; raise MustLowerError unless all are jax's own."""
-    rules = _rules(primitive)
+    """Return what stands for a primitive and its lowering rules; raise CannotSkipError unless all are jax's own."""
+    rules = rules_of(primitive)
     known = _examined.get((primitive, in_kernel))
     if known is None or not _are_same(known[0], rules):
         known = _examined[primitive, in_kernel] = rules, _examine(primitive, rules, in_kernel)
     if isinstance(known[1], str):
-        raise MustLowerError(known[1])
+        raise CannotSkipError(known[1])
     return known[1]
+
+
+def are_late(used: Iterable[Any]) -> bool:
+    """Return whether one of these primitives has a rule that is not there before a program imports more than jax."""
+    return any(is_late(_name_of(rule)) for primitive in used for rule in rules_of(primitive))
 
 
 def unused(primitive: Any) -> tuple[str, ...]:
@@ -53,13 +62,25 @@ def _examine(primitive: Any, rules: list[Any], in_kernel: bool) -> bytes | str:
         return f"lowering rule outside jax: {primitive.name}"
     if not is_own_primitive(primitive):
         return f"primitive outside jax: {primitive.name}"
-    told = "|".join((primitive.name, type(primitive).__qualname__, *map(name, rules)))
+    try:
+        told = "|".join((primitive.name, type(primitive).__qualname__, *map(_name_of, rules)))
+    except CannotSkipError as reason:
+        return str(reason)
     return tagged(b"p", primitive.name.encode() + b" " + hashlib.blake2b(told.encode(), digest_size=12).digest())
 
 
-def _rules(primitive: Any) -> list[Any]:
-    """Return a primitive's lowering rules for all platforms: another platform's may be part of this one's program."""
-    return [entry for entry in (table.get(primitive) for table in rule_tables()) if entry is not None]
+def _name_of(rule: Any) -> str:
+    """Return a rule's name, made once; raise CannotSkipError if it holds something that cannot be described."""
+    known = _named.get(id(rule))
+    if known is None:
+        try:
+            made: str | CannotSkipError = name(rule)
+        except CannotSkipError as reason:
+            made = reason
+        known = _named[id(rule)] = rule, made
+    if isinstance(known[1], CannotSkipError):
+        raise known[1]
+    return known[1]
 
 
 def _are_same(these: list[Any], those: list[Any]) -> bool:
@@ -72,34 +93,52 @@ class _Registries:
     def __init__(self) -> None:
         self._seen: list[list[Any]] = []
         self._reason: str | None = None
+        self._digests: dict[bool, bytes] = {}
 
     def check(self) -> None:
-        """Raise MustLowerError if somebody has replaced a rule of jax's own."""
+        """Raise CannotSkipError if somebody has replaced a rule of jax's own by code of the program's."""
         tables = (*rule_tables(), mlir.ir_type_handlers, mlir._constant_handlers)
         # Lists compare their items by identity first, so that this takes microseconds.
         now = [list(table.values()) for table in tables]
         if now != self._seen:
-            self._reason, self._seen = self._find(tables), now
+            self._reason = self._examine(tables)
+            self._seen = now
         if self._reason is not None:
-            raise MustLowerError(self._reason)
+            raise CannotSkipError(self._reason)
 
-    @staticmethod
-    def _find(tables: Sequence[dict[Any, Any]]) -> str | None:
-        for table in tables:
-            for key, rule in table.items():
+    def digest(self, *, with_late: bool) -> bytes:
+        """Return a digest of which rule each primitive has; the last ``check`` has made it.
+
+        A rule of jax's in the wrong place is jax's own code, too. ``with_late`` adds the rules of what a program may
+        import after jax.
+        """
+        return self._digests[with_late]
+
+    def _examine(self, tables: Sequence[dict[Any, Any]]) -> str | None:
+        described: dict[bool, list[str]] = {False: [], True: []}
+        for number, table in enumerate(tables):
+            for key, entry in table.items():
                 # A rule for a primitive or type of the program's is met only where the program uses that.
-                owned = is_own_primitive(key) if isinstance(key, core.Primitive) else is_own(key)
-                if owned and not is_own(getattr(rule, "rule", rule)):
-                    return f"rule of jax replaced: {getattr(key, 'name', key)}"
+                is_primitive = isinstance(key, core.Primitive)
+                if not (is_own_primitive(key) if is_primitive else is_own(key)):
+                    continue
+                said = key.name if is_primitive else f"{key.__module__}.{key.__qualname__}"
+                if not is_own(entry):
+                    return f"rule of jax replaced: {said}"
+                try:
+                    rule = _name_of(entry)
+                except CannotSkipError:
+                    # Programs that use it are lowered.
+                    rule = "unknown"
+                described[is_late(rule)].append(f"{number} {said} {rule}")
+        digests = [
+            hashlib.blake2b("\n".join(sorted(described[late])).encode(), digest_size=16) for late in (False, True)
+        ]
+        self._digests = {False: digests[0].digest(), True: digests[0].digest() + digests[1].digest()}
         return None
 
 
 registries = _Registries()
-
-
-def rule_tables() -> list[dict[Any, Any]]:
-    """Return jax's tables of lowering rules: those of all platforms, and one for each platform."""
-    return [mlir._lowerings, *mlir._platform_specific_lowerings.values()]
 
 
 def _primitive(encoding: Encoding, value: Any) -> None:

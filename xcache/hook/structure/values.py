@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax._src import core
 
-from xcache.hook.structure.encoding import Encoding, MustLowerError, encodes, tagged, text
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, tagged, text
 
 try:
     # jax wraps literals in types of its own since 0.7.
@@ -108,14 +108,14 @@ def _set(encoding: Encoding, value: frozenset[Any]) -> None:
 def dtype(encoding: Encoding, value: np.dtype[Any]) -> None:
     """Write a dtype: its name, byte order and the module of its scalar type."""
     if value.fields is not None or value.subdtype is not None:
-        raise MustLowerError("structured dtype")
+        raise CannotSkipError("structured dtype")
     encoding.write(text(f"dtype {value.name} {value.str} {value.type.__module__}"))
 
 
 @encodes(np.ndarray)
 def _array(encoding: Encoding, value: np.ndarray[Any, Any]) -> None:
     if value.flags.writeable:
-        raise MustLowerError("array that is no constant")
+        raise CannotSkipError("array that is no constant")
     content(encoding, value)
 
 
@@ -136,9 +136,9 @@ def constant(encoding: Encoding, value: Any) -> None:
 def content(encoding: Encoding, value: np.ndarray[Any, Any]) -> None:
     """Write an array's dtype, shape and elements, and its broadcast axes, which jax lowers as a broadcast."""
     if value.dtype.hasobject:
-        raise MustLowerError("object array")
+        raise CannotSkipError("object array")
     if value.nbytes > _MAX_CONSTANT_BYTES:
-        raise MustLowerError("large constant")
+        raise CannotSkipError("large constant")
     encoding.write(b"A")
     dtype(encoding, value.dtype)
     encoding.encode_all(value.shape)
@@ -152,13 +152,13 @@ def content(encoding: Encoding, value: np.ndarray[Any, Any]) -> None:
 
 def _jax_array(encoding: Encoding, value: Any) -> None:
     if isinstance(value, core.Tracer):
-        raise MustLowerError("tracer")
+        raise CannotSkipError("tracer")
     if isinstance(value, prng.PRNGKeyArray):
         encoding.write(b"key")
         encoding.encode(value.dtype)
         value = value._base_array
     if not value.is_fully_addressable:
-        raise MustLowerError("constant of several processes")
+        raise CannotSkipError("constant of several processes")
     encoding.write(b"R")
     content(encoding, np.asarray(value))
 
@@ -191,9 +191,9 @@ TYPED_ARRAY = getattr(literals, "TypedNdArray", None)
 def rule(value: Any) -> Any:
     """Return the function for values of a type that is not in the table, or None."""
     if isinstance(value, core.Tracer):
-        raise MustLowerError("tracer")
+        raise CannotSkipError("tracer")
     if isinstance(value, np.ndarray):
-        raise MustLowerError(f"array subclass: {type(value).__module__}.{type(value).__qualname__}")
+        raise CannotSkipError(f"array subclass: {type(value).__module__}.{type(value).__qualname__}")
     for base, handler in ((np.generic, _scalar), (np.dtype, dtype), (jax.Array, _jax_array), (enum.Enum, _enum)):
         if isinstance(value, base):
             return handler

@@ -10,7 +10,7 @@ import msgpack
 import pytest
 
 from xcache.hook.calls import trees
-from xcache.hook.structure.encoding import MustLowerError
+from xcache.hook.structure.encoding import CannotSkipError
 
 Pair = collections.namedtuple("Pair", "left right")
 
@@ -52,7 +52,7 @@ def test_a_node_of_the_programs_own_refers_to_an_equal_one_of_the_arguments():
 
 def test_what_cannot_be_written_is_said():
     for value in (Node(1, "kind"), {("a", 1): 2}, [Node(1, object())]):
-        with pytest.raises(MustLowerError):
+        with pytest.raises(CannotSkipError):
             trees.written(structure(value), [structure((Node([1], "kind"),))])
 
 

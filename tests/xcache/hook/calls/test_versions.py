@@ -77,5 +77,5 @@ def test_what_cannot_be_told_is_refused():
         xcache.version_of("msgpack", config=object())
     with pytest.raises(ValueError, match="not_there"):
         xcache.version_of("not_there")
-    with pytest.raises(TypeError, match="version must be a text"):
+    with pytest.raises(TypeError, match="version must be a str"):
         xcache.jit(len, version=3)

@@ -10,7 +10,7 @@ import pytest
 
 from xcache.hook.skipping import Replacement
 from xcache.hook.structure import digest
-from xcache.hook.structure.encoding import MustLowerError
+from xcache.hook.structure.encoding import CannotSkipError
 
 
 class Structures:
@@ -43,7 +43,7 @@ def structures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Structures]:
     def lower(name: str, jaxpr: Any, **options: Any) -> Any:
         try:
             made.met.append(digest.structure(name, jaxpr, options))
-        except MustLowerError as reason:
+        except CannotSkipError as reason:
             made.met.append(f"<{reason}>")
         return original(name, jaxpr, **options)
 

@@ -191,7 +191,7 @@ def test_a_primitive_of_the_program_has_to_be_lowered(structures):
     shadow.def_abstract_eval(lambda x: x)
     mlir.register_lowering(shadow, mlir.lower_fun(lambda x: jnp.cos(x), multiple_results=False))
     try:
-        assert structures.of(lambda x: shadow.bind(x), X) == "<primitive outside jax: sin>"
+        assert structures.of(lambda x: shadow.bind(x), X) == "<lowering rule outside jax: sin>"
         # Other programs do not use it.
         assert not structures.of(lambda x: x * 2, X).startswith("<")
     finally:
@@ -214,6 +214,89 @@ def test_a_rule_that_was_replaced_makes_all_be_lowered(structures):
     finally:
         mlir._lowerings[lax.exp_p] = own
     assert structures.of(lambda x: jax.nn.softmax(x), X) == before
+
+
+@pytest.fixture
+def registered():
+    """Register lowering rules for the length of a test."""
+    from jax._src.interpreters import mlir
+
+    before = dict(mlir._lowerings)
+    yield mlir.register_lowering
+    mlir._lowerings.clear()
+    mlir._lowerings.update(before)
+
+
+def lowered_by(function: Any) -> Any:
+    from jax._src.interpreters import mlir
+
+    return mlir.lower_fun(function, multiple_results=False)
+
+
+def test_a_primitive_that_jax_s_functions_lower_is_known_by_them(structures, registered):
+    from jax._src import core
+
+    mine = core.Primitive("mine")
+    mine.abstract_eval = lax.sin_p.abstract_eval
+    found = []
+    for function in (lax.tan, lax.cbrt, lax.tan, functools.partial(lax.mul, np.float32(2))):
+        registered(mine, lowered_by(function))
+        found.append(structures.of(lambda x: mine.bind(x), X))
+    assert found[0] == found[2]
+    assert len({*found}) == 3
+    assert not any(each.startswith("<") for each in found)
+
+
+def test_a_rule_that_holds_an_array_has_to_be_lowered(structures, registered):
+    from jax._src import core
+
+    mine = core.Primitive("mine")
+    mine.abstract_eval = lax.sin_p.abstract_eval
+    registered(mine, lowered_by(functools.partial(lax.mul, np.full((8, 8), 2.0, np.float32))))
+    assert structures.of(lambda x: mine.bind(x), X).startswith("<rule that holds an object: numpy")
+
+
+def test_a_rule_of_jax_s_in_the_wrong_place_counts_wherever_lowering_may_meet_it(structures, registered):
+    before = structures.of(lambda x: x * 2, X)
+    registered(lax.exp_p, _rule_of(lax.sin_p))
+    changed = structures.of(lambda x: x * 2, X)
+    assert changed != before
+    assert not changed.startswith("<")
+
+
+def _rule_of(primitive: Any) -> Any:
+    from jax._src.interpreters import mlir
+
+    entry = mlir._lowerings[primitive]
+    return getattr(entry, "rule", entry)
+
+
+def test_a_function_of_jax_s_in_the_wrong_place_counts(structures, monkeypatch):
+    from jax._src.lax import lax as module
+
+    before = structures.of(lambda x: x * 2, X)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "exp", module.log)
+        changed = structures.of(lambda x: x * 2, X)
+    assert changed != before
+    assert not changed.startswith("<")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_a_module_that_jax_imports_late_does_not_count_for_a_program_without_it(structures):
+    before = structures.of(lambda x: x * 2, X)
+    from jax.experimental import sparse  # noqa: F401
+
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_a_function_that_emits_operations_is_watched(structures, monkeypatch):
+    from jax._src.lib.mlir.dialects import hlo
+
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+    original = hlo.multiply
+    monkeypatch.setattr(hlo, "multiply", lambda *a, **k: original(*a, **k))
+    assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
 
 
 def test_a_patched_helper_of_jax_makes_all_be_lowered(structures):

@@ -21,7 +21,7 @@ from jax._src.lib import xla_client
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from xcache.hook.calls import trees
-from xcache.hook.structure.encoding import MustLowerError
+from xcache.hook.structure.encoding import CannotSkipError
 
 try:
     from jax._src.random import prng
@@ -46,14 +46,14 @@ class Record(NamedTuple):
 
 
 def written(computation: Any, results: Any, arguments: Sequence[Any]) -> bytes:
-    """Return the record of a computation; raise MustLowerError if it holds anything that cannot be written.
+    """Return the record of a computation; raise CannotSkipError if it holds anything that cannot be written.
 
     ``arguments`` are the trees of the call's arguments.
     """
     writer = _Writer()
     attributes = {name: value for name, value in vars(computation).items() if name not in _LEFT_OUT}
     if attributes.get("const_args"):
-        raise MustLowerError("hoisted constants")
+        raise CannotSkipError("hoisted constants")
     form = [_FORMAT, trees.written(results, arguments), writer.write(attributes), writer.shared]
     packed: bytes = msgpack.packb(form)
     return zlib.compress(packed)
@@ -92,7 +92,7 @@ class _Writer:
         for name, kind, parts, _ in _TYPES:
             if type(value) is kind or (kind in _BASES and isinstance(value, kind)):
                 return [name, *map(self.write, parts(value))]
-        raise MustLowerError(f"unknown type in a computation: {type(value).__module__}.{type(value).__qualname__}")
+        raise CannotSkipError(f"unknown type in a computation: {type(value).__module__}.{type(value).__qualname__}")
 
     def _share(self, value: Any) -> int:
         key = type(value), value
@@ -100,7 +100,7 @@ class _Writer:
             name, _, parts, make = _SHARED[type(value)]
             form = [name, *map(self.write, parts(value))]
             if make(*map(_Reader(self.shared).read, form[1:])) != value:
-                raise MustLowerError(f"a computation's {type(value).__name__} cannot be written")
+                raise CannotSkipError(f"a computation's {type(value).__name__} cannot be written")
             self.shared.append(form)
             self._numbers[key] = len(self.shared) - 1
         return self._numbers[key]
@@ -127,7 +127,7 @@ class _Reader:
 
 def _refuse(reason: str, value: Any) -> Any:
     if value:
-        raise MustLowerError(reason)
+        raise CannotSkipError(reason)
     return value
 
 
