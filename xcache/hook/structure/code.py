@@ -36,6 +36,7 @@ _HARMLESS = (
     "weakref",
     "_thread",
 )
+_PLAIN = (str, bool, int, float)
 NATIVE = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, np.ufunc,
@@ -49,25 +50,33 @@ def is_of_jaxs_files(function: types.FunctionType) -> bool:
     return module.startswith("namedtuple_") or (is_of_jax(module) and file.startswith((*ROOTS, "<")))
 
 
+@functools.cache
 def is_of_jax(module: str | None) -> bool:
     """Return whether a module belongs to jax or jaxlib, by its name."""
     return module is not None and module.split(".", 1)[0] in _PACKAGES
 
 
-def is_own(function: Any) -> bool:
-    """Return whether a callable, with all it closes over, is jax's own code."""
-    return _is_own(function, set())
+# Objects that were found to be jax's own, or are being examined, by id; this keeps the ids in use.
+Seen = dict[int, Any]
 
 
-def is_own_primitive(primitive: Any) -> bool:
+def is_own(function: Any, seen: Seen | None = None) -> bool:
+    """Return whether a callable, with all it closes over, is jax's own code.
+
+    ``seen`` spares what earlier calls have found to be so; after one that returned False it must not be used again.
+    """
+    return _is_own(function, {} if seen is None else seen)
+
+
+def is_own_primitive(primitive: Any, seen: Seen | None = None) -> bool:
     """Return whether a primitive and its abstract evaluation are jax's own."""
-    return _is_own_primitive(primitive, set())
+    return _is_own_primitive(primitive, {} if seen is None else seen)
 
 
-def _is_own(value: Any, seen: set[int]) -> bool:
-    if id(value) in seen:
+def _is_own(value: Any, seen: Seen) -> bool:
+    if value is None or type(value) in _PLAIN or id(value) in seen:
         return True
-    seen.add(id(value))
+    seen[id(value)] = value
     if isinstance(value, functools.partial):
         return _are_own((value.func, *value.args, *value.keywords.values()), seen)
     if isinstance(value, types.MethodType):
@@ -90,7 +99,7 @@ def _is_own(value: Any, seen: set[int]) -> bool:
     return _are_own((getattr(value, "__wrapped__", None), *attributes_of(value).values()), seen)
 
 
-def _is_own_function(function: types.FunctionType, seen: set[int]) -> bool:
+def _is_own_function(function: types.FunctionType, seen: Seen) -> bool:
     if not is_of_jaxs_files(function) and function.__globals__.get("__name__") not in _BUILDING:
         return False
     held: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
@@ -102,17 +111,18 @@ def _is_own_function(function: types.FunctionType, seen: set[int]) -> bool:
     return _are_own((*held, function.__dict__.get("__wrapped__")), seen)
 
 
-def _is_own_primitive(primitive: Any, seen: set[int]) -> bool:
+def _is_own_primitive(primitive: Any, seen: Seen) -> bool:
     attributes = primitive.__dict__
     return is_of_jax(type(primitive).__module__) and _are_own(
         [attributes.get(name) for name in ("abstract_eval", "bind", "bind_with_trace")], seen
     )
 
 
-def _are_own(values: Iterable[Any], seen: set[int]) -> bool:
+def _are_own(values: Iterable[Any], seen: Seen) -> bool:
     return all(_is_own(value, seen) for value in values)
 
 
+@functools.cache
 def _is_harmless(module: str) -> bool:
     return module.split(".", 1)[0] in _HARMLESS
 
@@ -120,12 +130,15 @@ def _is_harmless(module: str) -> bool:
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object of a class that is written in Python."""
     found = dict(getattr(value, "__dict__", {}))
-    for base in type(value).__mro__:
-        slots = base.__dict__.get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            if slot not in ("__dict__", "__weakref__") and hasattr(value, slot):
-                found[slot] = getattr(value, slot)
+    found.update((slot, getattr(value, slot)) for slot in _slots_of(type(value)) if hasattr(value, slot))
     return found
+
+
+@functools.cache
+def _slots_of(kind: type) -> tuple[str, ...]:
+    slots = (base.__dict__.get("__slots__", ()) for base in kind.__mro__)
+    each = (slot for one in slots for slot in ((one,) if isinstance(one, str) else one))
+    return tuple(slot for slot in each if slot not in ("__dict__", "__weakref__"))
 
 
 def function(encoding: Encoding, value: Any) -> None:

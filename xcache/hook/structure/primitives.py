@@ -9,7 +9,7 @@ from typing import Any
 from jax._src import core
 from jax._src.interpreters import mlir
 
-from xcache.hook.structure.code import is_own, is_own_primitive
+from xcache.hook.structure.code import Seen, is_own, is_own_primitive
 from xcache.hook.structure.encoding import CannotSkipError, Encoding, tagged
 from xcache.hook.structure.names import name
 from xcache.hook.structure.rules import is_late, rule_tables, rules_of
@@ -116,14 +116,17 @@ class _Registries:
 
     def _examine(self, tables: Sequence[dict[Any, Any]]) -> str | None:
         described: dict[bool, list[str]] = {False: [], True: []}
+        seen: Seen = {}
+        keys: Seen = {}
         for number, table in enumerate(tables):
             for key, entry in table.items():
                 # A rule for a primitive or type of the program's is met only where the program uses that.
                 is_primitive = isinstance(key, core.Primitive)
-                if not (is_own_primitive(key) if is_primitive else is_own(key)):
+                if not (is_own_primitive(key, keys) if is_primitive else is_own(key, keys)):
+                    keys = {}
                     continue
                 said = key.name if is_primitive else f"{key.__module__}.{key.__qualname__}"
-                if not is_own(entry):
+                if not is_own(entry, seen):
                     return f"rule of jax replaced: {said}"
                 try:
                     rule = _name_of(entry)
