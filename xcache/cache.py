@@ -123,7 +123,7 @@ class Cache:
         )
         self._is_summed_up = False
         self._finalized = False
-        # What was wrong with entries that a look-up by alias found, until the program is looked up again.
+        # Complaints about entries that a look-up by alias found, until the program is looked up again.
         self._complaints: dict[str, tuple[protocol.Complain, ...]] = {}
 
     def statistics(self) -> Statistics:

@@ -42,6 +42,33 @@ def test_a_call_is_the_same_whether_it_is_traced_or_not(place):
         assert warm["traced"] == off["traced"]
 
 
+def test_values_that_look_alike_are_told_apart(place):
+    program = program_text("call_with_odd_values")
+    off, *others = (said(place, program, **settings) for settings in ({}, ON, ON, {**ON, "XCACHE_JIT": "check"}))
+    for ran in others:
+        assert ran["shown"] == off["shown"]
+        assert "calls that cannot be told apart" not in ran["calls"]
+
+
+SCRIPT = """
+import json, xcache
+def helper(x):
+    return x * {factor}
+@xcache.jit(version="1")
+def step(x):
+    return helper(x)
+print(json.dumps({{"result": float(step(1.0))}}))
+"""
+
+
+def test_two_scripts_with_one_version_do_not_share_a_function_of_one_name(place, tmp_path):
+    for factor in (2, 3, 2):
+        script = tmp_path / f"{factor}.py"
+        script.write_text(SCRIPT.format(factor=factor))
+        ran = place.run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", **ON)
+        assert json.loads(ran.stdout)["result"] == factor, ran.stderr
+
+
 PROGRAM = """
 import dataclasses, json, os, xcache
 def scaled(x):

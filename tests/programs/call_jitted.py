@@ -164,7 +164,7 @@ show("two without a name", [each(1.0) for each in nameless])
 versions = [xcache.jit(lambda x: x - 1, version=version) for version in ("1", "2")]
 show("two versions", [each(1.0) for each in versions])
 
-# What follows is never recorded.
+# The calls below are never recorded.
 once, table = dict(traced), jnp.arange(100.0)
 
 

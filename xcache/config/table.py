@@ -116,7 +116,7 @@ SETTINGS = (
         "text",
         "on",
         "whether a call of a function that xcache.jit made is answered from its record",
-        "on, check (trace, and compare with the record) or off; on needs lowering = skip",
+        "on, check (trace, and compare with the record) or off; on and check need lowering = skip",
         lambda text: parsing.parse_choice(text, ("on", "check", "off")),
     ),
     Setting(

@@ -22,21 +22,22 @@ _STATES = [state for state in vars(config).values() if hasattr(state, "swap_loca
 class LateModule:
     """The program of one lowering that was skipped; jax caches it in place of the module.
 
-    It does not hold the jaxpr, by which jax's cache holds it weakly: neither would ever be collected.
+    It must not refer to the jaxpr: jax's cache keeps it for as long as the jaxpr lives, so neither would ever be
+    collected.
     """
 
     def __init__(self, alias: Alias, lower: Callable[[Any], Any], constants: list[Any]) -> None:
         self.alias = alias
-        # It stands for the module in jax's cache of compiles, which may compare it with other modules and with nothing
-        # else. It has no function, so nobody can compile it by mistake.
-        self.key = ir.Module.create(ir.Location.unknown(_CONTEXT))
+        # jax's cache of compiles holds this in place of the module, and may compare it with other modules. It is empty,
+        # so nobody can compile it by mistake.
+        self.stand_in = ir.Module.create(ir.Location.unknown(_CONTEXT))
         self._lower = lower
         self._lock = threading.RLock()
         self._module: Any = None
         # The configuration and the program's constants as they are now; the program can change both.
         self._settings = settings()
         self._constants = [(constant, np.array(constant)) for constant in constants]
-        # Operations within a lowering rule carry the place in the program that had them lowered.
+        # Operations get the source location of the code that had them lowered.
         self._traceback = source_info_util.current().traceback
 
     @property
@@ -86,7 +87,7 @@ def settings() -> list[tuple[Any, Any]]:
 
 @contextlib.contextmanager
 def under(settings: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Have this thread see jax's configuration as it was there and then."""
+    """Have this thread see jax's configuration as it was when ``settings`` was called."""
     with contextlib.ExitStack() as undo:
         for state, value in settings:
             now = state.value

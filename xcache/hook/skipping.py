@@ -1,4 +1,4 @@
-"""Skip lowering: a program whose structure is known needs no module, because an alias names the program it gives."""
+"""Skip lowering: a program whose structure is known needs no module, because an alias names its StableHLO program."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _WITHOUT_SIDE_EFFECTS = frozenset((
     "ProductOfElementaryHouseholderReflectors", "ShardBarrierFrom", "ShardBarrierTo", "xla.sdy.GlobalToLocalShape",
     "xla.sdy.LocalToGlobalShape", "MoveToHost", "MoveToDevice", "AllocateBuffer",
 ))  # fmt: skip
-# The lowering rules of these have jaxlib look up SciPy's LAPACK; without that an executable calls a null pointer.
+# Their lowering rules make jaxlib load SciPy's LAPACK; an executable would otherwise call a null pointer.
 _LAPACK = "lapack_"
 # Counted for each lowering that was skipped.
 SKIPPED = "skipped"
@@ -46,16 +46,16 @@ class Never:
     """Skips nothing: the feature is off, or this version of jax is not known well enough."""
 
     def late(self, computation: Any) -> None:
-        """Return None: every module is a real one."""
+        """Return None: no lowering is skipped."""
 
-    def lowered(self, computation: Any) -> None:
-        """Return None: nothing was noted."""
+    def take_lowered(self, computation: Any) -> None:
+        """Return None: no lowering is skipped."""
 
-    def alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> None:
-        """Return None; nothing is ever noted here."""
+    def confirm_alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> None:
+        """Do nothing: no lowering is skipped."""
 
     def missed(self, late: Any) -> None:
-        """Return None; nothing is ever late here."""
+        """Do nothing: no lowering is skipped."""
 
     def is_watched(self) -> bool:
         """Return False."""
@@ -85,6 +85,7 @@ class Skipping:
             config = compiler.config
             watching = ("jax_log_compiles", "jax_dump_ir_to", "jax_compilation_cache_include_metadata_in_key")
             self._watching = [config.config._value_holders[name] for name in watching]
+            # Raises where this jax has a setting without a value.
             self.is_watched()
             from xcache.hook import late_module
             from xcache.hook.structure import digest, encoding
@@ -102,9 +103,9 @@ class Skipping:
     def late(self, computation: Any) -> Any:
         """Return the module that was not lowered, with its jaxpr; None if the computation is a real module."""
         held = self._state.held
-        return held if held is not None and held.late.key is computation else None
+        return held if held is not None and held.late.stand_in is computation else None
 
-    def lowered(self, computation: Any) -> Lowered | None:
+    def take_lowered(self, computation: Any) -> Lowered | None:
         """Return the facts of a module that was lowered here, and forget them."""
         noted = self._lowered.pop(id(computation), None)
         return noted[1] if noted is not None and noted[0]() is computation else None
@@ -116,7 +117,7 @@ class Skipping:
         self._aliases.forget(alias.structure)
         return Lowered(alias.structure, alias.detailed_logging, alias.lapack, alias)
 
-    def alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> Alias | None:
+    def confirm_alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> Alias | None:
         """Return the alias of a module that was lowered; None if it contradicts an earlier one.
 
         ``parts`` are those of the program's key.
@@ -130,8 +131,8 @@ class Skipping:
         wrong = keys.combine({**parts, "program": program._replace(content=b"", known=expected.program)}).digest
         self._aliases.drop(lowered.structure, wrong)
         logger.error(
-            "%s was lowered to another program than its alias says; please report this with what `xcache show %s"
-            " --program` prints, and `xcache show %s --program` if the store still has that entry"
+            "%s was lowered to another program than its alias says; please report it with the output of `xcache show %s"
+            " --program`, and of `xcache show %s --program` if that entry still exists"
             " (XCACHE_LOWERING=off switches aliases off)",
             name,
             keys.combine(parts).digest,
@@ -160,10 +161,10 @@ class Skipping:
         self._is_ours = is_ours
         with contextlib.ExitStack() as undo:
             for owner, name, made in (
-                (self._pxla, "_cached_lowering_to_hlo", Replacement(self._lower, self._lower_or_skip)),
+                (self._pxla, "_cached_lowering_to_hlo", Replacement(self._lower, self._lower_nested)),
                 (self._pxla, "_cached_compilation", Replacement(self._compile, self._compile_late)),
                 (self._pxla.MeshComputation, "stablehlo", self._wrapped_stablehlo()),
-                (self._mlir, "lower_jaxpr_to_module", Replacement(self._to_module, self._module_or_late)),
+                (self._mlir, "lower_jaxpr_to_module", Replacement(self._to_module, self._lower_or_skip)),
                 (self._mlir, "warnings", _CountingWarnings(self._state)),
                 (self._compiler, "use_detailed_logging", self._wrapped_detailed_logging()),
             ):
@@ -171,7 +172,7 @@ class Skipping:
                 setattr(owner, name, made)
             yield
 
-    def _lower_or_skip(self, jaxpr: Any, *arguments: Any, **options: Any) -> Any:
+    def _lower_nested(self, jaxpr: Any, *arguments: Any, **options: Any) -> Any:
         outer = self._state.depth
         try:
             self._state.depth = outer + 1
@@ -189,7 +190,7 @@ class Skipping:
             # jax's cache holds this argument weakly, for as long as its cache of lowerings holds it.
             self._state.held = computation
             try:
-                return self._compile(computation.late.key, *arguments, **options)
+                return self._compile(computation.late.stand_in, *arguments, **options)
             finally:
                 self._state.held = None
         return self._compile(computation, *arguments, **options)
@@ -214,7 +215,7 @@ class Skipping:
 
         return use_detailed_logging
 
-    def _module_or_late(self, module_name: str, jaxpr: Any, *arguments: Any, **options: Any) -> Any:
+    def _lower_or_skip(self, module_name: str, jaxpr: Any, *arguments: Any, **options: Any) -> Any:
         lower = functools.partial(self._to_module, module_name, **options)
         if not self._state.depth or arguments or not self._is_ours() or self.is_watched():
             return self._to_module(module_name, jaxpr, *arguments, **options)
@@ -241,7 +242,7 @@ class Skipping:
     def _lower_and_note(self, lower: Callable[[Any], Any], jaxpr: Any, structure: str, alias: Alias | None) -> Any:
         warned = self._state.warnings
         result = lower(jaxpr)
-        reason = "it warns" if self._state.warnings != warned else _reason(result)
+        reason = "it warns" if self._state.warnings != warned else reason_to_lower(result)
         self._count(reason or ("no alias" if alias is None else "checked"))
         if reason is None:
             lapack = any(name.startswith(_LAPACK) for name in _custom_calls(result.module))
@@ -271,7 +272,7 @@ class _State(threading.local):
 
 
 class Replacement:
-    """A function of jax's that is called through another one, and keeps its attributes, as ``cache_clear``."""
+    """A function of jax's that is called through another one, and keeps its attributes, such as ``cache_clear``."""
 
     def __init__(self, original: Any, replacement: Callable[..., Any]) -> None:
         self._original, self._replacement = original, replacement
@@ -311,7 +312,7 @@ def _put_back(owner: Any, name: str, made: Any, original: Any) -> None:
         setattr(owner, name, original)
 
 
-def _reason(result: Any) -> str | None:
+def reason_to_lower(result: Any) -> str | None:
     """Return why the lowering that gave this must not be skipped, or None."""
     if result.host_callbacks or result.keepalive:
         return "callbacks"

@@ -42,7 +42,7 @@ def wrap(
         iterate_once(executable_devices)
         reason = _reason_to_leave_to_jax(jax, backend, devices, compile_options, pgle_profiler)
         late = skipping.late(computation)
-        lowered = skipping.lowered(computation)
+        lowered = skipping.take_lowered(computation)
         if late is not None and (reason is not None or skipping.is_watched()):
             computation, late = late.real(), None
         if reason is not None:
@@ -92,7 +92,7 @@ def wrap(
             )
             name = stablehlo.name(computation) if alias is None else alias.module_name
             if alias is None and lowered is not None:
-                alias = skipping.alias(lowered, computation, parts, name)
+                alias = skipping.confirm_alias(lowered, computation, parts, name)
             return Request(
                 key=keys.combine(parts),
                 module_name=name,

@@ -14,7 +14,7 @@ from xcached.store.writer import WriterThread
 
 
 class Aliases:
-    """Looks aliases up at once, and has the writer thread change them."""
+    """Answers questions from the database at once; the writer thread makes the changes."""
 
     def __init__(self, rows: AliasRows, lookup: Lookup, writer: WriterThread) -> None:
         self._rows = rows

@@ -18,11 +18,11 @@ from xcached.store.writer import WriterThread
 
 logger = logging.getLogger("xcached")
 
-# Bytes handed over in a prediction: in the frame, as far as the list leaves room, and in files.
+# The most bytes of entries in a prediction: inline (less if the list is long), and in files.
 _INLINE_BYTES, _FILE_BYTES = protocol.MAX_FRAME // 2, 16 * 1024 * 1024
 # Items looked up and listed: more than most programs want, and only a moment's work.
 _MOST_LISTED = 500
-# Aliases beside the entries: the most of one program, the most bytes of all, and msgpack's bytes for each.
+# The most aliases of one program, the most bytes of all, and msgpack's bytes for each.
 _MOST_ALIASES, _ALIAS_BYTES, _ALIAS_HEADER_BYTES = 4, protocol.MAX_FRAME // 4, 16
 # The most that one entry adds to the list when it is handed over, with its second key.
 _LONGEST_ITEM_BYTES = 220
@@ -59,7 +59,7 @@ class Predictions:
         try:
             listed = len(framing.encode(0, found)) + len(served) * _LONGEST_ITEM_BYTES
         except ProtocolError:
-            # The stored run exhausts the limit of every field, so its list does not fit.
+            # The stored run is so long that its list does not fit into a frame.
             return Reply(protocol.Prediction([], {}, {}, [], [], []))
         room = protocol.MAX_FRAME - listed
         room -= self._add_aliases(caller, found, dict.fromkeys(hit.program for _, hit in served), room)

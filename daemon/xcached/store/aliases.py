@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from xcache.wire import protocol
 from xcached.store.store import Store
 
-# More structures than this lower to one program only where something in them changes with every run.
+# A program with more structures than this has one that changes with every run.
 _MOST_OF_ONE_PROGRAM = 16
-# A user's aliases with a record of a call, which are larger.
+# The most records of calls of one user; they are larger.
 _MOST_RECORDS = 500
 
 

@@ -1,7 +1,7 @@
 """Records: what jax makes of a call beside the program, written without pickling.
 
-That is all of a ``MeshComputation`` but its module, and the tree of the results. Devices are written by their ids. A
-value of any other type means that there is no record.
+A record holds all attributes of a ``MeshComputation`` except its module, and the tree of the results. A device is
+written as its id. A computation with a value of a type that is not in the tables below gets no record.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FORMAT = 1
 _LEFT_OUT = ("_hlo", "_executable")
 _MOST_BYTES = 16 * 1024 * 1024
 _PLAIN = (type(None), bool, int, float, str, bytes)
-# Named so since jax 0.7.
+# ``Layout`` has this name since jax 0.7.
 _LAYOUT: Any = getattr(layout, "Layout", None)
 _UNCONSTRAINED = PartitionSpec.UNCONSTRAINED
 
@@ -78,7 +78,7 @@ def computation(record: Record, module: Any) -> Any:
 
 
 class _Writer:
-    """Writes values as lists that begin with the name of their type; equal ones only once."""
+    """Writes values as lists that begin with the name of their type; those of the types in ``_SHARED`` only once."""
 
     def __init__(self) -> None:
         self.shared: list[Any] = []
@@ -107,7 +107,7 @@ class _Writer:
 
 
 class _Reader:
-    """Makes values of what was written; equal ones are the same object."""
+    """Makes values of what was written; equal ones of the types in ``_SHARED`` become one object."""
 
     def __init__(self, shared: list[Any]) -> None:
         self._shared = shared
@@ -221,7 +221,7 @@ _TYPES: list[tuple[str, Any, _Parts, Callable[..., Any]]] = [
     ("client", xla_client.Client, lambda value: (value.platform,), xla_bridge.get_backend),
     ("polymorphism", mlir.ShapePolyLoweringState, _polymorphism,
      lambda: mlir.ShapePolyLoweringState((), None)),
-    # jax names the arguments with it in messages of ahead-of-time calls.
+    # jax uses it only in messages of ahead-of-time calls, so a record leaves it out.
     ("arguments", pxla.AllArgsInfo, lambda _: (), lambda: None),
     ("axis type", meshes.AxisType, lambda value: (value.name,), lambda name: meshes.AxisType[name]),
     ("spec", PartitionSpec, _spec, _make_spec),

@@ -1,6 +1,6 @@
-"""Trace a function once more, with nothing that jax remembers: a function that gives another program has no record.
+"""Trace a function once more, with nothing that jax remembers, and refuse a record if the program differs.
 
-A function that reads a random number, the time, or a value that it changes itself, is found so.
+This finds a function that reads a random number, the time, or a value that it changes itself.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from xcache.errors import UnsupportedError
 from xcache.hook.structure import jaxprs
 from xcache.hook.structure.encoding import CannotSkipError, Encoding
 
-# A value of jax's trace context: where it differs, jax remembers nothing. Making one empties jax's caches; jax has one
-# of its own since 0.10, for a cache of its dispatcher.
+# A setting in jax's trace context: under a new value jax traces again. Adding a setting clears jax's caches, so use
+# jax's own where there is one (since 0.10).
 _CONTEXT: Any = getattr(config, "jax_jit_cpp_cache_obj", None)
 if _CONTEXT is None and hasattr(jax, "make_user_context"):
     _CONTEXT = jax.make_user_context()
@@ -34,7 +34,7 @@ DIFFERS = "another program when it is traced again"
 def check() -> None:
     """Raise UnsupportedError if this version of jax cannot be made to trace anew."""
     if _CONTEXT is None:
-        raise UnsupportedError("it always uses what it has traced before")
+        raise UnsupportedError("this jax cannot trace a function again")
 
 
 def compare(traced: Any, trace: Callable[[], Any]) -> None:
@@ -50,7 +50,7 @@ def compare(traced: Any, trace: Callable[[], Any]) -> None:
         raise CannotSkipError(DIFFERS)
     # Each trace makes its own constants. One that both share is older than they are, and the next process may have
     # another.
-    if {*map(_place, constants)} & {*map(_place, others)}:
+    if {*map(_identity, constants)} & {*map(_identity, others)}:
         raise CannotSkipError("constant of the program")
 
 
@@ -84,8 +84,8 @@ def _warnings_counted() -> Iterator[list[Any]]:
                 setattr(warnings, name, original)
 
 
-def _place(constant: Any) -> int:
-    """Return what two arrays have in common only if one is the other, or shows its elements."""
+def _identity(constant: Any) -> int:
+    """Return an array's identity, or the address of a numpy array's data, which views share."""
     if isinstance(constant, jax.Array):
         return id(constant)
     place: int = np.asarray(constant).__array_interface__["data"][0]

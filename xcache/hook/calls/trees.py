@@ -33,7 +33,7 @@ def read(form: Any, arguments: Sequence[Any]) -> Any:
 
 
 def _parts(trees: Iterable[Any]) -> Iterator[Any]:
-    """Yield all trees and their parts, in an order that depends on nothing else."""
+    """Yield each tree and its parts, depth first."""
     for tree in trees:
         yield tree
         yield from _parts(tree.children())
@@ -44,12 +44,12 @@ def _written(tree: Any, parts: list[Any]) -> Any:
     if node is None:
         return None
     kind, data = node
-    children = [_written(child, parts) for child in tree.children()] if kind in _NAMES or _is_named(kind) else []
+    children = [_written(child, parts) for child in tree.children()] if kind in _NAMES or _is_named_tuple(kind) else []
     if kind is dict and not all(type(key) in (str, int) for key in data):
         raise CannotSkipError("keys of the results")
     if kind in _NAMES:
         return [_NAMES[kind], data, children]
-    if _is_named(kind) and _found(kind.__module__, kind.__qualname__) is kind:
+    if _is_named_tuple(kind) and _found(kind.__module__, kind.__qualname__) is kind:
         return ["named", [kind.__module__, kind.__qualname__], children]
     for number, part in enumerate(parts):
         if part == tree and _is_made_of_the_same(part, tree):
@@ -86,12 +86,12 @@ def _is_the_same(one: Any, other: Any) -> bool:
 
 def _named_tuple(module: str, qualified: str) -> Any:
     kind = _found(module, qualified)
-    if not _is_named(kind):
+    if not _is_named_tuple(kind):
         raise ValueError(f"no named tuple: {module}.{qualified}")
     return kind
 
 
-def _is_named(kind: Any) -> bool:
+def _is_named_tuple(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 

@@ -130,7 +130,8 @@ def _is_harmless(module: str) -> bool:
 def attributes_of(value: Any) -> dict[str, Any]:
     """Return the attributes of an object of a class that is written in Python."""
     found = dict(getattr(value, "__dict__", {}))
-    found.update((slot, getattr(value, slot)) for slot in _slots_of(type(value)) if hasattr(value, slot))
+    slots = _slots_of(type(value))  # type: ignore[arg-type] # a type is hashable
+    found.update((slot, getattr(value, slot)) for slot in slots if hasattr(value, slot))
     return found
 
 

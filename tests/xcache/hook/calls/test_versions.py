@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import sys
+import zipfile
 
 import pytest
 
@@ -68,6 +70,53 @@ def test_a_config_counts_by_its_content():
     assert len(set(versions)) == len(configs)
     assert xcache.version_of("msgpack", config=Config()) == xcache.version_of("msgpack", config=Config())
     assert "the config (Config)" in xcache.version_of("msgpack", config=Config()).covered
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os; import helper",
+        "import helper; print(helper)",
+        "import os, \\\n    helper",
+        "try: import helper\nexcept ImportError: pass",
+        "if True: from helper import N",
+        "x = 1; from helper import N",
+        "from \\\n helper import N",
+        "from\thelper import N",
+        "import os, helper as h  # and more",
+    ],
+)
+def test_an_import_is_found_wherever_it_stands(modules, source):
+    (modules / "program_of_test.py").write_text(source + "\n")
+    (modules / "helper.py").write_text("N = 1")
+    before = xcache.version_of("program_of_test")
+    (modules / "helper.py").write_text("N = 2")
+    assert xcache.version_of("program_of_test") != before
+
+
+def test_a_file_counts_however_python_finds_it(modules):
+    (modules / "real").mkdir()
+    (modules / "linked").mkdir()
+    (modules / "linked" / "__init__.py").write_text("")
+    (modules / "linked" / "inner").symlink_to(modules / "real")
+    # A link that leads back up is followed once.
+    (modules / "real" / "up").symlink_to(modules / "linked")
+    (modules / "program_of_test.py").write_text("import linked.inner.part, profile, packed\n")
+    sys.path.insert(0, str(modules / "packed.zip"))
+    versions = set()
+    try:
+        for number in range(4):
+            # One of them changes at a time; the name of the second is one of Python's own.
+            (modules / "real" / "part.py").write_text(f"N = {min(number, 1)}")
+            (modules / "profile.py").write_text(f"N = {min(number, 2)}")
+            with zipfile.ZipFile(modules / "packed.zip", "w") as archive:
+                archive.writestr("packed.py", f"N = {min(number, 3)}")
+            importlib.invalidate_caches()
+            sys.modules.pop("profile", None)
+            versions.add(xcache.version_of("program_of_test"))
+    finally:
+        sys.path.remove(str(modules / "packed.zip"))
+    assert len(versions) == 4
 
 
 def test_what_cannot_be_told_is_refused():

@@ -1,0 +1,134 @@
+"""Call functions of xcache.jit with static values that look alike and are not; print what they return."""
+
+import collections
+import dataclasses
+import functools
+import json
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import xcache
+
+shown = {}
+jit = functools.partial(xcache.jit, version="1")
+
+
+def show(name, *values):
+    shown[name] = [np.asarray(value).tolist() for value in values]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    num_hashes: int
+
+
+@functools.partial(jit, static_argnums=1)
+def configured(x, config):
+    return x * config.num_hashes
+
+
+show("field named as a hash", configured(1.0, Config(2)), configured(1.0, Config(3)))
+
+
+def with_slope(factor):
+    @jax.custom_vjp
+    def function(x):
+        return x
+
+    function.defvjp(lambda x: (x, None), lambda _, slope: (slope * factor,))
+    return function
+
+
+@functools.partial(jit, static_argnums=1)
+def slope(x, function):
+    return jax.grad(function)(x)
+
+
+show("derivative", slope(1.0, with_slope(2.0)), slope(1.0, with_slope(3.0)))
+
+
+@functools.partial(jit, static_argnums=1)
+def called(x, function):
+    return x * function("a")
+
+
+show("bound method of C's", called(1.0, {"a": 2.0}.get), called(1.0, {"a": 3.0}.get))
+
+
+@functools.partial(jit, static_argnums=1)
+def with_class(x, kind):
+    return x * kind.number
+
+
+show("class", with_class(1.0, type("Kind", (), {"number": 2})), with_class(1.0, type("Kind", (), {"number": 3})))
+
+
+@jit
+def of_pair(pair):
+    return pair.x - pair.y
+
+
+pairs = [collections.namedtuple("Pair", names)(5.0, 3.0) for names in ("x y", "y x")]
+show("named tuples of one name", *map(of_pair, pairs))
+
+
+class Layer:
+    def __init__(self, factor):
+        self.weights = jnp.full(1000, factor)
+
+    @functools.partial(jit, static_argnums=0)
+    def largest(self, x):
+        return x * float(np.asarray(self.weights).max())
+
+
+show("large array of an object", Layer(2.0).largest(1.0), Layer(3.0).largest(1.0))
+
+
+@jax.tree_util.register_pytree_node_class
+class Node:
+    def __init__(self, value, scale):
+        self.value, self.scale = value, scale
+
+    def tree_flatten(self):
+        return (self.value,), self.scale
+
+    @classmethod
+    def tree_unflatten(cls, scale, children):
+        return cls(*children, scale)
+
+
+@jit
+def as_float(node):
+    return Node(node.value * 2, float(node.scale))
+
+
+shown["equal data of a node"] = repr(as_float(Node(1.0, 1)).scale)
+
+
+@jit
+def warns(x):
+    warnings.warn("traced", UserWarning, stacklevel=1)
+    return x + 1
+
+
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    show("warning", warns(1.0))
+shown["warned"] = [str(each.message) for each in caught]
+shown["documentation"] = warns.__doc__ == jax.jit(warns.__wrapped__).__doc__
+
+
+@jit
+def doubled(x):
+    return x * 2
+
+
+show("before the mistake", doubled(jnp.ones(2)))
+try:
+    doubled(jax.ShapeDtypeStruct((2,), "float32"))
+except TypeError as error:
+    shown["mistake"] = str(error)
+print(json.dumps({"shown": shown, "calls": xcache.stats().calls}))
