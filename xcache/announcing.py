@@ -24,7 +24,7 @@ class Announcer:
         if digest in self._announced:
             return
         self._announced.add(digest)
-        # A path may hold bytes that are not text; messages can name only the others.
+        # Leave out paths that a message cannot hold: those that are not printable text.
         files = [file._asdict() for file in request.toolchain_files() if file.path.isprintable()]
         if files:
             text = request.details().get("toolchain", "")

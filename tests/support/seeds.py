@@ -33,7 +33,7 @@ def messages() -> list[protocol.Message]:
 
 
 def requests() -> list[protocol.Message]:
-    """Return the requests that do not stop a daemon."""
+    """Return all messages but Stop."""
     return [message for message in messages() if not isinstance(message, protocol.Stop)]
 
 

@@ -41,7 +41,7 @@ class _Watch(NamedTuple):
 
 
 class Watcher:
-    """Calls back when something may have changed in some folders: not what, and perhaps too often."""
+    """Calls back when something may have changed in some folders: not what changed, and perhaps too often."""
 
     def __init__(self, on_change: Callable[[], None]) -> None:
         """``on_change`` is called on watchdog's thread, and must be quick."""
