@@ -123,8 +123,8 @@ class Runner:
             "JAX_NUM_GENERATED_CASES": self._options.cases,
         }
         if name in TESTS.split():
-            # Compiling is not what is tried here: once for all seeds, and without much ado. Programs of ours serialize
-            # executables, which not all of those can bear.
+            # Compile fast and only once, because only lowering is under test. Our own programs are excepted: they
+            # serialize executables, which some so compiled cannot.
             variables |= {
                 "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
                 "JAX_COMPILATION_CACHE_DIR": str(self._folder / "compiled"),
