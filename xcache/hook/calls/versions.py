@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import importlib.util
 import os
@@ -17,9 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _CODE = (".py", ".so", ".pyc")
-# Wherever it stands in a line; text that only looks like an import does no harm.
-_IMPORT = re.compile(r"(?<![\w.])(?:from[ \t\f]+([^\W\d]\w*)|import[ \t\f]+([^\W\d][\w., \t\f]*))")
-_INSTALLED = ("/site-packages/", "/dist-packages/")
+# At the beginning of any statement; text that only looks like one does no harm.
+_IMPORT = re.compile(
+    r"(?:^|[;:])[ \t\f]*(?:from[ \t\f]+([^\W\d]\w*)[\w.]*[ \t\f]+import\b|import[ \t\f]+([^\W\d][\w., \t\f]*))",
+    re.MULTILINE,
+)
+_INSTALLED = ("site-packages", "dist-packages")
 _STANDARD = tuple(f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("stdlib", "platstdlib"))
 
 
@@ -43,7 +45,8 @@ def version_of(*modules: types.ModuleType | str, config: Any = None) -> Version:
     if "__main__" in named:
         # A program run with "python -m" imports from its package.
         named.append(_top_package(getattr(sys.modules["__main__"], "__package__", None) or "__main__"))
-    waiting, seen = list(named), set()
+    # Tracing does not depend on xcache, which the program imports for this.
+    waiting, seen = list(named), {"xcache"} - {*named}
     while waiting:
         name = waiting.pop()
         if name in seen:
@@ -83,17 +86,17 @@ def _content_of(config: Any) -> str:
 
 def _cover(name: str) -> _Covered | None:
     """Return what counts of a package; None if it is Python's own, or has no file."""
-    files = _files(name)
-    if not files or _is_standard(files[0]):
+    source = _source(name)
+    if source is None or _is_standard(source.first):
         return None
-    distribution = _distribution(name, files[0])
+    distribution = _distribution(name, source.first)
     if distribution is not None:
-        return _Covered(f"{distribution.name} {distribution.version}", distribution.read_text("RECORD") or "")
+        return _Covered(f"{distribution.name} {distribution.version}", _record_of(distribution))
     imports: list[str] = []
-    digest = hashlib.sha256()
+    digest, files = hashlib.sha256(), source.files()
     for file in files:
         content = _archive(file).read_bytes()
-        digest.update(b"%s\0%d\0" % (_relative_name(file, files[0]).encode(), len(content)))
+        digest.update(b"%s\0%d\0" % (_relative_name(file, source.first).encode(), len(content)))
         digest.update(content)
         if file.suffix == ".py" and file.is_file():
             imports += _imported(content)
@@ -103,7 +106,7 @@ def _cover(name: str) -> _Covered | None:
 
 def _is_standard(file: Path) -> bool:
     place = str(file.resolve())
-    return place.startswith(_STANDARD) and not any(part in place for part in _INSTALLED)
+    return place.startswith(_STANDARD) and not any(f"/{name}/" in place for name in _INSTALLED)
 
 
 def _archive(file: Path) -> Path:
@@ -116,8 +119,25 @@ def _top_package(module: types.ModuleType | str) -> str:
     return name.partition(".")[0]
 
 
-def _files(name: str) -> list[Path] | None:
-    """Return the source files of a module, or of a whole package with its own first; None if it has none."""
+class _Source(NamedTuple):
+    """Where a module or package is: its own file, if it has one, and the folders of a package."""
+
+    file: Path | None
+    folders: tuple[Path, ...]
+
+    @property
+    def first(self) -> Path:
+        """The file, or else the first folder."""
+        return self.file or self.folders[0]
+
+    def files(self) -> list[Path]:
+        """Return all files of code, the module's own first."""
+        files = sorted({file for folder in self.folders for file in _within(folder)} - {self.file})
+        return files if self.file is None else [self.file, *files]
+
+
+def _source(name: str) -> _Source | None:
+    """Return where a module or package is; None if it has no file of code."""
     module = sys.modules.get(name)
     place = getattr(module, "__file__", None)
     folders: Iterable[str] = getattr(module, "__path__", ())
@@ -129,10 +149,9 @@ def _files(name: str) -> list[Path] | None:
         if spec is None:
             return None
         place, folders = spec.origin, spec.submodule_search_locations or ()
-    files = sorted({file for folder in folders for file in _within(Path(folder))})
-    if place is not None and Path(place).suffix in _CODE:
-        files = [Path(place), *(file for file in files if file != Path(place))]
-    return files or None
+    file = Path(place) if place is not None and Path(place).suffix in _CODE else None
+    source = _Source(file, tuple(map(Path, folders)))
+    return source if file is not None or source.folders else None
 
 
 def _within(folder: Path) -> Iterator[Path]:
@@ -151,7 +170,8 @@ def _is_hidden(name: str) -> bool:
 
 def _relative_name(file: Path, first: Path) -> str:
     """Return a file's name within its package, which is the same in another checkout."""
-    return file.relative_to(first.parent).as_posix() if file.is_relative_to(first.parent) else file.name
+    top = first.parent
+    return file.relative_to(top).as_posix() if file.is_relative_to(top) else file.name
 
 
 def _imported(content: bytes) -> Iterator[str]:
@@ -162,24 +182,25 @@ def _imported(content: bytes) -> Iterator[str]:
             yield name.strip().split(".")[0].split(" ")[0]
 
 
-def _distribution(name: str, file: Path) -> metadata.Distribution | None:
-    """Return the installed distribution that a file belongs to; None for local ones and editable installations."""
-    if not any(part in str(file) for part in _INSTALLED):
+def _distribution(name: str, place: Path) -> metadata.Distribution | None:
+    """Return the installed distribution that a file or folder belongs to; None for local and editable ones."""
+    folder = next((each for each in place.parents if each.name in _INSTALLED), None)
+    if folder is None:
         return None
-    for distribution in _distributions(name):
-        if any(Path(str(distribution.locate_file(each))) == file for each in distribution.files or ()):
+    listed = f"\n{place.relative_to(folder).as_posix()}"
+    for distribution in _distributions(name, folder):
+        record = f"\n{_record_of(distribution)}"
+        if f"{listed}," in record or f"{listed}/" in record:
             return distribution
     return None
 
 
-def _distributions(name: str) -> Iterator[metadata.Distribution]:
-    """Yield the distributions that may contain a package: first the one of its name, which is found at once."""
+def _distributions(name: str, folder: Path) -> Iterator[metadata.Distribution]:
+    """Yield the distributions in a folder that may contain a package, one of its name first."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         yield metadata.distribution(name)
-    for other in _providers().get(name, ()):
-        yield metadata.distribution(other)
+    yield from metadata.distributions(path=[str(folder)])
 
 
-@functools.cache
-def _providers() -> Any:
-    return metadata.packages_distributions()
+def _record_of(distribution: metadata.Distribution) -> str:
+    return distribution.read_text("RECORD") or ""

@@ -53,8 +53,10 @@ class _Patches:
     def check(self) -> None:
         """Raise CannotSkipError if a function of jax's is not its own."""
         if self._reason is not None or self._modules != len(sys.modules) or not self._are_unchanged():
-            self._modules = len(sys.modules)
+            # Noted last: another thread must not pass before all is examined.
+            modules = len(sys.modules)
             self._reason = self._examine()
+            self._modules = modules
         if self._reason is not None:
             raise CannotSkipError(self._reason)
 
@@ -72,7 +74,7 @@ class _Patches:
         return self._digests[with_late]
 
     def _examine(self) -> str | None:
-        self._watched = []
+        watched: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = []
         modules = {
             name: module
             for name, module in list(sys.modules.items())
@@ -96,23 +98,26 @@ class _Patches:
             functions = [key for key, value in names.items() if type(value) is types.FunctionType]
             if len(functions) > 1:
                 get = operator.itemgetter(*functions)
-                self._watched.append((names, get, get(names)))
+                watched.append((names, get, get(names)))
                 if name in lowering:
-                    self._describe(name, functions, self._watched[-1][2])
-        for late in (False, True):
-            told = sorted(name for name in self._described if late or not is_late(name + "."))
-            digest = hashlib.blake2b(b"".join(self._described[name][1] for name in told), digest_size=16)
-            self._digests[late] = digest.digest()
+                    self._describe(name, functions, watched[-1][2])
+        self._digests = {late: self._digest_of_all(with_late=late) for late in (False, True)}
+        self._watched = watched
         return None
+
+    def _digest_of_all(self, *, with_late: bool) -> bytes:
+        counted = sorted(name for name in self._described if with_late or not is_late(name + "."))
+        digests = b"".join(self._described[name][1] for name in counted)
+        return hashlib.blake2b(digests, digest_size=16).digest()
 
     def _describe(self, module: str, names: list[str], functions: tuple[Any, ...]) -> None:
         known = self._described.get(module)
         if known is None or known[0] != functions:
-            told = "\n".join(
+            lines = sorted(
                 f"{name} {function.__module__} {function.__qualname__} {function.__code__.co_firstlineno}"
                 for name, function in zip(names, functions, strict=True)
             )
-            digest = hashlib.blake2b(f"{module}\n{told}".encode(), digest_size=16).digest()
+            digest = hashlib.blake2b("\n".join((module, *lines)).encode(), digest_size=16).digest()
             self._described[module] = functions, digest
 
     def _is_fine(self, value: Any) -> bool:
