@@ -101,6 +101,9 @@ class _Registries:
         # Lists compare their items by identity first, so that this takes microseconds.
         now = [list(table.values()) for table in tables]
         if now != self._seen:
+            # A rule's name has the names of the rules that it uses.
+            _named.clear()
+            _examined.clear()
             self._reason = self._examine(tables)
             self._seen = now
         if self._reason is not None:

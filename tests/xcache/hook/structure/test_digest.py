@@ -247,6 +247,20 @@ def test_a_primitive_that_jax_s_functions_lower_is_known_by_them(structures, reg
     assert not any(each.startswith("<") for each in found)
 
 
+def test_a_rule_is_known_by_the_rules_it_uses(structures, registered):
+    from jax._src import core
+
+    inner, outer = core.Primitive("inner"), core.Primitive("outer")
+    inner.abstract_eval = outer.abstract_eval = lax.sin_p.abstract_eval
+    registered(outer, lowered_by(inner.bind))
+    found = []
+    for function in (lax.tan, lax.cbrt, lax.tan):
+        registered(inner, lowered_by(function))
+        found.append(structures.of(lambda x: outer.bind(x), X))
+    assert found[0] == found[2] != found[1]
+    assert not found[0].startswith("<")
+
+
 def test_a_rule_that_holds_an_array_has_to_be_lowered(structures, registered):
     from jax._src import core
 
