@@ -6,18 +6,10 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import programs
+
 BUILT_IN, LIMITED, NONE, XCACHE, JIT = "built-in", "built-in, limited", "no cache", "xcache", "xcache.jit"
-PROGRAMS = (
-    "many-small",
-    "training",
-    "training-24",
-    "training-48",
-    "scan-model",
-    "serving",
-    "library",
-    "linen",
-    "haiku",
-)
+PROGRAMS = tuple(name for name in programs.PROGRAMS if name != "nothing")
 # At most this much of the built-in cache's time for a warm start.
 WARM_BARS = {"training": 0.72, "many-small": 0.65, "serving": 0.75, "library": 0.80, "scan-model": 0.85}
 # And for a warm crowd, by the wall and by the processors.
@@ -90,7 +82,7 @@ def without_serialize(sample: Any) -> float:
     return float(sample["wall"] - sample["serialize"])
 
 
-def programs(found: Found) -> list[str]:
+def measured(found: Found) -> list[str]:
     """Return the programs that ran."""
     return [name for name in PROGRAMS if name in found["parts"]]
 

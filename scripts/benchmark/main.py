@@ -18,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import figures
 import fullness
 import micro
 import pieces
@@ -31,8 +32,7 @@ ROOT = Path(__file__).parents[2]
 ON_DISK = Path("/var/tmp")  # noqa: S108 - each run makes a folder of its own there
 TEMPLATES = ROOT / ".venvs" / "bench-stores"
 SIZES = [KIB, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB]
-QUICK = ["many-small", "training", "scan-model", "serving", "library", "linen", "haiku"]
-FULL = [*QUICK, "training-24", "training-48"]
+FULL = list(figures.PROGRAMS)
 # The programs of which functions are jitted with ``xcache.jit`` for a peer of that name.
 WITH_JIT = ("training", "serving", "training-24", "training-48")
 # Cold and warm rounds of the short run: more for short programs, and for those that a bar is about.

@@ -94,7 +94,7 @@ def _axes(rows: int, title: str, *, each: float = 0.55) -> tuple[Any, Any]:
 
 
 def _warm(found: Found) -> Any:
-    names = [n for n in figures.programs(found) if figures.series(found, n, "warm", XCACHE, "wall")]
+    names = [n for n in figures.measured(found) if figures.series(found, n, "warm", XCACHE, "wall")]
     if not names:
         return None
     figure, axes = _axes(len(names), "Warm start, whole process; JAX's built-in cache = 1")
@@ -116,7 +116,7 @@ def _warm(found: Found) -> Any:
 
 
 def _phases(found: Found) -> Any:
-    names = [n for n in figures.programs(found) if figures.series(found, n, "warm", XCACHE, "wall")]
+    names = [n for n in figures.measured(found) if figures.series(found, n, "warm", XCACHE, "wall")]
     if not names:
         return None
     figure, axes = _axes(len(names), "Where a warm start's time goes; built-in's whole process = 1", each=0.75)
@@ -151,7 +151,7 @@ def parts_of(samples: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def _cold(found: Found) -> Any:
-    names = [n for n in figures.programs(found) if figures.series(found, n, "cold", XCACHE, "wall")]
+    names = [n for n in figures.measured(found) if figures.series(found, n, "cold", XCACHE, "wall")]
     if not names:
         return None
     figure, axes = _axes(len(names), "Cold start, whole process; no cache = 1", each=0.7)

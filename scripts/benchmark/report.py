@@ -122,7 +122,7 @@ def _bars(found: Found) -> str:
 
 
 def _programs(found: Found) -> list[str]:
-    names = figures.programs(found)
+    names = figures.measured(found)
     if not names:
         return []
     warm = [

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
-from xcached.store.database import SCHEMA_VERSION
+from xcache.wire.schema import SCHEMA_VERSION
 from xcached.store.store import Store
 
 # Bytes of an executable and of its program: small, because only the number of rows matters here.

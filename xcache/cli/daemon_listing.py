@@ -12,6 +12,7 @@ from xcache.client.connection import Connection
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, UnavailableError
 from xcache.wire import protocol
+from xcache.wire.schema import SCHEMA_VERSION
 
 _COLUMNS = (
     *("key", "module_name", "platform", "device_kind", "jaxlib_version", "raw_size", "stored_size"),
@@ -55,7 +56,7 @@ def _listed(
         rows = [row for prefix in prefixes for row in _pages(settings, connection, prefix)]
     each = {(row["key"], row["writer_uid"]): row for row in rows}
     database = stack.enter_context(_table_of(list(each.values())))
-    reader = ListedReader(database, settings.dir, store_file.SCHEMA)
+    reader = ListedReader(database, settings.dir, SCHEMA_VERSION)
     if os.getuid() != 0:
         # The daemon lists everybody's entries to root.
         reader.empty, reader.what = "you have stored nothing here", "entry of yours"

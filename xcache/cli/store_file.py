@@ -14,9 +14,8 @@ from typing import Any
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, StoreError
 from xcache.wire.protocol import DATABASE
+from xcache.wire.schema import SCHEMA_VERSION
 
-# The newest schema that this module reads, which the daemon writes as ``PRAGMA user_version``.
-SCHEMA = 8
 # The schemas that brought toolchains and pins.
 _TOOLCHAINS_SCHEMA = 4
 _PINS_SCHEMA = 3
@@ -81,9 +80,9 @@ def open_store(settings: Config) -> Iterator[StoreReader | None]:
     try:
         with contextlib.closing(_connect(path)) as connection:
             (schema,) = connection.execute("PRAGMA user_version").fetchone()
-            if schema > SCHEMA:
+            if schema > SCHEMA_VERSION:
                 raise NewerStoreError(
-                    f"{path} was written by a newer xcache (schema {schema}; this one knows {SCHEMA})"
+                    f"{path} was written by a newer xcache (schema {schema}; this one knows {SCHEMA_VERSION})"
                 )
             # 0: a daemon has made the file, but no tables yet.
             yield StoreReader(connection, settings.dir, schema) if schema else None
@@ -147,7 +146,7 @@ class StoreReader:
     )
 
     def __init__(self, connection: sqlite3.Connection, directory: Path, schema: int) -> None:
-        # Older than SCHEMA until a daemon of this version has opened the store; columns and tables may be missing.
+        # Older than ours until a daemon of this version has opened the store; columns and tables may be missing.
         self._schema = schema
         self._connection = connection
         self._pinned = "pinned" if schema >= _PINS_SCHEMA else "0 AS pinned"

@@ -17,7 +17,6 @@ from xcache.wire import hashing, protocol
 
 logger = logging.getLogger("xcache")
 
-_MAX_KEYS = 2000
 # A growing list is sent again each time it has grown by this factor.
 _GROWTH_FACTOR = 1.5
 
@@ -41,7 +40,7 @@ class History:
         if ahead is None:
             return
         with self._lock:
-            if key in self._items or len(self._items) >= _MAX_KEYS:
+            if key in self._items or len(self._items) >= protocol.MAX_WANTED:
                 return
             digest = hashing.digest(ahead.options)
             self._options.setdefault(digest, ahead.options)

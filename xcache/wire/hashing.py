@@ -5,6 +5,7 @@ import hashlib
 # hashlib releases the GIL for more than 2047 bytes. While another thread is busy, getting the GIL back takes longer
 # than hashing a small content, so small contents are hashed in pieces that keep the GIL.
 _PIECE_BYTES, _SMALL_BYTES = 2047, 256 * 1024
+_DIGITS = frozenset("0123456789abcdef")
 
 
 def digest(content: bytes | memoryview) -> str:
@@ -15,3 +16,8 @@ def digest(content: bytes | memoryview) -> str:
     for at in range(0, len(content), _PIECE_BYTES):
         found.update(view[at : at + _PIECE_BYTES])
     return found.hexdigest()
+
+
+def is_digest(text: str) -> bool:
+    """Return whether a text is a digest as xcache writes them."""
+    return len(text) == 64 and _DIGITS.issuperset(text)

@@ -25,6 +25,8 @@ MAX_LIST = 4096
 MAX_DICTIONARY = 1024
 # Entries in one answer to AskEntries.
 MAX_LISTED = 400
+# Keys in the list of what one run wanted.
+MAX_WANTED = 2000
 # Bytes of an alias's facts: without the record of a call, and with one.
 MAX_FACTS, MAX_RECORD = 1024, 64 * 1024
 # Aliases in one RememberAliases, and the bytes of their facts.

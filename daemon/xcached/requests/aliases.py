@@ -6,9 +6,9 @@ from typing import Any
 
 from xcache.errors import ProtocolError
 from xcache.wire import framing, protocol
+from xcache.wire.hashing import is_digest
 from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.requests.lookup import Lookup
-from xcached.requests.puts import is_digest
 from xcached.store.aliases import AliasRows
 from xcached.store.writer import WriterThread
 

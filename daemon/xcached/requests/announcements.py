@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from xcache.wire import protocol
+from xcache.wire.hashing import is_digest
 from xcached.caller import Answer, Caller, Handlers, Later, Reply
-from xcached.requests.puts import is_digest
 from xcached.toolchains.toolchains import Toolchains
 
 # Seconds to wait for a check of files on a slow file system: after an announcement, and longer when the check decides

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from xcache.wire import protocol
+from xcache.wire.hashing import is_digest
 from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.requests.leases import Leases
 from xcached.requests.lookup import Lookup
-from xcached.requests.puts import is_digest
 
 
 class Gets:

@@ -8,6 +8,7 @@ from concurrent.futures import Future
 
 from xcache.errors import RefusedError
 from xcache.wire import protocol
+from xcache.wire.hashing import is_digest
 from xcached.caller import Answer, Caller, Handlers, Reply, duplicates
 from xcached.host.reload import LiveSettings
 from xcached.requests.leases import Leases
@@ -17,7 +18,6 @@ from xcached.store.memory_files import check, close_files, memory_file
 from xcached.store.store import Source, Store, Writer
 from xcached.store.writer import PutJob, WriterThread, refusal
 
-_DIGITS = frozenset("0123456789abcdef")
 _LARGEST = 2**53
 # The codec's name is stored with each entry without counting toward limits.
 _LONGEST_CODEC = 32
@@ -135,8 +135,3 @@ class Puts:
         except RefusedError as error:
             return refusal(error)
         return None
-
-
-def is_digest(text: str) -> bool:
-    """Return whether a client's text is a digest as xcache writes them."""
-    return len(text) == 64 and _DIGITS.issuperset(text)

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from xcache.errors import NewerStoreError, RefusedError, StoreError
 from xcache.wire import protocol
+from xcache.wire.schema import SCHEMA_VERSION
 from xcached.store.disk import Reserve
 
 logger = logging.getLogger("xcached")
 
-SCHEMA_VERSION = 8
 # Seconds to wait for a lock of another process: the serving thread can hardly wait, the writer thread can.
 _READING_BUSY_SECONDS, _WRITING_BUSY_SECONDS = 0.05, 10.0
 _SUFFIXES = ("", "-wal", "-shm", "-journal")

@@ -13,7 +13,6 @@ from xcached.store.store import Store
 _MOST_RUNS_OF_ONE_USER = 200
 # Runs with the same arguments. One is not enough: a script may do different things at different times.
 _MOST_RUNS_OF_ONE_PROGRAM = 8
-_MOST_ITEMS = 2000
 # Limit for the runs of all users together; a small store allows less.
 _MOST_BYTES = 256 * 1024**2
 _MOST_OPTIONS_BYTES = 1 << 18
@@ -120,7 +119,7 @@ class Runs:
 def is_sound(message: protocol.Remember) -> bool:
     """Return whether a client's list is within the limits and well formed."""
     return (
-        len(message.items) <= _MOST_ITEMS
+        len(message.items) <= protocol.MAX_WANTED
         and sum(map(len, message.options.values())) <= _MOST_OPTIONS_BYTES
         and all(_is_item(item, message.options) for item in message.items)
     )

@@ -19,12 +19,11 @@ from click.testing import CliRunner
 from support.command_line import LONG, NAMES, Shell, names
 from support.places import REPOSITORY
 
-from xcache.cli import config, main, output, service, store_file
+from xcache.cli import config, main, output, service
 from xcache.config.parsing import parse_duration
 from xcache.config.table import SETTINGS
 from xcache.keys import stablehlo
 from xcache.wire import protocol
-from xcached.store.database import SCHEMA_VERSION as SCHEMA
 
 
 @pytest.fixture
@@ -242,10 +241,6 @@ def test_a_newer_store_is_not_read(shell):
         assert "newer xcache" in failed.stderr
         assert failed.stderr.count("\n") == 1
     shell.change("PRAGMA user_version = 1")
-
-
-def test_the_newest_schema_is_known():
-    assert store_file.SCHEMA == SCHEMA
 
 
 def test_a_store_that_is_none(shell):

@@ -12,8 +12,9 @@ from support.places import digest
 from support.stores import WRITER, Shelf, shelf
 
 from xcache.wire import aliases, protocol
+from xcache.wire.schema import SCHEMA_VERSION
 from xcached.store import aliases as store_aliases
-from xcached.store import database, schema, store
+from xcached.store import schema, store
 from xcached.store.aliases import AliasRows
 
 ALICE, BOB, ROOT = 1, 2, 0
@@ -123,7 +124,7 @@ def test_a_store_of_the_version_before_has_no_aliases_and_takes_them(tmp_path):
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         schema.migrations.apply(Database(connection, execute_plugins=False), stop_before="m008_aliases")
-        assert connection.execute("PRAGMA user_version").fetchone() == (database.SCHEMA_VERSION - 1,)
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION - 1,)
         names = "SELECT name FROM sqlite_master WHERE name LIKE '%alias%'"
         assert connection.execute(names).fetchall() == []
         connection.execute("INSERT INTO blobs VALUES ('d', 3, X'6f6e65')")
@@ -136,7 +137,7 @@ def test_a_store_of_the_version_before_has_no_aliases_and_takes_them(tmp_path):
         connection.execute("INSERT INTO not_cacheable VALUES ('k2', 1, 'm', 'a sort', 1.0)")
         before = connection.execute("SELECT * FROM totals ORDER BY name").fetchall()
     with shelf(tmp_path) as made:
-        assert made.query("PRAGMA user_version") == [(database.SCHEMA_VERSION,)]
+        assert made.query("PRAGMA user_version") == [(SCHEMA_VERSION,)]
         assert made.query("SELECT * FROM totals ORDER BY name") == before
         assert made.get("k") == b"one"
         rows = AliasRows(made.store, lambda reader, writer: reader == writer)

@@ -16,9 +16,9 @@ from support.stores import shelf
 
 from xcache.errors import RefusedError
 from xcache.wire import protocol
+from xcache.wire.schema import SCHEMA_VERSION
 from xcached.requests.removals import removed
 from xcached.store import schema
-from xcached.store.database import SCHEMA_VERSION
 from xcached.store.store import Entry
 
 # More than SQLite keeps in memory.

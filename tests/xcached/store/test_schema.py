@@ -18,14 +18,15 @@ from support.program_files import program_text
 from support.stores import WRITER, quick_folder, shelf
 
 from xcache.errors import NewerStoreError, StoreError
-from xcached.store import database, schema
+from xcache.wire.schema import SCHEMA_VERSION
+from xcached.store import schema
 from xcached.store.store import Entry, Store
 
 
 def test_a_new_store_has_its_version_and_its_modes(tmp_path):
     before = time.time()
     with shelf(tmp_path) as made:
-        assert made.query("PRAGMA user_version") == [(database.SCHEMA_VERSION,)]
+        assert made.query("PRAGMA user_version") == [(SCHEMA_VERSION,)]
         assert made.query("PRAGMA journal_mode") == [("wal",)]
         assert made.query("PRAGMA auto_vacuum") == [(2,)]
         assert made.query("PRAGMA integrity_check") == [("ok",)]
@@ -44,7 +45,7 @@ def test_a_new_store_has_its_version_and_its_modes(tmp_path):
 def test_there_are_as_many_migrations_as_the_version_says():
     with contextlib.closing(sqlite3.connect(":memory:")) as connection:
         pending = schema.migrations.pending(Database(connection, execute_plugins=False))
-        assert len(list(pending)) == database.SCHEMA_VERSION
+        assert len(list(pending)) == SCHEMA_VERSION
 
 
 def test_a_store_is_opened_again_as_it_was(tmp_path):

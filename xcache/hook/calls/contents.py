@@ -18,7 +18,7 @@ import numpy as np
 from jax._src import core
 
 from xcache.hook.structure import code, digest  # noqa: F401 - digest completes the table of types
-from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text
+from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
 from xcache.hook.structure.names import name as name_of_jaxs
 from xcache.hook.structure.values import content
 
@@ -63,7 +63,7 @@ class Contents(Encoding):
             del self._parts[parts:]
             while len(self._numbers) > numbers:
                 self._numbers.popitem()
-            self.write(text(f"a {_name(type(value))}"))
+            self.write(text(f"a {type_name(type(value))}"))
 
 
 def _handler(value: Any) -> Any:
@@ -81,17 +81,13 @@ def _handler(value: Any) -> Any:
     return _object
 
 
-def _name(value: Any) -> str:
-    return f"{value.__module__}.{value.__qualname__}"
-
-
 def _function(contents: Contents, value: types.FunctionType) -> None:
     if code.is_own(value):
         contents.write(text(name_of_jaxs(value)))
         return
     if contents.is_repeated(b"F", value):
         return
-    contents.write(text(_name(value)))
+    contents.write(text(type_name(value)))
     _code(contents, value.__code__)
     cells = []
     for cell in value.__closure__ or ():
@@ -152,25 +148,25 @@ def _native(contents: Contents, value: Any) -> None:
 def _wrapper(contents: Contents, value: Any) -> None:
     """Write a function that jax has made of another: jitted, or with a derivative of its own."""
     if code.is_own(value) and _found(value) is value:
-        contents.write(text(f"jax {_name(value)}"))
+        contents.write(text(f"jax {type_name(value)}"))
         return
     if contents.is_repeated(b"W", value):
         return
-    contents.write(text(_name(type(value))))
+    contents.write(text(type_name(type(value))))
     held = {key: each for key, each in vars(value).items() if key not in _OF_A_FUNCTION}
     info = held.pop("_jit_info", None)
     if info is not None:
         held.update(zip(info._fields, info, strict=True))
     elif type(value).__module__.startswith("jaxlib"):
-        raise CannotSkipError(f"unknown type: {_name(type(value))}")
+        raise CannotSkipError(f"unknown type: {type_name(type(value))}")
     contents.encode_all(item for item in sorted(held.items()) if item[0] not in _OF_A_FUNCTION)
 
 
 def _class(contents: Contents, value: type) -> None:
     """Write a class by its name, if that leads to it, with its plain attributes, which a program can change."""
     if _found(value) is not value:
-        raise CannotSkipError(f"class that its name does not lead to: {_name(value)}")
-    contents.write(text(f"class {_name(value)}"))
+        raise CannotSkipError(f"class that its name does not lead to: {type_name(value)}")
+    contents.write(text(f"class {type_name(value)}"))
     if not code.is_of_jax(value.__module__) and value.__module__.split(".", 1)[0] not in sys.stdlib_module_names:
         held = {key: each for base in reversed(value.__mro__[:-1]) for key, each in vars(base).items()}
         contents.encode_all(
@@ -239,7 +235,7 @@ def _object(contents: Contents, value: Any) -> None:
     slots = [name for base in kind.__mro__ for name in _slots(base)]
     has_content = slots or hasattr(value, "__dict__") or isinstance(value, tuple(_ITEMS))
     if not has_content or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
-        raise CannotSkipError(f"unknown type: {_name(kind)}")
+        raise CannotSkipError(f"unknown type: {type_name(kind)}")
     attributes = dict(getattr(value, "__dict__", {}))
     attributes.update((name, getattr(value, name)) for name in slots if hasattr(value, name))
     contents.encode_all(item for item in sorted(attributes.items()) if not _is_hash(value, *item))

@@ -21,7 +21,7 @@ from jax._src.lib import xla_client
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from xcache.hook.calls import trees
-from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.encoding import CannotSkipError, type_name
 
 try:
     from jax._src.random import prng
@@ -92,7 +92,7 @@ class _Writer:
         for name, kind, parts, _ in _TYPES:
             if type(value) is kind or (kind in _BASES and isinstance(value, kind)):
                 return [name, *map(self.write, parts(value))]
-        raise CannotSkipError(f"unknown type in a computation: {type(value).__module__}.{type(value).__qualname__}")
+        raise CannotSkipError(f"unknown type in a computation: {type_name(type(value))}")
 
     def _share(self, value: Any) -> int:
         key = type(value), value

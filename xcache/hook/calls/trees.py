@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax._src import tree_util
 
-from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.encoding import CannotSkipError, type_name
 
 _Tree = jax.tree_util.PyTreeDef
 REGISTRY = getattr(tree_util, "tracing_registry", tree_util.default_registry)
@@ -54,7 +54,7 @@ def _written(tree: Any, parts: list[Any]) -> Any:
     for number, part in enumerate(parts):
         if part == tree and _is_made_of_the_same(part, tree):
             return ["argument", number, []]
-    raise CannotSkipError(f"tree of the results: {kind.__module__}.{kind.__qualname__}")
+    raise CannotSkipError(f"tree of the results: {type_name(kind)}")
 
 
 def _read(form: Any, parts: list[Any]) -> Any:

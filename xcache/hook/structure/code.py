@@ -17,7 +17,7 @@ import jaxlib
 import numpy as np
 from jax._src import core
 
-from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, tagged, text
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, tagged, text, type_name
 
 ROOTS = tuple(f"{Path(package.__file__).resolve().parent}/" for package in (jax, jaxlib))
 _PACKAGES = ("jax", "jaxlib")
@@ -167,8 +167,8 @@ _STANDARD = ("builtins", "numpy", "ml_dtypes", "enum", "typing", "abc", "collect
 def class_(encoding: Encoding, value: type) -> None:
     """Write a class by its name, if it is jax's or the standard library's."""
     if not (is_of_jax(value.__module__) or value.__module__.split(".", 1)[0] in _STANDARD):
-        raise CannotSkipError(f"class outside jax: {value.__module__}.{value.__qualname__}")
-    encoding.write(b"t" + text(f"{value.__module__}.{value.__qualname__}"))
+        raise CannotSkipError(f"class outside jax: {type_name(value)}")
+    encoding.write(b"t" + text(type_name(value)))
 
 
 def rule(value: Any) -> Any:

@@ -59,6 +59,11 @@ def by_content(handler: Callable[[Encoding, Any], None]) -> Callable[[Encoding, 
     return encode
 
 
+def type_name(kind: Any) -> str:
+    """Return the full name of a class, or of a function."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def text(value: str) -> bytes:
     """Return a string's encoding."""
     content = value.encode("utf-8", "surrogatepass")
@@ -169,4 +174,4 @@ def _find(value: Any) -> Callable[[Encoding, Any], None]:
         if handler is not None:
             HANDLERS[kind] = handler
             return handler
-    raise CannotSkipError(f"unknown type: {kind.__module__}.{kind.__qualname__}")
+    raise CannotSkipError(f"unknown type: {type_name(kind)}")

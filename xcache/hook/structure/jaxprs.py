@@ -10,7 +10,7 @@ import numpy as np
 from jax._src import config, core
 
 from xcache.hook.structure import locations, primitives, values
-from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, encodes, text
+from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, encodes, text, type_name
 from xcache.hook.structure.objects import attributes
 
 # jax 0.11 joined Jaxpr and ClosedJaxpr.
@@ -139,7 +139,7 @@ def _constant(encoding: Encoding, value: Any) -> None:
         # Lowering emits one constant for each object, so an object used twice differs from two equal objects.
         encoding.is_repeated(b"k", value)
     else:
-        raise CannotSkipError(f"unknown constant: {type(value).__module__}.{type(value).__qualname__}")
+        raise CannotSkipError(f"unknown constant: {type_name(type(value))}")
     values.constant(encoding, value)
 
 

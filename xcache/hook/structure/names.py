@@ -18,7 +18,7 @@ import numpy as np
 from jax._src import core
 
 from xcache.hook.structure.code import NATIVE, attributes_of
-from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.encoding import CannotSkipError, type_name
 from xcache.hook.structure.rules import rules_of
 
 _PLAIN = frozenset((str, bool, int, float, complex, bytes, type(None), type(Ellipsis)))
@@ -75,7 +75,7 @@ class _Name:
             return f"native {_found_name(value)}"
         attributes = attributes_of(value)
         if not attributes and not (type(value).__module__.startswith("jax.") and hasattr(value, "__dict__")):
-            raise CannotSkipError(f"rule that holds an object: {type(value).__module__}.{type(value).__qualname__}")
+            raise CannotSkipError(f"rule that holds an object: {type_name(type(value))}")
         return f"{self.of(type(value))} {self._items(attributes)}"
 
     def _of_function(self, value: types.FunctionType) -> str:

@@ -15,7 +15,7 @@ from jax._src import core, linear_util
 from jax._src.lib import xla_client
 
 from xcache.hook.structure import code, locations
-from xcache.hook.structure.encoding import CannotSkipError, Encoding, by_content, encodes, text
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, by_content, encodes, text, type_name
 from xcache.hook.structure.names import name
 
 try:
@@ -46,9 +46,9 @@ def _slots(kind: Any) -> tuple[tuple[str, ...], frozenset[str]] | str:
         if base in _BASES:
             continue
         if not code.is_of_jax(base.__module__):
-            return f"unknown type: base class {base.__module__}.{base.__qualname__}"
+            return f"unknown type: base class {type_name(base)}"
         if type(base).__name__ not in _METACLASSES:
-            return f"unknown type: native class {base.__module__}.{base.__qualname__}"
+            return f"unknown type: native class {type_name(base)}"
         slots = base.__dict__.get("__slots__", ())
         for slot in (slots,) if isinstance(slots, str) else slots:
             private = slot.startswith("__") and not slot.endswith("__")
@@ -68,7 +68,7 @@ def attributes(encoding: Encoding, value: Any) -> None:
     if isinstance(known, str):
         raise CannotSkipError(known)
     slots, memos = known
-    encoding.write(text(f"{kind.__module__}.{kind.__qualname__}"))
+    encoding.write(text(type_name(kind)))
     for slot in slots:
         content = getattr(value, slot, _MISSING)
         if content is _MISSING:
@@ -118,7 +118,7 @@ def _debug_info(encoding: Encoding, value: Any) -> None:
 
 
 def _named_tuple(encoding: Encoding, value: Any) -> None:
-    encoding.write(text(f"{type(value).__module__}.{type(value).__qualname__}"))
+    encoding.write(text(type_name(type(value))))
     encoding.encode_all(tuple.__iter__(value))
 
 

@@ -10,7 +10,7 @@ from jax._src import core
 from jax._src.interpreters import mlir
 
 from xcache.hook.structure.code import Seen, is_own, is_own_primitive
-from xcache.hook.structure.encoding import CannotSkipError, Encoding, tagged
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, tagged, type_name
 from xcache.hook.structure.names import name
 from xcache.hook.structure.rules import is_late, rule_tables, rules_of
 
@@ -128,7 +128,7 @@ class _Registries:
                 if not (is_own_primitive(key, keys) if is_primitive else is_own(key, keys)):
                     keys = {}
                     continue
-                said = key.name if is_primitive else f"{key.__module__}.{key.__qualname__}"
+                said = key.name if is_primitive else type_name(key)
                 if not is_own(entry, seen):
                     return f"rule of jax replaced: {said}"
                 try:

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax._src import core
 
-from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, tagged, text
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, tagged, text, type_name
 
 try:
     # jax wraps literals in types of its own since 0.7.
@@ -193,7 +193,7 @@ def rule(value: Any) -> Any:
     if isinstance(value, core.Tracer):
         raise CannotSkipError("tracer")
     if isinstance(value, np.ndarray):
-        raise CannotSkipError(f"array subclass: {type(value).__module__}.{type(value).__qualname__}")
+        raise CannotSkipError(f"array subclass: {type_name(type(value))}")
     for base, handler in ((np.generic, _scalar), (np.dtype, dtype), (jax.Array, _jax_array), (enum.Enum, _enum)):
         if isinstance(value, base):
             return handler
