@@ -35,8 +35,9 @@ class Judgement(NamedTuple):
     # the other seed would have written an alias.
     repeated: int
     found: int
+    # Where the structures of one program first differ.
     causes: Counter[str]
-    # The same for lowerings that were not found.
+    # The same for repeated lowerings that were not found.
     missing: Counter[str]
     # Eligible lowerings during which jax's state was compared, and the names that changed.
     compared: int
@@ -44,7 +45,7 @@ class Judgement(NamedTuple):
 
 
 def records(folder: Path) -> Iterator[dict[str, Any]]:
-    """Return all records of a folder; a process that was killed may have left half a line."""
+    """Yield all records of a folder; a process that was killed may have left half a line."""
     for path in sorted((folder / "records").iterdir(), key=lambda path: path.stat().st_mtime_ns):
         for line in path.read_text().splitlines():
             try:
@@ -101,7 +102,7 @@ def judge(folder: Path) -> Judgement:
 
 
 def _second_run(by_seed: dict[str, Counter[tuple[str, str]]]) -> tuple[int, Counter[tuple[str, str]]]:
-    """Return how much of the last seed gave a known program, and what of that had an unknown structure."""
+    """Return the number of the last seed's lowerings with a known program, and those with a new structure."""
     missed: Counter[tuple[str, str]] = Counter()
     repeated = 0
     *others, last = sorted(by_seed) or [""]

@@ -110,7 +110,8 @@ class Recorder:
         modules, before = len(sys.modules), soundness_state.state()
         result = lower()
         if len(sys.modules) != modules:
-            # Modules register rules and the like when they are imported, whoever imports them. The next one tells.
+            # Modules register rules and the like when they are imported, whoever imports them. The next lowering is
+            # compared instead.
             return result, None
         self._compared |= found
         return result, soundness_state.changes(before, soundness_state.state())
@@ -160,7 +161,7 @@ def recording(folder: Path) -> Iterator[Recorder]:
     def lower(name: str, jaxpr: Any, **options: Any) -> Any:
         return recorder.record(original, name, jaxpr, options)
 
-    # xcache takes no function of jax's for replaced that it has replaced itself.
+    # xcache does not count its own Replacement as a changed jax.
     mlir.lower_jaxpr_to_module = skipping.Replacement(original, lower)
     digest.Encoding = _Kept  # type: ignore[misc]
     try:
@@ -178,7 +179,7 @@ def pytest_configure() -> None:
 
 
 def main(program: str) -> None:
-    """Run a program of which sys.argv holds the arguments."""
+    """Run a program with the arguments in sys.argv."""
     with recording(Path(os.environ[FOLDER])) as recorder:
         recorder.test = " ".join((Path(program).name, *sys.argv[1:]))
         runpy.run_path(program, run_name="__main__")

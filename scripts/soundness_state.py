@@ -1,4 +1,4 @@
-"""The state of jax's modules: a lowering that is skipped does not change it, so no rule may need that it does."""
+"""The state of jax's modules: a skipped lowering changes none of it, so no lowering may depend on such a change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ State = dict[str, object]
 
 
 def state() -> State:
-    """Return what the modules of jax and jaxlib hold, and the objects among it."""
+    """Return what the modules of jax and jaxlib hold, and the attributes of jax's objects in them."""
     found: State = {}
     for name, module in list(sys.modules.items()):
         if not name.startswith(("jax._src.", "jaxlib.")) or not isinstance(module, types.ModuleType):
@@ -33,7 +33,7 @@ def state() -> State:
 
 
 def changes(before: State, after: State) -> list[str]:
-    """Return the names whose value changed or went."""
+    """Return the names whose value changed or disappeared."""
     return sorted(name for name, value in before.items() if after.get(name) != value)
 
 

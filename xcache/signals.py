@@ -1,7 +1,7 @@
 """Recognize the program's own exceptions: Ctrl-C, an exit, and those of its signal handlers.
 
-They surface wherever the main thread happens to be. All others that arise in the cache are the cache's trouble, also
-those that are no ``Exception``: a test may forbid sockets with a ``pytest.fail``.
+They surface wherever the main thread happens to be. Every other exception in the cache is the cache's own trouble, even
+one that is no ``Exception``, such as ``pytest.fail`` in a test that forbids sockets.
 """
 
 from __future__ import annotations

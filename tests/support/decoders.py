@@ -19,7 +19,7 @@ from xcache.wire import envelope, framing, protocol
 from xcache.wire.hashing import digest
 
 _RAWS = frozenset(map(digest, RAWS))
-# A flag that counts and one that does not, as text and as debug options; no case has either.
+# A flag that counts and one that does not, as text and as debug options; no sample contains them.
 _COUNTS, _LEFT_OUT = "--xla_only_in_this_check=1", "--xla_dump_to=/only/in/this/check"
 _FIELD_COUNTS, _FIELD_LEFT_OUT = (field(3, field(3, field(number, b"only here"))) for number in (2**28 + 7, 109))
 
@@ -27,7 +27,7 @@ Fits = Callable[[Any], bool]
 
 
 def message(body: bytes) -> bool:
-    """Decode the body of a frame: a valid message that can be encoded again, or ProtocolError."""
+    """Check that a frame's body decodes to a message that can be encoded again, or raises ProtocolError."""
     try:
         request, decoded = framing.decode(body)
     except ProtocolError:
@@ -70,7 +70,7 @@ def sealed_content(sealed: bytes) -> bool:
 
 
 def compile_options(serialized: bytes) -> bool:
-    """Canonicalize: UncacheableError, or a text that a counting field changes and a left-out one does not."""
+    """Check that options are refused, or canonicalized so that only fields that count change the result."""
     try:
         made = options.canonical(serialized, places=None)
     except UncacheableError:
@@ -84,7 +84,7 @@ def compile_options(serialized: bytes) -> bool:
 
 
 def flag_texts(environment: bytes) -> bool:
-    """Collect flags and arguments, separated by byte 0x1e: UncacheableError, or a text as above."""
+    """Check the same of flags and arguments, separated by byte 0x1e."""
     texts = [os.fsdecode(part) for part in environment.split(b"\x1e")]
     xla, libtpu, *arguments = [*texts, "", ""]
     try:

@@ -1,4 +1,4 @@
-"""A program that damages its own store in one way after the other, and checks what it gets to run.
+"""A program that damages its own store in one way after another, and checks what it gets to run.
 
 ``test_byte_flips.py`` runs it; it prints a JSON object for each trial, and one at the end.
 """
@@ -167,7 +167,7 @@ WAYS: list[tuple[str, str, bool]] = [
     ("foreign", "", False),
     ("column", "digest", False),
     ("column", "reference", False),
-    # An entry runs without its description.
+    # An entry still loads with these columns wrong.
     ("column", "stored_size", True),
     ("column", "description", True),
 ]

@@ -96,7 +96,7 @@ def stop(settings: Config, *, comes_back: bool = False) -> protocol.Welcome | No
         return None
     welcome, listener = connection.welcome, connection.listener
     by_hand = listener.pid == welcome.pid and not Launcher(settings).may_start()
-    # To other users the daemon itself says no.
+    # The daemon itself refuses other users.
     if comes_back and by_hand and os.getuid() in (0, listener.uid):
         connection.close()
         raise UnavailableError(
@@ -113,7 +113,7 @@ def stop(settings: Config, *, comes_back: bool = False) -> protocol.Welcome | No
     while launcher.held() and alive(welcome.pid):
         if time.monotonic() >= deadline:
             raise UnavailableError(
-                f"the daemon (process {welcome.pid}) was told to stop, and has not within {_STOP_SECONDS:g} s"
+                f"the daemon (process {welcome.pid}) was told to stop, and has not ended within {_STOP_SECONDS:g} s"
             )
         time.sleep(_RETRY_SECONDS)
     return welcome
@@ -133,7 +133,7 @@ def await_activated(settings: Config) -> protocol.Welcome:
 
 
 def flush(settings: Config) -> bool:
-    """Have the daemon, if one runs, write pending changes, and note a failure; return whether one runs."""
+    """Have the daemon, if one runs, write pending changes, and note a failure; return False if none runs."""
     try:
         connection = find(settings)
         if connection is None:
@@ -177,8 +177,8 @@ def _is_held_by_none(settings: Config) -> bool:
 def _may_serve_another(settings: Config) -> bool:
     """Return whether the daemon of another store may listen on the socket.
 
-    A service manager may listen where the store has no lock file yet, and where the daemon that it started has left its
-    address. A connection would start another.
+    A manager's socket may exist before the store has a lock file, or be named in it by a daemon that has ended;
+    connecting would start another daemon.
     """
     if not settings.socket.is_socket() or not (settings.dir / protocol.LOCK).exists():
         return False

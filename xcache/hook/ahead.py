@@ -16,7 +16,7 @@ from xcache.keys.describe import Surroundings
 from xcache.prefetch.prefetcher import Item
 from xcache.request import Ahead
 
-# A large machine takes long to make a backend. If jax has another backend already, this one will hardly come.
+# A large machine takes long to make a backend. If jax has another backend already, this one is unlikely to appear.
 _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_BESIDE_SECONDS = 120.0, 2.0
 _POLL_SECONDS = 0.002
 
@@ -44,7 +44,7 @@ class Loader:
     def is_foreign(self, item: Item) -> bool:
         """Return whether it is known that this process must not load the item.
 
-        No process of a job of several loads ahead: all of them must use their devices in the same order. On a GPU or
+        A process of a job of several loads nothing ahead: all of them must use their devices in the same order. On a GPU or
         TPU loading ahead takes device memory, and has not been shown to do no harm.
         """
         if self._jax.distributed.client is not None or not (item.platform == "cpu" or self._everywhere):

@@ -42,7 +42,7 @@ class Change(NamedTuple):
 
 
 class LiveSettings:
-    """The current settings, as ``now``; users ask each time and keep no copy."""
+    """The current settings, as ``now``; callers ask each time and keep no copy."""
 
     def __init__(self, load: Callable[[], Config] = config.load) -> None:
         """``load`` reads the settings. A ConfigError is raised here; in a reload it keeps the old settings."""
@@ -90,7 +90,7 @@ class LiveSettings:
 
 
 class Following:
-    """Reloads the settings when their files change: told by watchdog, or found by a regular ``look``."""
+    """Reloads the settings when their files change, as watchdog notices or a regular ``look`` finds."""
 
     def __init__(self, settings: LiveSettings, changed: Callable[[], None]) -> None:
         """``changed`` is called on the loop's thread after each reload."""

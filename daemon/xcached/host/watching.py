@@ -21,7 +21,7 @@ _WATCHED_PARENTS = 6
 
 
 class Depth(enum.IntEnum):
-    """The changes of a folder that are watched; each depth includes those above it."""
+    """The changes of a folder that are watched; each level includes the ones listed before it."""
 
     STAYS = 0
     """The folder itself is moved or deleted."""

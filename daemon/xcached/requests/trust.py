@@ -44,7 +44,7 @@ class Trust:
         """Return whether a user may connect.
 
         Users without a uid of their own here (the overflow uid) cannot be told apart, and are refused. So are
-        subordinate uids: a user could otherwise have the shares of thousands.
+        subordinate uids: otherwise one user could claim the share of thousands.
         """
         if uid in (self._own, ROOT):
             return True

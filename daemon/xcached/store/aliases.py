@@ -21,7 +21,7 @@ class AliasRows:
     """The rows of aliases; ``store/reader.py`` reads them."""
 
     def __init__(self, store: Store, reads: Callable[[int, int], bool]) -> None:
-        """``reads`` returns whether a reader loads a writer's entries."""
+        """``reads`` says whether a reader may load a writer's entries."""
         self._store = store
         self._db = store.database.writing
         self._reads = reads
