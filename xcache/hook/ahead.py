@@ -44,8 +44,8 @@ class Loader:
     def is_foreign(self, item: Item) -> bool:
         """Return whether it is known that this process must not load the item.
 
-        A process of a job of several loads nothing ahead: all of them must use their devices in the same order. On a GPU or
-        TPU loading ahead takes device memory, and has not been shown to do no harm.
+        A process of a job of several loads nothing ahead: all of them must use their devices in the same order. On a
+        GPU or TPU loading ahead takes device memory, and has not been shown to do no harm.
         """
         if self._jax.distributed.client is not None or not (item.platform == "cpu" or self._everywhere):
             return True

@@ -42,6 +42,8 @@ class _Patches:
     def __init__(self) -> None:
         self._modules = 0
         self._reason: str | None = None
+        # The names of a module, one of them, and what it led to when it was not jax's own.
+        self._culprit: tuple[dict[str, Any], str, Any] = {}, "", None
         self._watched: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = []
         # Of each module that lowers: its functions when they were described, and their digest.
         self._described: dict[str, tuple[Any, bytes]] = {}
@@ -52,7 +54,7 @@ class _Patches:
 
     def check(self) -> None:
         """Raise CannotSkipError if a function of jax's is not its own."""
-        if self._reason is not None or self._modules != len(sys.modules) or not self._are_unchanged():
+        if self._modules != len(sys.modules) or not self._are_unchanged():
             # Noted last: another thread must not pass before all is examined.
             modules = len(sys.modules)
             self._reason = self._examine()
@@ -61,6 +63,9 @@ class _Patches:
             raise CannotSkipError(self._reason)
 
     def _are_unchanged(self) -> bool:
+        if self._reason is not None:
+            names, key, value = self._culprit
+            return names.get(key) is value
         try:
             return all(get(names) == functions for names, get, functions in self._watched)
         except KeyError:
@@ -84,6 +89,7 @@ class _Patches:
         for name, module in modules.items():
             for key, value in list(vars(module).items()):
                 if key not in _OF_THE_IMPORT and not self._is_fine(value):
+                    self._culprit = vars(module), key, value
                     return f"function of jax replaced: {name}.{key}"
         homes = {_home(entry) for table in rule_tables() for entry in table.values()}
         lowering = {mlir.__name__, *(home for home in homes if home in modules)}
