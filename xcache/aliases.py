@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
+from typing import Protocol
 
 import msgpack
 
@@ -18,13 +19,21 @@ from xcache.wire import aliases, protocol
 logger = logging.getLogger("xcache")
 
 
+class Predicted(Protocol):
+    """What the daemon has told of aliases before the program asks; it may still arrive."""
+
+    @property
+    def aliases(self) -> Mapping[str, protocol.Alias]:
+        """The aliases of the programs that this one will probably want, by structure."""
+
+    def may_have_alias(self, structure: str) -> bool:
+        """Return False if the daemon has no alias of a structure."""
+
+
 class Aliases:
     """The aliases that one process has found, and those that it has made. Thread-safe."""
 
-    def __init__(
-        self, client: Client, predicted: Mapping[str, protocol.Alias], trouble: Trouble, *, is_readonly: bool
-    ) -> None:
-        """``predicted``: the aliases of the programs that this one will probably want, which may still arrive."""
+    def __init__(self, client: Client, predicted: Predicted, trouble: Trouble, *, is_readonly: bool) -> None:
         self._client = client
         self._predicted = predicted
         self._trouble = trouble
@@ -46,7 +55,9 @@ class Aliases:
         """Return the alias of a structure; only the program's own exceptions leave."""
         if structure not in self._known:
             try:
-                sent = self._predicted.get(structure) or self._client.alias(structure)
+                sent = self._predicted.aliases.get(structure)
+                if sent is None and self._predicted.may_have_alias(structure):
+                    sent = self._client.alias(structure)
                 self._known[structure] = None if sent is None else _from_wire(sent)
             except BaseException as error:  # noqa: BLE001 - no trouble of the cache may reach the program
                 reraise_if_the_programs(error)

@@ -110,7 +110,7 @@ class Cache:
         self._trouble = Trouble(self._counting, self._warned)
         self._announcer = Announcer(self.client, self._announced)
         self._history = History(self.client)
-        self.aliases = Aliases(self.client, self._history.aliases, self._trouble, is_readonly=self.mode == "readonly")
+        self.aliases = Aliases(self.client, self._history, self._trouble, is_readonly=self.mode == "readonly")
         self._storer = Storer(
             self.client, self._counting, self._announcer, self.aliases, overwrite=self.mode == "refresh"
         )

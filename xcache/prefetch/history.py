@@ -34,6 +34,8 @@ class History:
         self._complete = False
         self.aliases: dict[str, protocol.Alias] = {}
         """The aliases that came with the prediction, by structure; any thread may look one up."""
+        # The first bytes of all structures that had an alias then; None if that is not known.
+        self._structures: frozenset[bytes] | None = None
 
     def note(self, key: str, ahead: Ahead | None, platform: str, seconds: float) -> None:
         """Note that this key was wanted, and took so many seconds to load."""
@@ -52,6 +54,10 @@ class History:
                 "seconds": seconds,
             }
 
+    def may_have_alias(self, structure: str) -> bool:
+        """Return False if the daemon had no alias of a structure when the program began."""
+        return self._structures is None or protocol.beginning(structure) in self._structures
+
     def mark_complete(self) -> None:
         """Note that the program is over: the list is complete."""
         self._complete = True
@@ -64,6 +70,9 @@ class History:
         except (LookupError, ValueError, TypeError, AttributeError) as error:
             logger.debug("the daemon's prediction cannot be used: %s", error)
             return ()
+        if found.structures is not None:
+            size, packed = protocol.STRUCTURE_BYTES, found.structures
+            self._structures = frozenset(packed[at : at + size] for at in range(0, len(packed), size))
         self.aliases.update((alias.structure, alias) for alias in aliases_in(found))
         with self._lock:
             self._remembered = [item.key for item in items]

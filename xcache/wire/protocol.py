@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-VERSION = 10
+VERSION = 11
 # Up to this size SQLite reads a blob about as fast as a file; above it, a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
@@ -29,6 +29,8 @@ MAX_LISTED = 400
 MAX_WANTED = 2000
 # Bytes of an alias's facts: without the record of a call, and with one.
 MAX_FACTS, MAX_RECORD = 1024, 64 * 1024
+# Structures that one Prediction may name, and the bytes of each.
+MAX_STRUCTURES, STRUCTURE_BYTES = 4096, 8
 # Aliases in one RememberAliases, and the bytes of their facts.
 MAX_ALIASES, MAX_ALIAS_BYTES = 500, 512 * 1024
 # Files in the store's folder that both ends know.
@@ -170,6 +172,8 @@ class Prediction(NamedTuple):
     toolchain that the entry was made with. The first entries come along: their items have ``digest``,
     ``compile_seconds`` and ``stored_size``, small payloads are in ``payloads`` by key, and a descriptor follows for
     each key in ``files``. ``aliases`` has the newest aliases of the entries' programs, each as the fields of Alias.
+    ``structures`` has the first bytes of each structure of which there is any alias, one after the other; None if there
+    are too many. So a client need not ask for the others.
     """
 
     items: list[dict[str, Scalar]]
@@ -178,6 +182,12 @@ class Prediction(NamedTuple):
     files: list[str]
     made_with: list[str]
     aliases: list[list[str | bytes]]
+    structures: bytes | None
+
+
+def beginning(structure: str) -> bytes:
+    """Return the first bytes of a structure, as in ``Prediction.structures``."""
+    return bytes.fromhex(structure[: 2 * STRUCTURE_BYTES])
 
 
 class Remember(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 
 from xcache.wire import protocol
+from xcache.wire.hashing import is_digest
 from xcached.caller import Caller, Reply
 from xcached.requests.process_ends import ProcessEnds
 from xcached.requests.strikes import Strikes
@@ -75,6 +76,15 @@ class Lookup:
         found = [one for one in self._store.reader.aliases(structure) if self._trust.reads(caller.uid, one.writer_uid)]
         best = min(found, key=partial(_rank, caller), default=None)
         return best.answer if best and best.answer and self._has_entry(caller, best.answer.program) else None
+
+    def structures(self, caller: Caller) -> bytes | None:
+        """Return the first bytes of all structures whose alias the client may read; None if there are too many."""
+        rows = self._store.reader.structures(protocol.MAX_STRUCTURES + 1)
+        if len(rows) > protocol.MAX_STRUCTURES:
+            return None
+        reads = {writer: self._trust.reads(caller.uid, writer) for writer in {writer for writer, _ in rows}}
+        readable = (structure for writer, structure in rows if reads[writer] and is_digest(structure))
+        return b"".join(map(protocol.beginning, readable))
 
     def aliases_of(self, caller: Caller, programs: Iterable[str], most: int) -> Iterator[protocol.Alias]:
         """Yield the newest aliases, up to ``most`` each, of programs of which the client could get entries."""

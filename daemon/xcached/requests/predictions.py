@@ -45,7 +45,7 @@ class Predictions:
     def _predict(self, caller: Caller, message: protocol.Predict) -> Reply:
         """Return the items a program will probably want, of those that a Get would find."""
         wanted, options = self._runs.predict(caller.uid, message, _MOST_LISTED)
-        found = protocol.Prediction([], options, {}, [], [], [])
+        found = protocol.Prediction([], options, {}, [], [], [], self._lookup.structures(caller))
         # Many items share few of these, so each is listed once.
         numbers: dict[str, int] = {}
         served: list[tuple[Wanted, Hit]] = []
@@ -60,7 +60,7 @@ class Predictions:
             listed = len(framing.encode(0, found)) + len(served) * _LONGEST_ITEM_BYTES
         except ProtocolError:
             # The stored run is so long that its list does not fit into a frame.
-            return Reply(protocol.Prediction([], {}, {}, [], [], []))
+            return Reply(protocol.Prediction([], {}, {}, [], [], [], None))
         room = protocol.MAX_FRAME - listed
         room -= self._add_aliases(caller, found, dict.fromkeys(hit.program for _, hit in served), room)
         return self._with_entries(caller, found, served, min(_INLINE_BYTES, room))

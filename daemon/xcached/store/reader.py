@@ -67,6 +67,10 @@ class Reader:
         sql = f"{_ALIASES} WHERE {which}"
         return [_alias(*row) for row in self._db.execute(sql, (json.dumps([*programs]), _MOST_ALIASES_READ))]
 
+    def structures(self, most: int) -> list[tuple[int, str]]:
+        """Return the writers and structures of up to ``most`` aliases."""
+        return self._db.execute("SELECT writer_uid, structure FROM aliases LIMIT ?", (most,)).fetchall()
+
     def made_from(self, program: str) -> list[tuple[int, str]]:
         """Return the writers and toolchains of some entries that were compiled from a program."""
         sql = "SELECT writer_uid, toolchain_component FROM entries WHERE program = ? LIMIT ?"

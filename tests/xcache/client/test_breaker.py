@@ -366,7 +366,7 @@ def test_a_very_slow_answer_in_the_background_is_a_sign_for_the_foreground(place
         while True:
             talk.read()
             advance(clock, 3.0)
-            talk.say(protocol.Prediction([], {}, {}, [], [], []))
+            talk.say(protocol.Prediction([], {}, {}, [], [], [], None))
 
     with fake_daemon(place.socket, behave):
         client.predict(protocol.Predict("train.py", ""))

@@ -10,6 +10,7 @@ from support.peers import Talk, fake_daemon
 from support.places import digest, put_message
 
 from xcache.client.client import Client
+from xcache.prefetch.history import History
 from xcache.wire import protocol
 
 LARGE, SMALL, OTHER = b"l" * (protocol.INLINE_LIMIT + 1), b"small", b"o" * (protocol.INLINE_LIMIT + 2)
@@ -56,7 +57,7 @@ def test_an_announced_entry_that_does_not_come_is_done_without(place, files):
     told = {"digest": "d", "compile_seconds": 1.0, "stored_size": 5, "made_with": 0}
     items = [wanted(digest(name)) | told for name in (b"a", b"b")]
     keys = [digest(name) for name in files or [b"b"]]
-    prediction = protocol.Prediction(items, {digest(b"o"): b"o"}, {digest(b"a"): b"small"}, keys, ["f p t"], [])
+    prediction = protocol.Prediction(items, {digest(b"o"): b"o"}, {digest(b"a"): b"small"}, keys, ["f p t"], [], None)
 
     def behave(talk: Talk) -> None:
         talk.welcome()
@@ -75,3 +76,27 @@ def test_an_announced_entry_that_does_not_come_is_done_without(place, files):
         client.close()
     assert len(found.items) == 2
     assert {key: entry.sealed for key, entry in entries.items()} == {digest(b"a"): b"small"}
+
+
+def test_a_structure_without_an_alias_is_not_asked_for():
+    history = History(None)
+    assert history.may_have_alias(digest(b"a"))
+    known = protocol.beginning(digest(b"a"))
+    told = protocol.Prediction([], {}, {}, [], [], [], known)
+    history = History(Answering(told))
+    history.predict()
+    assert history.may_have_alias(digest(b"a"))
+    assert not history.may_have_alias(digest(b"b"))
+    history = History(Answering(told._replace(structures=None)))
+    history.predict()
+    assert history.may_have_alias(digest(b"b"))
+
+
+class Answering:
+    """Answers as a daemon does that gives this prediction."""
+
+    def __init__(self, prediction):
+        self._prediction = prediction
+
+    def predict(self, _):
+        return self._prediction, {}

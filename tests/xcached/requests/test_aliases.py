@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sqlite3
 
 import msgpack
@@ -45,6 +46,40 @@ def test_an_alias_is_told_as_it_was_remembered(place, talk):
     place.start_daemon()
     with talking(place) as again:
         assert [told(again, name) for name in "stu"] == made
+
+
+def test_a_prediction_says_which_structures_have_any_alias(talk):
+    def predicted() -> protocol.Prediction:
+        answer = talk.ask(protocol.Predict("train.py", ""))
+        assert isinstance(answer, protocol.Prediction), answer
+        return answer
+
+    assert predicted().structures == b""
+    talk.put(key_of("a"), b"a")
+    many = [alias_of(f"{number}") for number in range(3)]
+    remember(talk, *many)
+    assert {*pieces(predicted().structures)} == {protocol.beginning(alias.structure) for alias in many}
+
+
+def pieces(packed: bytes) -> list[bytes]:
+    size = protocol.STRUCTURE_BYTES
+    return [packed[at : at + size] for at in range(0, len(packed), size)]
+
+
+def test_more_structures_than_fit_are_not_told(place, talk):
+    talk.put(key_of("a"), b"a")
+    insert = "INSERT INTO aliases (structure, writer_uid, program, facts, seal, created_at) VALUES (?, ?, ?, '', '', 0)"
+
+    def add(numbers: range) -> None:
+        rows = ((digest(f"{number}".encode()), os.getuid(), digest(b"raw program")) for number in numbers)
+        with contextlib.closing(sqlite3.connect(place.dir / "store.db")) as database, database:
+            database.executemany(insert, rows)
+
+    add(range(protocol.MAX_STRUCTURES))
+    told = talk.ask(protocol.Predict("train.py", ""))
+    assert len(told.structures) == protocol.MAX_STRUCTURES * protocol.STRUCTURE_BYTES
+    add(range(-1, 0))
+    assert talk.ask(protocol.Predict("train.py", "")).structures is None
 
 
 def test_a_structure_of_any_kind_has_no_alias(talk):

@@ -52,7 +52,7 @@ def test_a_run_is_told_as_it_was(talk):
         item | {"made_with": 0} | {"digest": digest(name), "compile_seconds": 1.0, "stored_size": 1}
         for item, name in zip(items, (b"b", b"a"), strict=True)
     ]
-    assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"}, [], [made_with], [])
+    assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"}, [], [made_with], [], b"")
 
 
 def test_the_first_entries_of_a_prediction_come_along_up_to_a_limit(talk):
