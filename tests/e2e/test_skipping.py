@@ -64,7 +64,7 @@ def test_checking_finds_a_wrong_alias_and_drops_it(place):
     assert checked.result == cold.result == off.result
     assert checked.stats["lowerings"]["contradiction"] == wrong > 0
     complaints = "\n".join(checked.complaints)
-    assert "please report this" in complaints
+    assert "please report it" in complaints
     # Both programs can be had.
     shown = re.findall(r"xcache show (\w+) --program", complaints)
     assert len(shown) == 2 * wrong

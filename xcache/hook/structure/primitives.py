@@ -30,8 +30,9 @@ KERNELS = frozenset(("pallas_call", "core_map", "mpmd_map"))
 
 # Each primitive's rules when it was examined, and its token or the reason why it has none.
 _examined: dict[tuple[Any, bool], tuple[list[Any], bytes | str]] = {}
-# By id: each rule with its name, or with the reason why it has none.
-_named: dict[int, tuple[Any, str | CannotSkipError]] = {}
+# By id: each rule with its name, and with the reason if it has none. No exception, because that would hold the frames
+# in which it was raised, with all that the program has there.
+_named: dict[int, tuple[Any, str, str | None]] = {}
 
 
 def token(primitive: Any, in_kernel: bool) -> bytes:
@@ -73,13 +74,14 @@ def _name_of(rule: Any) -> str:
     """Return a rule's name, made once; raise CannotSkipError if it holds something that cannot be described."""
     known = _named.get(id(rule))
     if known is None:
+        made, refused = "", None
         try:
-            made: str | CannotSkipError = name(rule)
+            made = name(rule)
         except CannotSkipError as reason:
-            made = reason
-        known = _named[id(rule)] = rule, made
-    if isinstance(known[1], CannotSkipError):
-        raise known[1]
+            refused = str(reason)
+        known = _named[id(rule)] = rule, made, refused
+    if known[2] is not None:
+        raise CannotSkipError(known[2])
     return known[1]
 
 
