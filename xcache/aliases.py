@@ -20,7 +20,7 @@ logger = logging.getLogger("xcache")
 
 
 class Predicted(Protocol):
-    """What the daemon has told of aliases before the program asks; it may still arrive."""
+    """The aliases that the daemon has told of before the program asks; they may still arrive."""
 
     @property
     def aliases(self) -> Mapping[str, protocol.Alias]:

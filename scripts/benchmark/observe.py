@@ -122,7 +122,7 @@ def watch_phases(watch: Watch) -> None:
 
 
 class Phases:
-    """What jax tells of tracing, lowering and its compile path, on the main thread; nested spans count once."""
+    """The main thread's times of tracing, lowering and compiling, by jax's events; nested ones count once."""
 
     EVENTS: ClassVar = {
         "jaxpr_trace_duration": "trace",

@@ -59,7 +59,7 @@ class Contents(Encoding):
         except _ArrayError:
             raise
         except CannotSkipError:
-            # What is written later must not refer to what is taken back here.
+            # Later parts must not refer to a value that is taken back here.
             del self._parts[parts:]
             while len(self._numbers) > numbers:
                 self._numbers.popitem()

@@ -45,7 +45,7 @@ class _Patches:
         # The names of a module, one of them, and what it led to when it was not jax's own.
         self._culprit: tuple[dict[str, Any], str, Any] = {}, "", None
         self._watched: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = []
-        # Of each module that lowers: its functions when they were described, and their digest.
+        # The functions of each module that lowers, as they were described, and their digest.
         self._described: dict[str, tuple[Any, bytes]] = {}
         self._digests: dict[bool, bytes] = {}
         # Files whose functions, and types whose instances may stand in a module of jax's.
