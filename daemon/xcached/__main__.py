@@ -137,7 +137,7 @@ async def serve(settings: LiveSettings, listener: socket.socket | None, lock: in
     manager.alive()
     store = Store(config.dir, limits_of(config, shared=trust.shared), shared=trust.shared)
     # The service adopts changed settings; trust does so first, because it may refuse them.
-    settings.when_changed(trust.take)
+    settings.when_changed(trust.adopt)
     service = assemble(store, settings, trust, stop, restart, lambda: server.connections())
     activated = listener is not None
     if listener is None:

@@ -11,7 +11,7 @@ from xcache.config.config import Config
 from xcache.wire import protocol
 from xcached.host.reload import LiveSettings
 from xcached.requests.administration import Administration
-from xcached.requests.aliases import Aliases
+from xcached.requests.aliases import AliasRequests
 from xcached.requests.announcements import Announcements
 from xcached.requests.gets import Gets
 from xcached.requests.inspection import Inspection
@@ -101,7 +101,7 @@ def assemble(
         | Puts(store, settings, writer, intake, strikes, leases).handlers
         | loads.handlers
         | Predictions(runs, lookup, writer).handlers
-        | Aliases(alias_rows, lookup, writer).handlers
+        | AliasRequests(alias_rows, lookup, writer).handlers
         | Announcements(toolchains).handlers
         | Inspection(store, evictor.on_disk, settings, writer, leases, trust, connections).handlers
         | Pinning(store, evictor.pins, settings, writer, trust).handlers

@@ -70,7 +70,7 @@ class Program:
             raise MemoryError
         return None if wanted.key == "!" else LoadedAhead(self._new(f"executable {wanted.key}"), None, 0.1, 1)
 
-    def is_there(self, client: object) -> bool:
+    def is_current(self, client: object) -> bool:
         return any(client is each for each in self.clients)
 
     def pause(self) -> None:

@@ -133,10 +133,10 @@ def foreseen(
 
     class Loader:
         prepare = staticmethod(lambda items: None)
-        is_foreign = staticmethod(lambda item: False)
-        is_there = staticmethod(lambda client: True)
+        must_not_load = staticmethod(lambda item: False)
+        is_current = staticmethod(lambda client: True)
 
-        def onto(self, item: Item, is_over: object) -> Ahead:
+        def target(self, item: Item, is_over: object) -> Ahead:
             return asked.ahead
 
         def __call__(self, ahead: Ahead, raw: bytes) -> Loadable:

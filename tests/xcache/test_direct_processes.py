@@ -119,4 +119,4 @@ def item(platform: str) -> Item:
 )
 def test_loading_ahead_is_for_one_process_on_its_cpu_unless_it_is_asked_for(platform, everywhere, job, expected):
     asked = loader(everywhere=everywhere, job=job)
-    assert asked.is_foreign(item(platform)) != expected
+    assert asked.must_not_load(item(platform)) != expected

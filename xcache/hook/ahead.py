@@ -41,7 +41,7 @@ class Loader:
             with contextlib.suppress(UncacheableError):
                 self._surroundings.toolchain_files("cpu")
 
-    def is_foreign(self, item: Item) -> bool:
+    def must_not_load(self, item: Item) -> bool:
         """Return whether it is known that this process must not load the item.
 
         A process of a job of several loads nothing ahead: all of them must use their devices in the same order. On a
@@ -53,7 +53,7 @@ class Loader:
         made_with = None if backend is None else self._made_with.get(backend, {}).get(item.devices)
         return item.platform in self._missing or made_with not in (None, item.made_with)
 
-    def onto(self, item: Item, is_over: Callable[[], bool]) -> Ahead:
+    def target(self, item: Item, is_over: Callable[[], bool]) -> Ahead:
         """Wait for a backend, and return the client and devices to load the item onto.
 
         Raise UncacheableError unless flags, platform and toolchain are this process's: XLA may crash on others.
@@ -65,11 +65,11 @@ class Loader:
             known[item.devices] = self._surroundings.made_with(
                 backend, devices, self._jax.custom_key(), tuple(self._jax.flag_prefixes()), item.options
             )
-        if self.is_foreign(item):
+        if self.must_not_load(item):
             raise UncacheableError("it was made with other flags, platform or toolchain")
         return Ahead(item.options, backend, devices)
 
-    def is_there(self, client: Any) -> bool:
+    def is_current(self, client: Any) -> bool:
         """Return whether jax still uses this client: after ``clear_backends()`` it makes another."""
         return any(backend is client for backend in list(self._jax.backends().values()))
 

@@ -45,7 +45,7 @@ class LateModule:
         """Whether somebody has asked for the module."""
         return self._module is not None
 
-    def real(self, jaxpr: Any) -> Any:
+    def lowered(self, jaxpr: Any) -> Any:
         """Return the module, lowered as it would have been at the time."""
         with self._lock:
             if self._module is None:
@@ -56,7 +56,7 @@ class LateModule:
             return self._module
 
 
-class Held:
+class BoundLateModule:
     """A late module together with its jaxpr, held by each of jax's objects that may ask for the module."""
 
     def __init__(self, late: LateModule, jaxpr: Any) -> None:
@@ -68,16 +68,16 @@ class Held:
         """The alias that made lowering unnecessary."""
         return self.late.alias
 
-    def real(self) -> Any:
+    def lowered(self) -> Any:
         """Return the module, lowered as it would have been at the time."""
-        return self.late.real(self._jaxpr)
+        return self.late.lowered(self._jaxpr)
 
     def __getattr__(self, name: str) -> Any:
         # Another library may look at the module that jax holds.
-        return getattr(self.real(), name)
+        return getattr(self.lowered(), name)
 
     def __str__(self) -> str:
-        return str(self.real())
+        return str(self.lowered())
 
 
 def settings() -> list[tuple[Any, Any]]:

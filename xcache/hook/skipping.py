@@ -143,17 +143,17 @@ class Skipping:
     def program_of(self, computation: Any) -> Alias | None:
         """Return the alias of one of jax's computations that was compiled, or loaded by its alias."""
         module = computation._hlo
-        if type(module) is self._late_module.Held:
+        if type(module) is self._late_module.BoundLateModule:
             if not module.late.is_lowered:
                 return module.alias
-            module = module.real()
+            module = module.lowered()
         noted = self._compiled.get(id(module))
         return noted[1] if noted is not None and noted[0]() is module else None
 
     def late_module(self, alias: Alias, lower: Callable[[Any], Any]) -> Any:
         """Return what jax gets in place of the module of a program that was not even traced."""
         self._prepare(alias)
-        return self._late_module.Held(self._late_module.LateModule(alias, lower, []), None)
+        return self._late_module.BoundLateModule(self._late_module.LateModule(alias, lower, []), None)
 
     @contextlib.contextmanager
     def installed(self, is_ours: Callable[[], bool]) -> Iterator[None]:
@@ -180,13 +180,13 @@ class Skipping:
         finally:
             self._state.depth = outer
         if type(result[0]) is self._late_module.LateModule:
-            return (self._late_module.Held(result[0], jaxpr), *result[1:])
+            return (self._late_module.BoundLateModule(result[0], jaxpr), *result[1:])
         return result
 
     def _compile_late(self, computation: Any, *arguments: Any, **options: Any) -> Any:
-        if type(computation) is self._late_module.Held:
+        if type(computation) is self._late_module.BoundLateModule:
             if not self._is_ours():
-                return self._compile(computation.real(), *arguments, **options)
+                return self._compile(computation.lowered(), *arguments, **options)
             # jax's cache holds this argument weakly, for as long as its cache of lowerings holds it.
             self._state.held = computation
             try:
@@ -196,12 +196,12 @@ class Skipping:
         return self._compile(computation, *arguments, **options)
 
     def _wrapped_stablehlo(self) -> Callable[[Any], Any]:
-        original, held = self._stablehlo, self._late_module.Held
+        original, held = self._stablehlo, self._late_module.BoundLateModule
 
         @functools.wraps(original)
         def stablehlo(computation: Any) -> Any:
             module = original(computation)
-            return module.real() if type(module) is held else module
+            return module.lowered() if type(module) is held else module
 
         return stablehlo
 

@@ -44,7 +44,7 @@ def wrap(
         late = skipping.late(computation)
         lowered = skipping.take_lowered(computation)
         if late is not None and (reason is not None or skipping.is_watched()):
-            computation, late = late.real(), None
+            computation, late = late.lowered(), None
         if reason is not None:
             cache.count_uncacheable(reason)
             return original(
@@ -115,7 +115,7 @@ def wrap(
         if late is not None:
             outcome = cache.find(lambda: request(late.alias))
             if outcome is None:
-                lowered, computation = skipping.missed(late), late.real()
+                lowered, computation = skipping.missed(late), late.lowered()
         outcome = outcome or cache.get_or_compile(compile_now, request)
         if outcome.kind != "uncacheable":
             jax.record_event("/jax/compilation_cache/compile_requests_use_cache")

@@ -72,7 +72,7 @@ class Work(Protocol):
     def load(self, item: Item, begin: Begin, is_over: Callable[[], bool]) -> LoadedAhead | None:
         """Load an executable; raise MemoryError if there is no room for it."""
 
-    def is_there(self, client: Any) -> bool:
+    def is_current(self, client: Any) -> bool:
         """Return whether the program can still use what is loaded onto this client."""
 
     def pause(self) -> None:
@@ -85,7 +85,7 @@ class _Slot:
     def __init__(self, item: Item) -> None:
         self.item = item
         self.begun = False
-        self.onto: Ahead | None = None
+        self.target: Ahead | None = None
         self.patience = 0.0
         self.done = False
         self.loaded: LoadedAhead | None = None
@@ -136,7 +136,7 @@ class Prefetcher:
                 return None
             self._surprises = 0
             self._trust = float("inf")
-            if slot.onto is not None and slot.onto.is_same(ahead):
+            if slot.target is not None and slot.target.is_same(ahead):
                 self._changed.wait_for(lambda: slot.done, slot.patience)
                 loaded = slot.loaded
             else:
@@ -152,8 +152,8 @@ class Prefetcher:
     def look(self) -> None:
         """Drop what was loaded onto clients that no longer exist."""
         with self._changed:
-            for slot in [slot for slot in self._slots.values() if slot.onto is not None]:
-                if slot.onto is not None and not self._work.is_there(slot.onto.client):
+            for slot in [slot for slot in self._slots.values() if slot.target is not None]:
+                if slot.target is not None and not self._work.is_current(slot.target.client):
                     self._forget(slot)
 
     def give_up(self, seconds: float) -> bool:
@@ -255,7 +255,7 @@ class Prefetcher:
                 if self._over or self._slots.get(slot.item.key) is not slot:
                     # The program has asked for it meanwhile, and loads it by itself.
                     return False
-                slot.onto, slot.patience = ahead, patience
+                slot.target, slot.patience = ahead, patience
                 self._loading += 1
                 return True
 
@@ -264,11 +264,11 @@ class Prefetcher:
             loaded = self._work.load(slot.item, begin, self.is_over)
         finally:
             with self._changed:
-                self._loading -= slot.onto is not None
+                self._loading -= slot.target is not None
                 slot.done, slot.since = True, monotonic()
                 if loaded is None:
                     self._forget(slot)
-                elif self._slots.get(slot.item.key) is slot and self._work.is_there(_client(slot)):
+                elif self._slots.get(slot.item.key) is slot and self._work.is_current(_client(slot)):
                     slot.loaded = loaded
                     self._held += loaded.size
                 else:
@@ -363,7 +363,7 @@ class _Thread(threading.Thread):
 
 
 def _client(slot: _Slot) -> Any:
-    return None if slot.onto is None else slot.onto.client
+    return None if slot.target is None else slot.target.client
 
 
 def _threads_to_spare() -> int:

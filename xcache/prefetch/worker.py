@@ -31,16 +31,16 @@ class LoadsAhead(Protocol):
     def prepare(self, items: Sequence[Item]) -> None:
         """Prepare as far as that is possible before jax has a backend."""
 
-    def is_foreign(self, item: Item) -> bool:
+    def must_not_load(self, item: Item) -> bool:
         """Return True if this process certainly must not load the item, False if that is not known yet."""
 
-    def onto(self, item: Item, is_over: Callable[[], bool]) -> Ahead:
+    def target(self, item: Item, is_over: Callable[[], bool]) -> Ahead:
         """Return the client and devices to load it onto; wait for a backend until ``is_over``.
 
         Raise UncacheableError if this process must not load the item.
         """
 
-    def is_there(self, client: Any) -> bool:
+    def is_current(self, client: Any) -> bool:
         """Return whether jax still uses this client."""
 
     def __call__(self, ahead: Ahead, raw: bytes) -> Any:
@@ -75,7 +75,7 @@ class Fetcher:
     def load(self, item: Item, begin: Begin, is_over: Callable[[], bool]) -> LoadedAhead | None:
         """Load an item, unless the program takes it over before XLA begins."""
         try:
-            if self._load is None or self._load.is_foreign(item):
+            if self._load is None or self._load.must_not_load(item):
                 return None
             if item.entry is None:
                 # A crash while fetching must not be blamed on the load before it.
@@ -85,7 +85,7 @@ class Fetcher:
                 return None
             raw = envelope.open_sealed(item.key, entry.digest, entry.sealed)
             # This step waits for a backend, so everything that needs none comes before it.
-            ahead = self._load.onto(item, is_over)
+            ahead = self._load.target(item, is_over)
             # The daemon is told before begin(), after which the program may wait for this load.
             if not self._client.begin_loading(item.key, entry.digest):
                 return None
@@ -104,9 +104,9 @@ class Fetcher:
                 raise MemoryError from None
             return None
 
-    def is_there(self, client: Any) -> bool:
+    def is_current(self, client: Any) -> bool:
         """Return whether the program can still use what is loaded onto this client."""
-        return self._load is not None and self._load.is_there(client)
+        return self._load is not None and self._load.is_current(client)
 
     def pause(self) -> None:
         """Tell the daemon that this thread is loading nothing for the moment."""

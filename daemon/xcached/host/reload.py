@@ -30,11 +30,11 @@ class FileState(NamedTuple):
     device: int
     inode: int
     size: int
-    written: int
-    changed: int
+    mtime_ns: int
+    ctime_ns: int
 
 
-class Change(NamedTuple):
+class FileChange(NamedTuple):
     """The new state of the files, and whether one of them became empty or vanished."""
 
     files: list[FileState | None]
@@ -47,23 +47,23 @@ class LiveSettings:
     def __init__(self, load: Callable[[], Config] = config.load) -> None:
         """``load`` reads the settings. A ConfigError is raised here; in a reload it keeps the old settings."""
         self._load = load
-        self._takers: list[Callable[[Config], None]] = []
+        self._subscribers: list[Callable[[Config], None]] = []
         self._seen = look_at_files()
         self.now = load()
         self.problem = ""
         """Why the settings in the files are not in use; empty if they are."""
 
-    def when_changed(self, take: Callable[[Config], None]) -> None:
-        """Call ``take`` with new settings before they become ``now``. Only the first may refuse them (ConfigError)."""
-        self._takers.append(take)
+    def when_changed(self, subscriber: Callable[[Config], None]) -> None:
+        """Call ``subscriber`` with new settings before they become ``now``; only the first may raise ConfigError."""
+        self._subscribers.append(subscriber)
 
-    def change(self) -> Change | None:
+    def change(self) -> FileChange | None:
         """Return how the files differ from those last read; None if they do not."""
         found = look_at_files()
         if found == self._seen:
             return None
         pairs = zip(self._seen, found, strict=False)
-        return Change(found, any(old and old.size and not (now and now.size) for old, now in pairs))
+        return FileChange(found, any(old and old.size and not (now and now.size) for old, now in pairs))
 
     def reload(self) -> None:
         """Read the settings again: all of a valid change is taken, and nothing of an invalid one."""
@@ -74,9 +74,9 @@ class LiveSettings:
             # Check the account first: the next check advises a restart, which cannot help if the account is unknown.
             new.daemon_uid()
             _refuse_fixed(self.now, new)
-            changes = _changes(self.now, new)
-            for take in self._takers if changes else ():
-                take(new)
+            changes = _describe_changes(self.now, new)
+            for subscriber in self._subscribers if changes else ():
+                subscriber(new)
         except (ConfigError, OSError) as error:
             self.problem = str(error)
             logger.error("the settings were not changed: %s", error)
@@ -128,7 +128,7 @@ class Following:
         patience = _EMPTIED_SECONDS if change is not None and change.emptied else _SETTLED_SECONDS
         self._waiting = self._loop.call_later(patience, self._settled, change)
 
-    def _settled(self, change: Change | None) -> None:
+    def _settled(self, change: FileChange | None) -> None:
         self._waiting = None
         if self._settings.change() != change:
             # Still being written, perhaps on a file system that reports nothing.
@@ -150,7 +150,7 @@ def _refuse_fixed(old: Config, new: Config) -> None:
             )
 
 
-def _changes(old: Config, new: Config) -> list[str]:
+def _describe_changes(old: Config, new: Config) -> list[str]:
     """Return each change as ``name: old -> new (source)``."""
     pairs = [(setting.name, getattr(old, setting.name), getattr(new, setting.name)) for setting in SETTINGS]
     return [

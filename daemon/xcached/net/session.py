@@ -28,8 +28,12 @@ logger = logging.getLogger("xcached")
 _SMALL_BYTES = 64 * 1024
 # Requests that never wait for the writer thread.
 _ANSWERED_AT_ONCE = frozenset(
-    {"Hello", "Get", "Predict", "AskAlias", "Loading", "Loaded", "Release", "Report", "AskStatus", "Stop"}
-)
+    kind.__name__
+    for kind in (
+        protocol.Hello, protocol.Get, protocol.Predict, protocol.AskAlias, protocol.Loading, protocol.Loaded,
+        protocol.Release, protocol.Report, protocol.AskStatus, protocol.Stop,
+    )
+)  # fmt: skip
 # The kernel counts unread descriptors against their sender, the daemon.
 _TOO_MANY_DESCRIPTORS = protocol.Refused(
     "too many descriptors", "too many are in flight to clients that do not read them"

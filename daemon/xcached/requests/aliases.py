@@ -13,7 +13,7 @@ from xcached.store.aliases import AliasRows
 from xcached.store.writer import WriterThread
 
 
-class Aliases:
+class AliasRequests:
     """Answers questions from the database at once; the writer thread makes the changes."""
 
     def __init__(self, rows: AliasRows, lookup: Lookup, writer: WriterThread) -> None:

@@ -44,7 +44,7 @@ class Inspection:
         self.handlers: Handlers = {protocol.AskStatus: self._status, protocol.AskEntries: self._list}
 
     def _list(self, caller: Caller, message: protocol.AskEntries) -> Answer:
-        uid = self._trust.whose(caller.uid)
+        uid = self._trust.visible_to(caller.uid)
         return self._writer.call(lambda: entries_by(self._store, uid, message), caller.uid)
 
     def _status(self, caller: Caller, message: protocol.AskStatus) -> Answer:

@@ -53,7 +53,7 @@ class Removals:
         return self._writer.call_by_steps(remove(), caller.uid, in_order=True)
 
     def _clear(self, caller: Caller, message: protocol.Clear) -> Answer:
-        uid = self._trust.whose(caller.uid)
+        uid = self._trust.visible_to(caller.uid)
 
         def clear() -> Generator[None, None, protocol.Message]:
             # Entries first, since removing them makes room on a full disk.

@@ -25,19 +25,19 @@ class Trust:
     def __init__(self, settings: Config) -> None:
         self._own = own_uid()
         self.shared = settings.daemon_uid() == self._own
-        self._known: dict[int, tuple[float, frozenset[int]]] = {}
-        self.take(settings)
+        self._groups_by_uid: dict[int, tuple[float, frozenset[int]]] = {}
+        self.adopt(settings)
 
-    def take(self, settings: Config) -> None:
+    def adopt(self, settings: Config) -> None:
         """Adopt new settings; raise ConfigError, and change nothing, if they name an unknown user or group."""
-        everybodys, groups = {ROOT}, set()
+        trusted_by_all, groups = {ROOT}, set()
         with settings.blamed("trusted_writers"):
             for name in settings.trusted_writers if self.shared else ():
                 if name.startswith("@"):
                     groups.add(_gid_of_group(name[1:]))
                 else:
-                    everybodys.add(uid_of_account(name))
-        self._everybodys, self._groups = everybodys, groups
+                    trusted_by_all.add(uid_of_account(name))
+        self._trusted_by_all, self._groups = trusted_by_all, groups
         self._subordinate = _subordinate_uids() if self.shared else []
 
     def admits(self, uid: int) -> bool:
@@ -54,7 +54,7 @@ class Trust:
         """Return whether a user may stop the daemon and change other users' data."""
         return uid in (self._own, ROOT)
 
-    def whose(self, uid: int) -> int | None:
+    def visible_to(self, uid: int) -> int | None:
         """Return the user whose data this user sees and changes (None: everybody's)."""
         return None if self.administers(uid) else uid
 
@@ -64,19 +64,19 @@ class Trust:
 
     def reads(self, reader: int, writer: int) -> bool:
         """Return whether a reader loads a writer's entries. An executable is code, so this is a matter of trust."""
-        if not self.shared or reader == writer or writer in self._everybodys:
+        if not self.shared or reader == writer or writer in self._trusted_by_all:
             return True
         return bool(self._groups) and not self._groups.isdisjoint(self._groups_of(reader) & self._groups_of(writer))
 
     def _groups_of(self, uid: int) -> frozenset[int]:
-        until, groups = self._known.get(uid, (0.0, frozenset()))
+        until, groups = self._groups_by_uid.get(uid, (0.0, frozenset()))
         if time.monotonic() >= until:
             try:
                 account = pwd.getpwuid(uid)
                 groups = frozenset(os.getgrouplist(account.pw_name, account.pw_gid))
             except (KeyError, OSError):
                 groups = frozenset()
-            self._known[uid] = time.monotonic() + _GROUPS_CACHE_SECONDS, groups
+            self._groups_by_uid[uid] = time.monotonic() + _GROUPS_CACHE_SECONDS, groups
         return groups
 
 

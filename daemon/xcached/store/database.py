@@ -93,6 +93,10 @@ class Database:
                 self.empty_journal()
             raise
 
+    def keep_reserve(self) -> int:
+        """Make the reserve, unless the store is being deleted; return how many bytes were written for it now."""
+        return self.reserve.keep() if self._is_in_place() else 0
+
     def use_reserve(self) -> bool:
         """Delete the reserve and empty the journal, to make room on a full disk; return whether there was a reserve."""
         kept = self.reserve.give_up()
@@ -157,12 +161,14 @@ class Database:
 
     def _check_in_place(self) -> None:
         """Raise GoneError if the database was deleted or replaced: writes to the open file would be lost."""
-        try:
-            there = self.path.stat().st_ino == self._inode
-        except OSError:
-            there = False
-        if not there:
+        if not self._is_in_place():
             raise GoneError(f"{self.path} was deleted or replaced")
+
+    def _is_in_place(self) -> bool:
+        try:
+            return self.path.stat().st_ino == self._inode
+        except OSError:
+            return False
 
     def _open(self) -> None:
         found = self._version_found()

@@ -148,7 +148,7 @@ class Shortage:
 
     def keep_reserve(self) -> None:
         """Make the reserve again if there is room for it."""
-        self._disk.writes(self._store.database.reserve.keep())
+        self._disk.writes(self._store.database.keep_reserve())
 
     def free_pages(self) -> int:
         """Return the bytes of the database's free pages."""

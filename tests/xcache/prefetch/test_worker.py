@@ -37,7 +37,7 @@ class Recorder:
     def end_loading(self) -> None:
         self.calls.append("pause")
 
-    def onto(self, item: Item, is_over: object) -> Ahead:
+    def target(self, item: Item, is_over: object) -> Ahead:
         self.calls.append("wait for a backend")
         return AHEAD
 
@@ -59,11 +59,11 @@ class _Loads:
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
 
-    def is_foreign(self, item: Item) -> bool:
+    def must_not_load(self, item: Item) -> bool:
         return False
 
-    def onto(self, item: Item, is_over: object) -> Ahead:
-        return self._recorder.onto(item, is_over)
+    def target(self, item: Item, is_over: object) -> Ahead:
+        return self._recorder.target(item, is_over)
 
     def __call__(self, ahead: Ahead, raw: bytes) -> object:
         return self._recorder.loaded(ahead, raw)

@@ -240,3 +240,11 @@ def test_marks_that_are_damaged_keep_no_daemon_from_starting(place):
     assert until(lambda: set_aside(place))
     assert until(place.answers)
     works(place)
+
+
+def test_no_reserve_is_made_in_a_store_that_is_being_deleted(tmp_path):
+    """``rm -rf`` empties the folder and then removes it; a daemon that has just started must put nothing there."""
+    with shelf(tmp_path) as made:
+        (tmp_path / "store.db").unlink()
+        assert made.store.database.keep_reserve() == 0
+        assert not (tmp_path / "reserve").exists()

@@ -16,7 +16,7 @@ from jax._src import mesh as meshes
 from jax._src.interpreters import pxla
 from jax._src.lib import jax_jit
 
-from xcache.hook.calls.contents import Contents
+from xcache.hook.calls.program_values import ProgramEncoding
 from xcache.hook.calls.trees import REGISTRY
 from xcache.hook.structure import ambient
 from xcache.hook.structure.encoding import CannotSkipError, text
@@ -53,29 +53,29 @@ def describe(
     signature, leaves = jax_jit.parse_arguments(
         arguments, tuple(keywords.values()), tuple(keywords), options.static_argnums, options.static_argnames, REGISTRY
     )
-    contents = Contents()
-    contents.write(b"xcache call %d " % _FORMAT)
+    encoding = ProgramEncoding()
+    encoding.write(b"xcache call %d " % _FORMAT)
     for part in (ambient.jax_files(), version, _file_of(fun), ambient.backend(xla_bridge.get_backend())):
-        contents.write(text(part))
-    contents.write(registries.digest(with_late=True))
-    contents.write(patches.digest(with_late=True))
-    contents.encode(ambient.trace_context())
-    contents.write(ambient.configuration.digest())
-    contents.encode((meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))
-    contents.encode_all(
+        encoding.write(text(part))
+    encoding.write(registries.digest(with_late=True))
+    encoding.write(patches.digest(with_late=True))
+    encoding.encode(ambient.trace_context())
+    encoding.write(ambient.configuration.digest())
+    encoding.encode((meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))
+    encoding.encode_all(
         (name, value) for name, value in zip(options._fields, options, strict=True) if name not in _NOT_OPTIONS
     )
-    contents.encode_all((
+    encoding.encode_all((
         signature.dynamic_arg_treedefs, signature.dynamic_arg_names, signature.static_args, signature.static_arg_names
     ))  # fmt: skip
     known = _ARRAYS if not is_prepared else (*_ARRAYS, jax.ShapeDtypeStruct)
     for leaf in leaves:
         if isinstance(leaf, core.Tracer) or not isinstance(leaf, known):
             raise CannotSkipError("argument that is no array")
-        _argument(contents, leaf)
-    contents.is_lenient = True
-    contents.encode(fun)
-    return Call(contents.digest(), leaves, list(signature.dynamic_arg_treedefs))
+        _argument(encoding, leaf)
+    encoding.is_lenient = True
+    encoding.encode(fun)
+    return Call(encoding.digest(), leaves, list(signature.dynamic_arg_treedefs))
 
 
 def _file_of(fun: Any) -> str:
@@ -98,17 +98,17 @@ def _digest_of(file: str) -> str:
         return ""
 
 
-def _argument(contents: Contents, leaf: Any) -> None:
+def _argument(encoding: ProgramEncoding, leaf: Any) -> None:
     """Write all that jax reads from an argument: its type, and its place unless jax is free to choose it."""
-    contents.encode(core.shaped_abstractify(leaf))
+    encoding.encode(core.shaped_abstractify(leaf))
     sharding = getattr(leaf, "sharding", None)
     is_committed = sharding is not None and getattr(leaf, "_committed", True)
     if is_committed:
-        contents.encode((sharding, _layout(leaf, sharding)))
+        encoding.encode((sharding, _layout(leaf, sharding)))
     elif sharding is not None and sharding.num_devices > 1:
         raise CannotSkipError("uncommitted array of several devices")
     else:
-        contents.write(b"anywhere")
+        encoding.write(b"anywhere")
 
 
 def _layout(leaf: Any, sharding: Any) -> Any:

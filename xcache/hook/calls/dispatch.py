@@ -154,8 +154,8 @@ class RecordedFunction:
             alias = calls.find(call.digest)
             if alias is None:
                 return "no record"
-            record = record_format.read(alias.record, call.trees)
-            executable = record_format.computation(record, calls.late_module(alias)).compile()
+            record = record_format.decode(alias.record, call.trees)
+            executable = record_format.make_computation(record, calls.late_module(alias)).compile()
         except BaseException as error:  # noqa: BLE001 - jax can trace instead
             return self._reason(error)
         ready = self._ready[call.digest] = Ready(executable, record.results)
@@ -205,10 +205,10 @@ class RecordedFunction:
             raise CannotSkipError("no alias")
         if is_new:
             second_trace.compare(traced, lambda: self.jitted.trace(*arguments, **keywords))
-        record = record_format.written(lowered._lowering, traced.out_tree, call.trees)
+        record = record_format.encode(lowered._lowering, traced.out_tree, call.trees)
         if len(record) > _MOST_BYTES:
             raise CannotSkipError("large record")
-        record_format.read(record, call.trees)
+        record_format.decode(record, call.trees)
         return program._replace(structure=call.digest, record=record)
 
     def _check_version(self, calls: CallRecords, made: Alias) -> str:

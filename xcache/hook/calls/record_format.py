@@ -45,7 +45,7 @@ class Record(NamedTuple):
     results: Any
 
 
-def written(computation: Any, results: Any, arguments: Sequence[Any]) -> bytes:
+def encode(computation: Any, results: Any, arguments: Sequence[Any]) -> bytes:
     """Return the record of a computation; raise CannotSkipError if it holds anything that cannot be written.
 
     ``arguments`` are the trees of the call's arguments.
@@ -54,12 +54,12 @@ def written(computation: Any, results: Any, arguments: Sequence[Any]) -> bytes:
     attributes = {name: value for name, value in vars(computation).items() if name not in _LEFT_OUT}
     if attributes.get("const_args"):
         raise CannotSkipError("hoisted constants")
-    form = [_FORMAT, trees.written(results, arguments), writer.write(attributes), writer.shared]
+    form = [_FORMAT, trees.encode(results, arguments), writer.write(attributes), writer.shared]
     packed: bytes = msgpack.packb(form)
     return zlib.compress(packed)
 
 
-def read(record: bytes, arguments: Sequence[Any]) -> Record:
+def decode(record: bytes, arguments: Sequence[Any]) -> Record:
     """Return what was written; raise ValueError if this process cannot read it."""
     unpacking = zlib.decompressobj()
     version, results, attributes, shared = msgpack.unpackb(
@@ -67,10 +67,10 @@ def read(record: bytes, arguments: Sequence[Any]) -> Record:
     )
     if version != _FORMAT:
         raise ValueError("the record has another format")
-    return Record(_Reader(shared).read(attributes), trees.read(results, arguments))
+    return Record(_Reader(shared).read(attributes), trees.decode(results, arguments))
 
 
-def computation(record: Record, module: Any) -> Any:
+def make_computation(record: Record, module: Any) -> Any:
     """Return jax's computation of a record, with this module."""
     made = object.__new__(pxla.MeshComputation)
     vars(made).update(record.attributes, _hlo=module, _executable=None)

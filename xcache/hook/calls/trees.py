@@ -22,14 +22,14 @@ _BUILTIN = {"none": type(None), "tuple": tuple, "list": list, "dict": dict}
 _NAMES = {kind: name for name, kind in _BUILTIN.items()}
 
 
-def written(tree: Any, arguments: Sequence[Any]) -> Any:
+def encode(tree: Any, arguments: Sequence[Any]) -> Any:
     """Return a tree as lists and texts; raise CannotSkipError if it cannot be written."""
-    return _written(tree, list(_parts(arguments)))
+    return _encode(tree, list(_parts(arguments)))
 
 
-def read(form: Any, arguments: Sequence[Any]) -> Any:
+def decode(form: Any, arguments: Sequence[Any]) -> Any:
     """Return the tree that was written, in terms of the trees of this call's arguments."""
-    return _read(form, list(_parts(arguments)))
+    return _decode(form, list(_parts(arguments)))
 
 
 def _parts(trees: Iterable[Any]) -> Iterator[Any]:
@@ -39,12 +39,12 @@ def _parts(trees: Iterable[Any]) -> Iterator[Any]:
         yield from _parts(tree.children())
 
 
-def _written(tree: Any, parts: list[Any]) -> Any:
+def _encode(tree: Any, parts: list[Any]) -> Any:
     node = tree.node_data()
     if node is None:
         return None
     kind, data = node
-    children = [_written(child, parts) for child in tree.children()] if kind in _NAMES or _is_named_tuple(kind) else []
+    children = [_encode(child, parts) for child in tree.children()] if kind in _NAMES or _is_named_tuple(kind) else []
     if kind is dict and not all(type(key) in (str, int) for key in data):
         raise CannotSkipError("keys of the results")
     if kind in _NAMES:
@@ -57,14 +57,14 @@ def _written(tree: Any, parts: list[Any]) -> Any:
     raise CannotSkipError(f"tree of the results: {type_name(kind)}")
 
 
-def _read(form: Any, parts: list[Any]) -> Any:
+def _decode(form: Any, parts: list[Any]) -> Any:
     if form is None:
         return _LEAF
     name, data, children = form
     if name == "argument":
         return parts[data]
     kind, data = (_named_tuple(*data), None) if name == "named" else (_BUILTIN[name], data)
-    return _Tree.from_node_data_and_children(REGISTRY, (kind, data), [_read(child, parts) for child in children])
+    return _Tree.from_node_data_and_children(REGISTRY, (kind, data), [_decode(child, parts) for child in children])
 
 
 def _is_made_of_the_same(one: Any, other: Any) -> bool:

@@ -73,15 +73,15 @@ class _Covered(NamedTuple):
 
 
 def _content_of(config: Any) -> str:
-    from xcache.hook.calls.contents import Contents
+    from xcache.hook.calls.program_values import ProgramEncoding
     from xcache.hook.structure.encoding import CannotSkipError
 
-    contents = Contents()
+    encoding = ProgramEncoding()
     try:
-        contents.encode(config)
+        encoding.encode(config)
     except CannotSkipError as error:
         raise TypeError(f"config holds a value that cannot be described: {error}") from None
-    return contents.digest()
+    return encoding.digest()
 
 
 def _cover(name: str) -> _Covered | None:

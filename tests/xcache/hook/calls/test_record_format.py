@@ -42,11 +42,11 @@ def test_a_computation_comes_back(make):
     computation, tree = make()
     # Only messages of ahead-of-time calls need it.
     computation.compile_args["all_args_info"] = None
-    written = record_format.written(computation, tree, [])
-    record = record_format.read(written, [])
+    written = record_format.encode(computation, tree, [])
+    record = record_format.decode(written, [])
     assert record.results == tree
-    again = record_format.computation(record, computation._hlo)
-    assert record_format.written(again, tree, []) == written
+    again = record_format.make_computation(record, computation._hlo)
+    assert record_format.encode(again, tree, []) == written
     for name in ("global_in_avals", "global_out_avals", "in_shardings", "out_shardings", "kept_var_idx", "backend"):
         assert again.compile_args[name] == computation.compile_args[name]
     assert again._donated_invars == computation._donated_invars
@@ -56,20 +56,20 @@ def test_a_computation_comes_back(make):
 def test_what_has_an_effect_or_an_unknown_type_is_not_written():
     computation, tree = lowered(lambda x: jax.debug.print("{}", x), 1.0)
     with pytest.raises(CannotSkipError):
-        record_format.written(computation, tree, [])
+        record_format.encode(computation, tree, [])
     computation, tree = CASES["scalar"]()
     computation.compile_args["more"] = object()
     with pytest.raises(CannotSkipError, match="unknown type"):
-        record_format.written(computation, tree, [])
+        record_format.encode(computation, tree, [])
 
 
 def test_a_record_of_another_format_or_of_devices_that_are_not_here_is_not_read():
     computation, tree = CASES["placed"]()
-    version, *others = msgpack.unpackb(zlib.decompress(record_format.written(computation, tree, [])))
+    version, *others = msgpack.unpackb(zlib.decompress(record_format.encode(computation, tree, [])))
     with pytest.raises(ValueError, match="format"):
-        record_format.read(zlib.compress(msgpack.packb([version + 1, *others])), [])
+        record_format.decode(zlib.compress(msgpack.packb([version + 1, *others])), [])
     elsewhere = msgpack.packb([version, *others]).replace(
         msgpack.packb(["device", "cpu", 0]), msgpack.packb(["device", "cpu", 99])
     )
     with pytest.raises(ValueError, match="no device 99"):
-        record_format.read(zlib.compress(elsewhere), [])
+        record_format.decode(zlib.compress(elsewhere), [])

@@ -27,8 +27,8 @@ def structure(value):
 
 
 def through(tree, arguments, others=None):
-    form = msgpack.unpackb(msgpack.packb(trees.written(tree, arguments)))
-    return trees.read(form, arguments if others is None else others)
+    form = msgpack.unpackb(msgpack.packb(trees.encode(tree, arguments)))
+    return trees.decode(form, arguments if others is None else others)
 
 
 @pytest.mark.parametrize(
@@ -53,10 +53,10 @@ def test_a_node_of_the_programs_own_refers_to_an_equal_one_of_the_arguments():
 def test_what_cannot_be_written_is_said():
     for value in (Node(1, "kind"), {("a", 1): 2}, [Node(1, object())]):
         with pytest.raises(CannotSkipError):
-            trees.written(structure(value), [structure((Node([1], "kind"),))])
+            trees.encode(structure(value), [structure((Node([1], "kind"),))])
 
 
 def test_a_form_names_no_class_but_a_named_tuple():
     for module, name in (("builtins", "list"), ("os", "system"), ("no", "where"), (__name__, "Node")):
         with pytest.raises(ValueError, match="named tuple"):
-            trees.read(["named", [module, name], []], [])
+            trees.decode(["named", [module, name], []], [])

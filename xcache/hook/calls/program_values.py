@@ -32,7 +32,7 @@ class _ArrayError(CannotSkipError):
     """An array that is too large to count by its content, or cannot be read; its class is never enough."""
 
 
-class Contents(Encoding):
+class ProgramEncoding(Encoding):
     """An encoding that also writes values of the program's own classes, and its functions."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def _handler(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return None
-    for known, handler in _BY_BASE:
+    for known, handler in _HANDLERS_BY_BASE:
         if isinstance(value, known):
             return handler
     if kind in HANDLERS or kind.__module__.split(".", 1)[0] == "numpy":
@@ -81,34 +81,34 @@ def _handler(value: Any) -> Any:
     return _object
 
 
-def _function(contents: Contents, value: types.FunctionType) -> None:
+def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
     if code.is_own(value):
-        contents.write(text(name_of_jaxs(value)))
+        encoding.write(text(name_of_jaxs(value)))
         return
-    if contents.is_repeated(b"F", value):
+    if encoding.is_repeated(b"F", value):
         return
-    contents.write(text(type_name(value)))
-    _code(contents, value.__code__)
+    encoding.write(text(type_name(value)))
+    _code(encoding, value.__code__)
     cells = []
     for cell in value.__closure__ or ():
         try:
             cells.append(cell.cell_contents)
         except ValueError:  # an empty cell
             cells.append(None)
-    contents.encode_all((value.__defaults__, value.__kwdefaults__, *cells))
+    encoding.encode_all((value.__defaults__, value.__kwdefaults__, *cells))
     named = {name: value.__globals__.get(name) for name in _names(value.__code__) if not name.startswith("__")}
-    contents.encode_all(item for item in sorted(named.items()) if _is_plain(item[1]) or isinstance(item[1], _ARRAYS))
+    encoding.encode_all(item for item in sorted(named.items()) if _is_plain(item[1]) or isinstance(item[1], _ARRAYS))
 
 
-def _code(contents: Contents, value: types.CodeType) -> None:
+def _code(encoding: ProgramEncoding, value: types.CodeType) -> None:
     """Write what code does, and not where it stands."""
-    if contents.is_repeated(b"code", value):
+    if encoding.is_repeated(b"code", value):
         return
-    contents.encode_all((
+    encoding.encode_all((
         value.co_code, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars, value.co_flags,
         value.co_argcount, value.co_kwonlyargcount, value.co_posonlyargcount, value.co_exceptiontable,
     ))  # fmt: skip
-    contents.encode_all(value.co_consts)
+    encoding.encode_all(value.co_consts)
 
 
 def _names(value: types.CodeType) -> Iterator[str]:
@@ -123,53 +123,53 @@ def _is_plain(value: Any) -> bool:
     return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
 
 
-def _method(contents: Contents, value: types.MethodType) -> None:
-    contents.write(b"method")
-    contents.encode_all((value.__func__, value.__self__))
+def _method(encoding: ProgramEncoding, value: types.MethodType) -> None:
+    encoding.write(b"method")
+    encoding.encode_all((value.__func__, value.__self__))
 
 
-def _partial(contents: Contents, value: functools.partial[Any]) -> None:
-    contents.write(b"partial")
-    contents.encode_all((value.func, value.args, sorted(value.keywords.items())))
+def _partial(encoding: ProgramEncoding, value: functools.partial[Any]) -> None:
+    encoding.write(b"partial")
+    encoding.encode_all((value.func, value.args, sorted(value.keywords.items())))
 
 
-def _native(contents: Contents, value: Any) -> None:
+def _native(encoding: ProgramEncoding, value: Any) -> None:
     owner = getattr(value, "__self__", getattr(value, "__objclass__", None))
     if isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is not value:
         # np.frompyfunc makes one of any function.
         raise CannotSkipError("unknown type: numpy.ufunc")
-    contents.write(
+    encoding.write(
         text(f"native {getattr(value, '__module__', None)}.{getattr(value, '__qualname__', value.__name__)}")
     )
     if owner is not None and not isinstance(owner, types.ModuleType):
-        contents.encode(owner)
+        encoding.encode(owner)
 
 
-def _wrapper(contents: Contents, value: Any) -> None:
+def _wrapper(encoding: ProgramEncoding, value: Any) -> None:
     """Write a function that jax has made of another: jitted, or with a derivative of its own."""
     if code.is_own(value) and _found(value) is value:
-        contents.write(text(f"jax {type_name(value)}"))
+        encoding.write(text(f"jax {type_name(value)}"))
         return
-    if contents.is_repeated(b"W", value):
+    if encoding.is_repeated(b"W", value):
         return
-    contents.write(text(type_name(type(value))))
+    encoding.write(text(type_name(type(value))))
     held = {key: each for key, each in vars(value).items() if key not in _OF_A_FUNCTION}
     info = held.pop("_jit_info", None)
     if info is not None:
         held.update(zip(info._fields, info, strict=True))
     elif type(value).__module__.startswith("jaxlib"):
         raise CannotSkipError(f"unknown type: {type_name(type(value))}")
-    contents.encode_all(item for item in sorted(held.items()) if item[0] not in _OF_A_FUNCTION)
+    encoding.encode_all(item for item in sorted(held.items()) if item[0] not in _OF_A_FUNCTION)
 
 
-def _class(contents: Contents, value: type) -> None:
+def _class(encoding: ProgramEncoding, value: type) -> None:
     """Write a class by its name, if that leads to it, with its plain attributes, which a program can change."""
     if _found(value) is not value:
         raise CannotSkipError(f"class that its name does not lead to: {type_name(value)}")
-    contents.write(text(f"class {type_name(value)}"))
+    encoding.write(text(f"class {type_name(value)}"))
     if not code.is_of_jax(value.__module__) and value.__module__.split(".", 1)[0] not in sys.stdlib_module_names:
         held = {key: each for base in reversed(value.__mro__[:-1]) for key, each in vars(base).items()}
-        contents.encode_all(
+        encoding.encode_all(
             item for item in sorted(held.items()) if not item[0].startswith("__") and _is_plain(item[1])
         )
 
@@ -189,59 +189,59 @@ def _found(value: Any) -> Any:
     return found
 
 
-def _module(contents: Contents, value: types.ModuleType) -> None:
+def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
     if sys.modules.get(value.__name__) is not value:
         raise CannotSkipError("module that its name does not lead to")
-    contents.write(text(f"module {value.__name__}"))
+    encoding.write(text(f"module {value.__name__}"))
 
 
-def _tree(contents: Contents, value: Any) -> None:
+def _tree(encoding: ProgramEncoding, value: Any) -> None:
     node = value.node_data()
     if node is None:
-        contents.write(b"leaf")
+        encoding.write(b"leaf")
         return
-    contents.write(b"tree")
-    _class(contents, node[0])
-    contents.encode(node[1])
-    contents.encode_all(value.children())
+    encoding.write(b"tree")
+    _class(encoding, node[0])
+    encoding.encode(node[1])
+    encoding.encode_all(value.children())
 
 
-def _jax_array(contents: Contents, value: Any) -> None:
+def _jax_array(encoding: ProgramEncoding, value: Any) -> None:
     if isinstance(value, core.Tracer):
         raise _ArrayError("tracer")
-    contents.write(text(f"array {value.dtype} {value.shape}"))
+    encoding.write(text(f"array {value.dtype} {value.shape}"))
     if value.is_deleted():
-        contents.write(b"deleted")
+        encoding.write(b"deleted")
         return
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     if not value.is_fully_addressable or value.nbytes > _MOST_BYTES:
         raise _ArrayError("large array")
-    content(contents, np.asarray(value))
+    content(encoding, np.asarray(value))
 
 
-def _array(contents: Contents, value: np.ndarray[Any, Any]) -> None:
+def _array(encoding: ProgramEncoding, value: np.ndarray[Any, Any]) -> None:
     if value.nbytes > _MOST_BYTES or type(value) is not np.ndarray:
         raise _ArrayError("large array")
-    content(contents, value)
+    content(encoding, value)
 
 
-def _object(contents: Contents, value: Any) -> None:
+def _object(encoding: ProgramEncoding, value: Any) -> None:
     """Write an object by its class, its attributes, and its items if it is a list, tuple or dictionary."""
     kind = type(value)
-    if contents.is_repeated(b"O", value):
+    if encoding.is_repeated(b"O", value):
         return
-    contents.encode(kind)
+    encoding.encode(kind)
     slots = [name for base in kind.__mro__ for name in _slots(base)]
     has_content = slots or hasattr(value, "__dict__") or isinstance(value, tuple(_ITEMS))
     if not has_content or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
         raise CannotSkipError(f"unknown type: {type_name(kind)}")
     attributes = dict(getattr(value, "__dict__", {}))
     attributes.update((name, getattr(value, name)) for name in slots if hasattr(value, name))
-    contents.encode_all(item for item in sorted(attributes.items()) if not _is_hash(value, *item))
+    encoding.encode_all(item for item in sorted(attributes.items()) if not _is_hash(value, *item))
     for base, items in _ITEMS.items():
         if isinstance(value, base):
-            contents.encode(items(value))
+            encoding.encode(items(value))
 
 
 def _is_native(base: type) -> bool:
@@ -283,7 +283,7 @@ _READABLE = {object, types.SimpleNamespace, *_ITEMS}
 # Attributes of a function that say nothing of what it does.
 _OF_A_FUNCTION = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "_fun", "fun_sourceinfo",
                   "fun_signature")  # fmt: skip
-_BY_BASE: tuple[tuple[Any, Any], ...] = (
+_HANDLERS_BY_BASE: tuple[tuple[Any, Any], ...] = (
     (types.FunctionType, _function),
     (types.MethodType, _method),
     (functools.partial, _partial),

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from xcache.hook.calls.contents import Contents
+from xcache.hook.calls.program_values import ProgramEncoding
 from xcache.hook.structure.encoding import CannotSkipError
 
 
 def told(value, *, lenient=False):
-    contents = Contents()
-    contents.is_lenient = lenient
-    contents.encode(value)
-    return contents.digest()
+    encoding = ProgramEncoding()
+    encoding.is_lenient = lenient
+    encoding.encode(value)
+    return encoding.digest()
 
 
 class Colour(enum.Enum):
