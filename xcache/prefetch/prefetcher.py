@@ -110,6 +110,8 @@ class Prefetcher:
         self._busy: set[threading.Thread] = set()
         self._has_keeper = False
         self._max_threads = min(_MAX_THREADS, _threads_to_spare())
+        # Threads of the program that wait for a load.
+        self._waiting = 0
         self._has_prediction = False
         self._surprises = 0
         self._held = 0
@@ -137,7 +139,7 @@ class Prefetcher:
             self._surprises = 0
             self._trust = float("inf")
             if slot.target is not None and slot.target.is_same(ahead):
-                self._changed.wait_for(lambda: slot.done, slot.patience)
+                self._wait_for(slot)
                 loaded = slot.loaded
             else:
                 loaded = None
@@ -203,6 +205,15 @@ class Prefetcher:
             for slot in [slot for slot in self._slots.values() if not slot.done]:
                 self._forget(slot)
 
+    def _wait_for(self, slot: _Slot) -> None:
+        """Wait for a load that XLA has begun; meanwhile one more thread loads, on the waiting thread's processor."""
+        self._waiting += 1
+        try:
+            self._load_waiting()
+            self._changed.wait_for(lambda: slot.done, slot.patience)
+        finally:
+            self._waiting -= 1
+
     def _load_waiting(self) -> None:
         """Start threads for the waiting items, once the program has asked for one or there is room again."""
         # A copy, because a signal handler that compiles comes here again and changes the slots.
@@ -212,7 +223,7 @@ class Prefetcher:
             self._begin_threads(waiting - len(self._busy))
 
     def _begin_threads(self, count: int) -> None:
-        for _ in range(min(count, self._max_threads - len(self._busy))):
+        for _ in range(min(count, self._allowed_threads() - len(self._busy))):
             thread = _Thread(self)
             try:
                 thread.start()
@@ -220,6 +231,9 @@ class Prefetcher:
                 return
             self._threads.add(thread)
             self._busy.add(thread)
+
+    def _allowed_threads(self) -> int:
+        return self._max_threads + self._waiting
 
     def _run(self) -> None:
         try:
@@ -277,7 +291,8 @@ class Prefetcher:
 
     def _next(self) -> _Slot | None:
         with self._changed:
-            slot = self._choose()
+            # A thread that was begun while the program waited ends when it has loaded one executable.
+            slot = self._choose() if len(self._busy) <= self._allowed_threads() else None
             if slot is None:
                 # This thread ends now; new work starts another one.
                 self._busy.discard(threading.current_thread())

@@ -59,6 +59,22 @@ def test_a_load_that_xla_has_begun_is_waited_for():
     assert found == ["executable a"]
 
 
+def test_while_the_program_waits_for_a_load_the_next_one_begins():
+    """The processor of the waiting thread is free; afterwards there is one thread again."""
+    program = Program("123")
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["1"])
+    taking = threading.Thread(target=program.take, args=("1",))
+    taking.start()
+    assert until(lambda: program.loads == ["1", "2"])
+    assert len(loading()) == 2
+    program.may_go_on.set()
+    taking.join(20)
+    assert until(lambda: program.is_done("2", "3"))
+    assert program.loads == ["1", "2", "3"]
+
+
 def test_the_wait_for_a_load_is_bounded():
     program = Program("a")
     program.entries, program.patience = True, 0.01
