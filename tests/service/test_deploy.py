@@ -69,13 +69,14 @@ def test_the_probe_tells_whether_it_answers_and_nothing_else(place):
     """A daemon with wrong settings goes on, and so must its container."""
     container = documents()["DaemonSet"]["spec"]["template"]["spec"]["containers"][0]
     *_, program = container["livenessProbe"]["exec"]["command"]
+    impatient = program.replace("10", "0.2").replace("/run/xcache/xcached.sock", str(place.socket))
     program = program.replace("/run/xcache/xcached.sock", str(place.socket))
     child = place.start_daemon()
     (place.root / "wrong.toml").write_text('max_size = "lots"')
     assert place.run(program, XCACHE_CONFIG=str(place.root / "wrong.toml")).returncode == 0
     child.send_signal(signal.SIGSTOP)
     try:
-        hung = place.run(program.replace("10", "0.2"))
+        hung = place.run(impatient)
     finally:
         child.send_signal(signal.SIGCONT)
     assert (hung.returncode, "no answer" in hung.stderr) == (1, True), hung.stderr

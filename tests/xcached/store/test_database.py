@@ -18,7 +18,7 @@ from xcache.errors import RefusedError
 from xcache.wire import protocol
 from xcache.wire.schema import SCHEMA_VERSION
 from xcached.requests.removals import removed
-from xcached.store import schema
+from xcached.store import database, schema
 from xcached.store.store import Entry
 
 # More than SQLite keeps in memory.
@@ -244,7 +244,7 @@ def test_marks_that_are_damaged_keep_no_daemon_from_starting(place):
 
 def test_no_reserve_is_made_in_a_store_that_is_being_deleted(tmp_path):
     """``rm -rf`` empties the folder and then removes it; a daemon that has just started must put nothing there."""
-    with shelf(tmp_path) as made:
+    with contextlib.closing(database.Database(tmp_path)) as opened:
         (tmp_path / "store.db").unlink()
-        assert made.store.database.keep_reserve() == 0
+        assert opened.keep_reserve() == 0
         assert not (tmp_path / "reserve").exists()
