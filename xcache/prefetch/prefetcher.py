@@ -207,6 +207,8 @@ class Prefetcher:
 
     def _wait_for(self, slot: _Slot) -> None:
         """Wait for a load that XLA has begun; meanwhile one more thread loads, on the waiting thread's processor."""
+        if slot.done:
+            return
         self._waiting += 1
         try:
             self._load_waiting()
