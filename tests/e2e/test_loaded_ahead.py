@@ -9,10 +9,7 @@ import jax
 import pytest
 from support.program_files import program_text
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="nothing is loaded ahead on one processor"),
-]
+pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="nothing is loaded ahead on one processor")
 
 PROGRAM = """
 import json, os, sys, threading, time
@@ -67,6 +64,7 @@ def test_the_second_run_finds_everything_loaded(place):
     assert run(place, XCACHE_PREFETCH="0") == {"hits": 6, "misses": 0, "prefetched": 0}
 
 
+@pytest.mark.slow
 def test_a_program_that_changed_completely_is_right_all_the_same(place):
     run(place)
     assert run(place, numbers=range(100, 106), first=WAIT.format(count=6)) == {
@@ -78,6 +76,7 @@ def test_a_program_that_changed_completely_is_right_all_the_same(place):
     assert run(place, numbers=range(100, 106), first=WAIT.format(count=6))["prefetched"] == 6
 
 
+@pytest.mark.slow
 def test_a_renamed_program_is_known_by_its_name_from_then_on(place):
     run(place)
     run(place, name="renamed.py")
@@ -96,6 +95,7 @@ assert float(s.deserialize_and_load(*s.serialize(compiled))(x)) == expected(3)
     assert said["prefetched"] >= 1
 
 
+@pytest.mark.slow
 def test_entries_made_with_other_flags_are_not_loaded(place):
     run(place)
     first = WAIT.format(count=0) + "assert not client().live_executables()"
@@ -116,6 +116,7 @@ with ThreadPoolExecutor(6) as pool:
     assert said["misses"] == 0
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_at_once_ends_well(place):
     run(place, numbers=range(30))
     for _ in range(3):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 from support.program_files import program_text
 
 COMPILE = """
@@ -17,6 +18,7 @@ jax.jit(lambda v: v * 2 + 1)(x).block_until_ready()
 """
 
 
+@pytest.mark.slow
 def test_many_programs_at_once_start_one_daemon_and_agree(place):
     source = COMPILE + "import xcache; print(xcache.stats().requests, xcache.stats().errors)"
     programs = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from support.program_files import program_text
 from support.together import PROGRAM, begin, end
 
@@ -22,6 +23,7 @@ jax.distributed.shutdown()
 """
 
 
+@pytest.mark.slow
 def test_four_programs_started_together_compile_everything_once(place):
     children = [begin(place, PROGRAM, XCACHE_TIMEOUT="60s") for _ in range(4)]
     ended = [end(child) for child in children]

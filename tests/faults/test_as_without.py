@@ -265,7 +265,7 @@ def test_a_program_that(place, name):
     assert makes_no_difference(place, source).code == code
 
 
-# The first compile is let through: what is interrupted there is in test_interrupted_anywhere. And only what xcache is
+# The first compile is let through: what is interrupted there is in test_campaign_interrupts. And only what xcache is
 # in: jax alone can be left in the middle of tracing by an interrupt, with every later call failing.
 INTERRUPTED = """
 import random

@@ -1,4 +1,4 @@
-"""Strike at each line of xcache's that a program's compile goes through.
+"""Strike at each line of xcache's that a program's compile goes through, or at one in ``ONE_LINE_IN`` of them.
 
 sys.settrace stands for a signal: it can be had at each line once, where a real one comes where it pleases. The programs
 that import this compile one function first, so that everything is imported.
@@ -11,6 +11,7 @@ import gc
 import os
 import sys
 import time
+import zlib
 from collections.abc import Callable, Collection
 from types import FrameType
 from typing import Any
@@ -25,6 +26,8 @@ _FOLDER = os.path.dirname(xcache.__file__) + os.sep  # noqa: PTH120
 x = np.arange(8.0, dtype=np.float32)
 
 Where = tuple[str, int]
+# Variables: the share of the lines that is struck, and a number that chooses others.
+ONE_IN, SEED = "ONE_LINE_IN", "LINES_SEED"
 
 
 class EveryLine:
@@ -35,6 +38,7 @@ class EveryLine:
         self._strike = strike
         self._passed_over = passed_over
         self._strikes_left = 0
+        self._one_in, self._seed = (int(os.environ.get(name, usual)) for name, usual in ((ONE_IN, 1), (SEED, 0)))
 
     def try_all(self, attempt: Callable[[int], None], patience: int = 25, at_once: int = 1) -> None:
         """Make attempts until so many came through untouched that nothing new can be expected."""
@@ -55,12 +59,17 @@ class EveryLine:
         """Strike on after a strike that raised: Python removes a trace function that raises."""
         sys.settrace(self._trace)
 
+    def _is_chosen(self, where: Where) -> bool:
+        name, line = where
+        text = f"{self._seed} {name.removeprefix(_FOLDER)} {line}"
+        return zlib.crc32(text.encode()) % self._one_in == 0
+
     def _trace(self, frame: FrameType, event: str, argument: Any) -> Any:
         name = frame.f_code.co_filename
         if not name.startswith(_FOLDER) or name in self._passed_over:
             return None
         where = (name, frame.f_lineno)
-        if event == "line" and self._strikes_left and where not in self.met:
+        if event == "line" and self._strikes_left and where not in self.met and self._is_chosen(where):
             self.met.add(where)
             self._strikes_left -= 1
             self._strike(where)
