@@ -80,7 +80,7 @@ class Recorder:
         kept = _Kept.made.last if structure else None
         result, record["changed"] = self._compare(lambda: lower(name, jaxpr, **options), jaxpr)
         if kept is not None:
-            reason = skipping.reason_to_lower(result)
+            reason = skipping.reason_to_lower(result, skipping.custom_calls(result.module))
             record["structure"] = structure
             again = _structure(name, jaxpr, options)[0]
             # None: a test has replaced a function of jax's in between. Lowering may import modules, whose settings and

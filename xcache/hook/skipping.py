@@ -9,7 +9,7 @@ import threading
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from xcache import keys
@@ -242,10 +242,11 @@ class Skipping:
     def _lower_and_note(self, lower: Callable[[Any], Any], jaxpr: Any, structure: str, alias: Alias | None) -> Any:
         warned = self._state.warnings
         result = lower(jaxpr)
-        reason = "it warns" if self._state.warnings != warned else reason_to_lower(result)
+        calls = custom_calls(result.module)
+        reason = "it warns" if self._state.warnings != warned else reason_to_lower(result, calls)
         self._count(reason or ("no alias" if alias is None else "checked"))
         if reason is None:
-            lapack = any(name.startswith(_LAPACK) for name in _custom_calls(result.module))
+            lapack = any(name.startswith(_LAPACK) for name in calls)
             detailed_logging = bool(self._use_detailed_logging(result.module))
             _note(self._lowered, result.module, Lowered(structure, detailed_logging, lapack, alias))
         return result
@@ -312,19 +313,20 @@ def _put_back(owner: Any, name: str, made: Any, original: Any) -> None:
         setattr(owner, name, original)
 
 
-def reason_to_lower(result: Any) -> str | None:
-    """Return why the lowering that gave this must not be skipped, or None."""
+def reason_to_lower(result: Any, calls: Collection[str]) -> str | None:
+    """Return why the lowering that gave this module with these custom calls must not be skipped, or None."""
     if result.host_callbacks or result.keepalive:
         return "callbacks"
     if result.shape_poly_state.uses_dim_vars:
         return "symbolic shapes"
-    for name in _custom_calls(result.module):
+    for name in calls:
         if name not in _WITHOUT_SIDE_EFFECTS and not name.startswith(_LAPACK):
             return "custom call"
     return None
 
 
-def _custom_calls(module: Any) -> set[str]:
+def custom_calls(module: Any) -> set[str]:
+    """Return the names of the custom calls in a module."""
     from jaxlib.mlir import ir
 
     found: set[str] = set()
