@@ -76,6 +76,8 @@ def test_refresh_compiles_anew_and_overwrites(place):
     assert before[0][2] < after[0][2]
     found, _ = stats(place, XCACHE="1")
     assert found["hits"] == 1
+    # It overwrites entries, and what lowering gave stays known.
+    assert found["lowerings"] == {"skipped": 1}
 
 
 def test_enable_and_disable_from_code(place):

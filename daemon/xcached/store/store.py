@@ -186,7 +186,7 @@ class Store:
     def put(self, put: protocol.Put, executable: Source, program: Source, writer: Writer) -> list[str]:
         """Within a transaction: add or replace an entry. Return digests that may be unreferenced now."""
         pinned = self._refers("entries", key=put.key, writer_uid=writer.uid, pinned=1)
-        loose = self.remove([Entry(put.key, writer.uid)])
+        loose = self.remove([Entry(put.key, writer.uid)], staying=put.program_digest)
         usage = used(self._usage_before(Entry(put.key, writer.uid)), self._tick())
         loose += self._insert_blob(executable)
         if not self._refers("programs", digest=put.program_digest, writer_uid=writer.uid):
@@ -266,8 +266,11 @@ class Store:
         """Within a transaction: forget the marks of one user (None: of all)."""
         self._db.execute("DELETE FROM not_cacheable WHERE writer_uid = coalesce(?, writer_uid)", (uid,))
 
-    def remove(self, entries: Iterable[Entry]) -> list[str]:
-        """Within a transaction: delete entries and what only they used. Return digests of files to delete after."""
+    def remove(self, entries: Iterable[Entry], *, staying: str = "") -> list[str]:
+        """Within a transaction: delete entries and what only they used. Return digests of files to delete after.
+
+        ``staying`` is a program that the next entry uses: its aliases would go with it.
+        """
         loose: list[str] = []
         for entry in entries:
             self._db.execute("DELETE FROM not_cacheable WHERE key = ? AND writer_uid = ?", entry)
@@ -281,7 +284,7 @@ class Store:
             self._db.execute("DELETE FROM entries WHERE key = ? AND writer_uid = ?", entry)
             loose += self._drop_blob(blob)
             owned = (program, entry.writer_uid)
-            if not self._refers("entries", program=program, writer_uid=entry.writer_uid):
+            if program != staying and not self._refers("entries", program=program, writer_uid=entry.writer_uid):
                 found = self._db.execute(
                     "SELECT blob FROM programs WHERE digest = ? AND writer_uid = ?", owned
                 ).fetchone()

@@ -48,6 +48,19 @@ def test_aliases_go_with_an_evicted_program(tmp_path):
         made.check()
 
 
+def test_an_entry_that_is_replaced_keeps_the_aliases_of_its_program(tmp_path):
+    with shelf(tmp_path) as made:
+        made.put(key_of("a"), b"a", b"p")
+        remember(made, ["s"], b"p")
+        made.put(key_of("a"), b"another", b"p", overwrite=True)
+        assert names_of(made, "s") == [("s", WRITER.uid)]
+        made.check()
+        # One that is replaced by an entry of another program does not.
+        made.put(key_of("a"), b"a", b"q", overwrite=True)
+        assert names_of(made, "s") == []
+        made.check()
+
+
 def test_an_alias_goes_with_its_writers_last_entry_of_the_program_or_with_the_last_of_all(tmp_path):
     with shelf(tmp_path, shared=True) as made:
         for uid in (ROOT, ALICE):
