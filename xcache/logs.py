@@ -29,8 +29,9 @@ def shown(settings: Config) -> Iterator[None]:
 
 
 def complain(message: str, *arguments: object) -> None:
-    """Warn when there are no settings to say how."""
-    with _at_stderr(logging.WARNING):
+    """Warn, also when there are no settings to say how."""
+    is_shown = any(isinstance(handler, _StderrHandler) for handler in logger.handlers)
+    with contextlib.nullcontext() if is_shown else _at_stderr(logging.WARNING):
         logger.warning(message, *arguments)
 
 

@@ -103,6 +103,14 @@ def test_checking_finds_a_version_that_did_not_change_with_its_code(place):
 
 
 @pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
+@pytest.mark.parametrize("settings", [{}, {**ON, "XCACHE_LOWERING": "check"}], ids=["off", "lowering checked"])
+def test_a_check_that_compares_nothing_says_so(place, settings):
+    ran = place.run(PROGRAM, **settings, FACTOR="3", XCACHE_JIT="check")
+    assert ran.returncode == 0
+    assert ran.stderr.count("XCACHE_JIT=check compares no calls here") == 1
+
+
+@pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
 def test_a_call_is_traced_where_there_is_no_record_to_use(place):
     for settings in ({**ON, "XCACHE_JIT": "off"}, {**ON, "XCACHE": "readonly"}, {**ON, "XCACHE_LOWERING": "off"}, ON):
         # Only a call that is to be recorded is traced twice.
@@ -127,6 +135,8 @@ def test_what_is_prepared_is_neither_traced_nor_compiled_when_it_is_called(place
     if RECORDS:
         assert warm["prepared"] == []
         assert warm["stats"]["calls"]["skipped"] == 4
+        # Prepared and made, each of them is one call.
+        assert cold["stats"]["calls"]["no record"] == 4
 
 
 MODULES = {"first": "import second", "second": "from third import three", "third": "import fourth\nthree = 3"}

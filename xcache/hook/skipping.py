@@ -152,7 +152,7 @@ class Skipping:
 
     def late_module(self, alias: Alias, lower: Callable[[Any], Any]) -> Any:
         """Return what jax gets in place of the module of a program that was not even traced."""
-        self._prepare(alias)
+        self._repeat_side_effects(alias)
         return self._late_module.BoundLateModule(self._late_module.LateModule(alias, lower, []), None)
 
     @contextlib.contextmanager
@@ -231,20 +231,24 @@ class Skipping:
             self._count("error")
             return lower(jaxpr)
         if alias is None or self._check:
-            return self._lower_and_note(lower, jaxpr, structure.digest, alias)
+            return self._lower_and_note(lower, module_name, jaxpr, structure.digest, alias)
         self._count(SKIPPED)
         self._util.test_event("lower_jaxpr_to_module")
-        self._prepare(alias)
+        self._repeat_side_effects(alias)
         late = self._late_module.LateModule(alias, lambda jaxpr: lower(jaxpr).module, structure.constants)
         shapes = self._mlir.ShapePolyLoweringState((), tuple(options["platforms"]))
         return self._mlir.LoweringResult(late, [], [], shapes)
 
-    def _lower_and_note(self, lower: Callable[[Any], Any], jaxpr: Any, structure: str, alias: Alias | None) -> Any:
+    def _lower_and_note(
+        self, lower: Callable[[Any], Any], module_name: str, jaxpr: Any, structure: str, alias: Alias | None
+    ) -> Any:
         warned = self._state.warnings
         result = lower(jaxpr)
         calls = custom_calls(result.module)
         reason = "it warns" if self._state.warnings != warned else reason_to_lower(result, calls)
-        self._count(reason or ("no alias" if alias is None else "checked"))
+        outcome = reason or ("no alias" if alias is None else "checked")
+        self._count(outcome)
+        logger.debug("lowered: %s: %s", module_name, outcome)
         if reason is None:
             lapack = any(name.startswith(_LAPACK) for name in calls)
             detailed_logging = bool(self._use_detailed_logging(result.module))
@@ -252,7 +256,7 @@ class Skipping:
         return result
 
     @staticmethod
-    def _prepare(alias: Alias) -> None:
+    def _repeat_side_effects(alias: Alias) -> None:
         """Do what a program's lowering rules would have done beside lowering."""
         if alias.lapack:
             from jax._src.lib import lapack

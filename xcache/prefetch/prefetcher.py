@@ -80,7 +80,7 @@ class Work(Protocol):
 
 
 class _Slot:
-    """The state of one item: waiting, begun, being loaded by XLA (``onto`` is set), or done."""
+    """The state of one item: waiting, begun, being loaded by XLA (``target`` is set), or done."""
 
     def __init__(self, item: Item) -> None:
         self.item = item

@@ -7,6 +7,7 @@ Later calls take jax's fast path, from a cache of our own: jax's would serve the
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import logging
 import os
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 from jax._src import core, pjit, tree_util, util, xla_bridge
 from jax._src.lib import _jax
 
+from xcache import logs
 from xcache.errors import UnsupportedError, WrongVersionError
 from xcache.hook import current_calls, late_module
 from xcache.hook.call_records import CallRecords
@@ -94,6 +96,8 @@ class RecordedFunction:
         """Answer the dispatcher: the results, the data for its fast path, and whether to forget what it has."""
         calls = _current_records()
         call = None if calls is None else self._describe(calls, arguments, keywords)
+        if calls is None:
+            _warn_if_unchecked()
         if calls is None or call is None:
             return self._ask_jax(*arguments, **keywords)
         found = "checked" if calls.check else self._load(calls, call)
@@ -105,7 +109,7 @@ class RecordedFunction:
             calls.count("no fast path")
             self._is_left_to_jax = True
         else:
-            calls.count(self._record(calls, call, arguments, keywords) or found)
+            self._record_and_count(calls, call, arguments, keywords, found)
         return answer
 
     def prepare(self, wanted: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
@@ -133,7 +137,7 @@ class RecordedFunction:
                 compiled.result()
                 call, reason = described[number], loaded[number]
                 if records is not None and call is not None and isinstance(reason, str):
-                    records.count(self._record(records, call, *wanted[number]) or reason)
+                    self._record_and_count(records, call, *wanted[number], reason)
 
     def _describe(self, calls: CallRecords, arguments: Any, keywords: Any, *, is_prepared: bool = False) -> Call | None:
         """Return the description of a call; None if jax has to trace it."""
@@ -166,13 +170,21 @@ class RecordedFunction:
         fast_path = pjit._get_fastpath_data(ready.executable, ready.results, call.leaves, results, **self._fast_path)
         return tree_util.tree_unflatten(ready.results, results), fast_path, False
 
+    def _record_and_count(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any, found: str) -> None:
+        """Record what jax has just compiled; count the call, once, by why it was traced."""
+        is_first = call.digest not in self._recorded
+        reason = self._record(calls, call, arguments, keywords)
+        if reason is not None or is_first:
+            calls.count(reason or found)
+            logger.debug("traced: %s: %s", self._options.fun_sourceinfo, reason or found)
+
     def _record(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any) -> str | None:
         """Record what jax has just compiled, or check the version by it; return why there can be no record, or None."""
-        if calls.is_readonly:
-            return None
         known = self._recorded.get(call.digest)
-        if known is None and call.digest in self._recorded:
-            return "no record"
+        # A call for which there can be no record stays so.
+        if calls.is_readonly or (known is None and call.digest in self._recorded):
+            self._recorded[call.digest] = known
+            return None
         self._recorded[call.digest] = None
         try:
             made = self._recorded[call.digest] = self._alias(calls, call, arguments, keywords, is_new=known is None)
@@ -238,6 +250,14 @@ class RecordedFunction:
             kind, said = error.kind, str(error)
         logger.debug("traced: %s: %s", self._options.fun_sourceinfo, said)
         return kind
+
+
+@functools.cache
+def _warn_if_unchecked() -> None:
+    if os.environ.get("XCACHE_JIT", "").strip().lower() == "check":
+        logs.complain(
+            "XCACHE_JIT=check compares no calls here: that takes XCACHE=1 and XCACHE_LOWERING=skip (the default)"
+        )
 
 
 def _current_records() -> CallRecords | None:
