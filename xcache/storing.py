@@ -161,7 +161,9 @@ class StoreQueue(Generic[Job]):
         self._is_late = is_late
         self._pause = pause
         self._jobs: deque[tuple[Job, float]] = deque()
-        self._changed = threading.Condition()
+        # Entered by itself: an interrupt in Condition's own __enter__, which is Python, would leave the lock held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._working = 0.0
         self._busy = False
@@ -172,7 +174,7 @@ class StoreQueue(Generic[Job]):
 
     def add(self, job: Job, weight: float) -> bool:
         """Queue a job whose loss would cost ``weight`` seconds; return False if the queue is full or has no thread."""
-        with self._changed:
+        with self._lock:
             if len(self._jobs) >= (_MAX_KEPT_JOBS if self._pause() else _MAX_JOBS):
                 return False
             self._jobs.append((job, weight))
@@ -183,7 +185,7 @@ class StoreQueue(Generic[Job]):
 
     def report_soon(self) -> None:
         """Have the thread call ``tell`` within about a second."""
-        with self._changed:
+        with self._lock:
             self._report_soon = True
             # A thread that lives looks by itself within a second; waking it would take the GIL from the program.
             if self._thread is None:
@@ -197,7 +199,7 @@ class StoreQueue(Generic[Job]):
         ``late_seconds``.
         """
         self.late_seconds = 0.0
-        with self._changed:
+        with self._lock:
             at_most = max(seconds, 0.1 * (self._working + sum(weight for _, weight in self._jobs)))
             now = start = monotonic()
             self._finishing = True
@@ -238,14 +240,14 @@ class StoreQueue(Generic[Job]):
             while not self._rest():
                 pass
         finally:
-            with self._changed:
+            with self._lock:
                 if self._thread is threading.current_thread():
                     self._thread = None
                 self._changed.notify_all()
 
     def _rest(self) -> bool:
         """Do one job, or report; return whether the thread may end."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._jobs or self._finishing, _LINGER_SECONDS)
             while self._jobs and not self._finishing and 0 < (seconds := self._pause()) <= _LONGEST_PAUSE_SECONDS:
                 self._changed.wait(seconds)
@@ -256,7 +258,7 @@ class StoreQueue(Generic[Job]):
             return False
         self._report_soon = False
         self._tell()
-        with self._changed:
+        with self._lock:
             if self._jobs or self._report_soon:
                 return False
             # Under the lock, so that the next job starts another thread.

@@ -7,7 +7,7 @@ import contextlib
 import json
 import sys
 
-from support.every_line import EveryLine, check, descriptors, left_open, lowered
+from support.every_line import EveryLine, check, check_on_another_thread, descriptors, left_open, lowered
 
 import xcache
 
@@ -46,4 +46,5 @@ lines.try_all(attempt, at_once=INTERRUPTS)
 cold = False
 xcache.stats()
 lines.try_all(attempt, at_once=INTERRUPTS)
+check_on_another_thread(-2)
 print(json.dumps({"lines": len(lines.met), "longest wait": longest_wait, "left open": left_open(open_before, 8)}))

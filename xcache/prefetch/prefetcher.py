@@ -100,7 +100,9 @@ class Prefetcher:
         self._work = work
         self._memory = memory
         self._dropped = dropped
-        self._changed = threading.Condition()
+        # Entered by itself: an interrupt in Condition's own __enter__, which is Python, would leave the lock held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._slots: dict[str, _Slot] = {}
         # Loads in progress in XLA, wanted or not.
         self._loading = 0
@@ -120,7 +122,7 @@ class Prefetcher:
 
     def start(self) -> None:
         """Ask for a prediction and begin to load, on a thread."""
-        with self._changed:
+        with self._lock:
             if not self._over and not self._threads and not self._has_prediction:
                 self._begin_threads(1)
 
@@ -129,7 +131,7 @@ class Prefetcher:
 
         The program waits only for a load that XLA has begun, and no longer than compiling would take.
         """
-        with self._changed:
+        with self._lock:
             is_first, slot = key not in self._asked, self._slots.get(key)
             self._asked.add(key)
             if slot is None:
@@ -153,7 +155,7 @@ class Prefetcher:
 
     def look(self) -> None:
         """Drop what was loaded onto clients that no longer exist."""
-        with self._changed:
+        with self._lock:
             for slot in [slot for slot in self._slots.values() if slot.target is not None]:
                 if slot.target is not None and not self._work.is_current(slot.target.client):
                     self._forget(slot)
@@ -163,32 +165,32 @@ class Prefetcher:
 
         Wait for loads in progress in XLA, but no longer than ``seconds``.
         """
-        with self._changed:
+        with self._lock:
             had_any = self._loading > 0 or any(slot.loaded is not None for slot in self._slots.values())
             self._end()
             return had_any and self._changed.wait_for(lambda: not self._loading, seconds)
 
     def stop(self, seconds: float) -> None:
         """Begin nothing more, and wait ``seconds`` at most for loads in progress in XLA, which cannot be stopped."""
-        with self._changed:
+        with self._lock:
             self._end()
             self._changed.wait_for(lambda: not self._loading, seconds)
 
     def finish(self, seconds: float) -> bool:
         """Stop and wait for the threads, which may be waiting for the daemon; return whether all have ended."""
         deadline = monotonic() + seconds
-        with self._changed:
+        with self._lock:
             self._end()
             threads = list(self._threads)
         for thread in threads:
             thread.join(max(0.0, deadline - monotonic()))
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: not self._has_keeper, max(0.0, deadline - monotonic()))
             return not self._has_keeper and not any(thread.is_alive() for thread in threads)
 
     def end(self) -> None:
         """Begin nothing more and drop what is held, without waiting."""
-        with self._changed:
+        with self._lock:
             self._end()
 
     def _end(self) -> None:
@@ -247,14 +249,14 @@ class Prefetcher:
             self.give_up(0.0)
         finally:
             self._work.pause()
-            with self._changed:
+            with self._lock:
                 self._threads.discard(threading.current_thread())
                 self._busy.discard(threading.current_thread())
                 self._begin_keeper()
                 self._changed.notify_all()
 
     def _plan(self, items: Sequence[Item]) -> None:
-        with self._changed:
+        with self._lock:
             self._has_prediction = True
             room = self._memory
             for item in () if self._over else items:
@@ -267,7 +269,7 @@ class Prefetcher:
 
     def _load(self, slot: _Slot) -> None:
         def begin(ahead: Ahead, patience: float) -> bool:
-            with self._changed:
+            with self._lock:
                 if self._over or self._slots.get(slot.item.key) is not slot:
                     # The program has asked for it meanwhile, and loads it by itself.
                     return False
@@ -279,7 +281,7 @@ class Prefetcher:
         try:
             loaded = self._work.load(slot.item, begin, self.is_over)
         finally:
-            with self._changed:
+            with self._lock:
                 self._loading -= slot.target is not None
                 slot.done, slot.since = True, monotonic()
                 if loaded is None:
@@ -292,7 +294,7 @@ class Prefetcher:
                 self._changed.notify_all()
 
     def _next(self) -> _Slot | None:
-        with self._changed:
+        with self._lock:
             # A thread that was begun while the program waited ends when it has loaded one executable.
             slot = self._choose() if len(self._busy) <= self._allowed_threads() else None
             if slot is None:
@@ -331,14 +333,14 @@ class Prefetcher:
         except BaseException:  # noqa: BLE001 - nobody watches this thread
             self.end()
         finally:
-            with self._changed:
+            with self._lock:
                 self._has_keeper = False
                 self._changed.notify_all()
 
     def _drop_stale(self) -> bool:
         """Drop what has been held for too long, then wait for a while; return whether anything is left."""
         self.look()
-        with self._changed:
+        with self._lock:
             now = monotonic()
             late = [slot for slot in self._slots.values() if now - slot.since >= _KEEP_SECONDS]
             for slot in late:
