@@ -66,6 +66,48 @@ def with_class(x, kind):
 show("class", with_class(1.0, type("Kind", (), {"number": 2})), with_class(1.0, type("Kind", (), {"number": 3})))
 
 
+class Optimizer:
+    """Two of them are never equal."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+
+@jax.tree_util.register_pytree_node_class
+class State:
+    def __init__(self, weights, optimizer):
+        self.weights, self.optimizer = weights, optimizer
+
+    def tree_flatten(self):
+        return (self.weights,), self.optimizer
+
+    @classmethod
+    def tree_unflatten(cls, optimizer, children):
+        return cls(*children, optimizer)
+
+
+@jit
+def step(state):
+    return State(state.weights - state.optimizer.rate, state.optimizer)
+
+
+states = [State(jnp.full(2, float(number)), Optimizer(0.5)) for number in range(2)]
+show("objects of each call's own", *(step(state).optimizer is state.optimizer for state in states))
+
+
+def looking_at(value):
+    @jit
+    def function(x):
+        return x * value
+
+    return function
+
+
+weak, strong = jnp.asarray(1.0), jnp.float32(1)
+half = jnp.ones((), jnp.bfloat16)
+show("weak type", *(looking_at(value)(half).dtype == jnp.float32 for value in (weak, strong)))
+
+
 @jit
 def of_pair(pair):
     return pair.x - pair.y

@@ -46,10 +46,10 @@ _EMPTY_PARAMETERS: dict[str, Any] = {
 
 
 class Ready(NamedTuple):
-    """A loaded executable, and the tree of its results."""
+    """A loaded executable, and its record, from which each call gets a tree of results with the call's own objects."""
 
     executable: Any
-    results: Any
+    record: record_format.Record
 
 
 class RecordedFunction:
@@ -158,17 +158,19 @@ class RecordedFunction:
             alias = calls.find(call.digest)
             if alias is None:
                 return "no record"
-            record = record_format.decode(alias.record, call.trees)
+            record = record_format.decode(alias.record)
+            record.tree(call.trees)
             executable = record_format.make_computation(record, calls.late_module(alias)).compile()
         except BaseException as error:  # noqa: BLE001 - jax can trace instead
             return self._reason(error)
-        ready = self._ready[call.digest] = Ready(executable, record.results)
+        ready = self._ready[call.digest] = Ready(executable, record)
         return ready
 
     def _run(self, ready: Ready, call: Call) -> Any:
+        tree = ready.record.tree(call.trees)
         results = ready.executable.unsafe_call(*call.leaves)
-        fast_path = pjit._get_fastpath_data(ready.executable, ready.results, call.leaves, results, **self._fast_path)
-        return tree_util.tree_unflatten(ready.results, results), fast_path, False
+        fast_path = pjit._get_fastpath_data(ready.executable, tree, call.leaves, results, **self._fast_path)
+        return tree_util.tree_unflatten(tree, results), fast_path, False
 
     def _record_and_count(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any, found: str) -> None:
         """Record what jax has just compiled; count the call, once, by why it was traced."""
@@ -220,7 +222,7 @@ class RecordedFunction:
         record = record_format.encode(lowered._lowering, traced.out_tree, call.trees)
         if len(record) > _MOST_BYTES:
             raise CannotSkipError("large record")
-        record_format.decode(record, call.trees)
+        record_format.decode(record).tree(call.trees)
         return program._replace(structure=call.digest, record=record)
 
     def _check_version(self, calls: CallRecords, made: Alias) -> str:

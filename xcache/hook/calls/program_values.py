@@ -7,7 +7,9 @@ raises CannotSkipError. Only what a function closes over may count by its class 
 
 from __future__ import annotations
 
+import enum
 import functools
+import re
 import sys
 import types
 from collections.abc import Iterator
@@ -96,7 +98,8 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
         except ValueError:  # an empty cell
             cells.append(None)
     encoding.encode_all((value.__defaults__, value.__kwdefaults__, *cells))
-    named = {name: value.__globals__.get(name) for name in _names(value.__code__) if not name.startswith("__")}
+    encoding.encode((value.__name__, sorted(vars(value).items())))
+    named = {name: value.__globals__.get(name) for name in _names(value.__code__) if not _is_special(name)}
     encoding.encode_all(item for item in sorted(named.items()) if _is_plain(item[1]) or isinstance(item[1], _ARRAYS))
 
 
@@ -119,8 +122,19 @@ def _names(value: types.CodeType) -> Iterator[str]:
             yield from _names(each)
 
 
+def _is_special(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
 def _is_plain(value: Any) -> bool:
-    return type(value) in _PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
+    if type(value) in (tuple, list, set, frozenset):
+        return all(map(_is_plain, value))
+    if type(value) is dict:
+        return all(map(_is_plain, (*value.keys(), *value.values())))
+    if isinstance(value, type):
+        # ``jnp.bfloat16`` and ``np.float32`` are settings more than code.
+        return issubclass(value, np.generic) or hasattr(value, "dtype")
+    return type(value) in _PLAIN or isinstance(value, (np.generic, np.dtype, enum.Enum))
 
 
 def _method(encoding: ProgramEncoding, value: types.MethodType) -> None:
@@ -169,9 +183,7 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
     encoding.write(text(f"class {type_name(value)}"))
     if not code.is_of_jax(value.__module__) and value.__module__.split(".", 1)[0] not in sys.stdlib_module_names:
         held = {key: each for base in reversed(value.__mro__[:-1]) for key, each in vars(base).items()}
-        encoding.encode_all(
-            item for item in sorted(held.items()) if not item[0].startswith("__") and _is_plain(item[1])
-        )
+        encoding.encode_all(item for item in sorted(held.items()) if not _is_special(item[0]) and _is_plain(item[1]))
 
 
 def _found(value: Any) -> Any:
@@ -209,7 +221,11 @@ def _tree(encoding: ProgramEncoding, value: Any) -> None:
 def _jax_array(encoding: ProgramEncoding, value: Any) -> None:
     if isinstance(value, core.Tracer):
         raise _ArrayError("tracer")
-    encoding.write(text(f"array {value.dtype} {value.shape}"))
+    encoding.write(text(f"array {value.dtype} {value.shape} {getattr(value, 'weak_type', False)} {value.committed}"))
+    try:
+        encoding.encode(value.sharding)
+    except CannotSkipError as error:
+        raise _ArrayError(str(error)) from None
     if value.is_deleted():
         encoding.write(b"deleted")
         return
@@ -259,7 +275,7 @@ def _is_native(base: type) -> bool:
 
 def _is_hash(value: Any, name: str, held: Any) -> bool:
     """Return whether an attribute only remembers the object's hash, which differs in each process."""
-    if "hash" not in name.lower() or type(held) not in (int, type(None)):
+    if not _REMEMBERED_HASH.fullmatch(name) or type(held) not in (int, type(None)):
         return False
     try:
         return held is None or held == hash(value)
@@ -278,7 +294,17 @@ def _slots(kind: type) -> Iterator[str]:
 # CPython's flag of a class that is not one of C's own static ones.
 _HEAP_TYPE = 1 << 9
 # Native classes whose instances are known by their items, and what these are.
-_ITEMS: dict[type, Any] = {kind: kind for kind in (dict, list, tuple, str, int, float)}
+_ITEMS: dict[type, Any] = {
+    # A class of the program's may say something else of itself.
+    dict: lambda value: dict(dict.items(value)),
+    list: lambda value: list(list.__iter__(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+}
+# Names of attributes in which objects remember their hash.
+_REMEMBERED_HASH = re.compile(r"(_\w+)?_{1,2}(cached_?)?hash(_?(value|code|cache))?_*")
 _READABLE = {object, types.SimpleNamespace, *_ITEMS}
 # Attributes of a function that say nothing of what it does.
 _OF_A_FUNCTION = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "_fun", "fun_sourceinfo",

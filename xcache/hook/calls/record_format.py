@@ -39,10 +39,14 @@ _UNCONSTRAINED = PartitionSpec.UNCONSTRAINED
 
 
 class Record(NamedTuple):
-    """The attributes of a ``MeshComputation``, and the tree of the results."""
+    """The attributes of a ``MeshComputation``, and the tree of the results as it was written."""
 
     attributes: dict[str, Any]
     results: Any
+
+    def tree(self, arguments: Sequence[Any]) -> Any:
+        """Return the tree of the results of a call with these trees of arguments, whose objects it holds."""
+        return trees.decode(self.results, arguments)
 
 
 def encode(computation: Any, results: Any, arguments: Sequence[Any]) -> bytes:
@@ -59,7 +63,7 @@ def encode(computation: Any, results: Any, arguments: Sequence[Any]) -> bytes:
     return zlib.compress(packed)
 
 
-def decode(record: bytes, arguments: Sequence[Any]) -> Record:
+def decode(record: bytes) -> Record:
     """Return what was written; raise ValueError if this process cannot read it."""
     unpacking = zlib.decompressobj()
     version, results, attributes, shared = msgpack.unpackb(
@@ -67,7 +71,7 @@ def decode(record: bytes, arguments: Sequence[Any]) -> Record:
     )
     if version != _FORMAT:
         raise ValueError("the record has another format")
-    return Record(_Reader(shared).read(attributes), trees.decode(results, arguments))
+    return Record(_Reader(shared).read(attributes), results)
 
 
 def make_computation(record: Record, module: Any) -> Any:

@@ -121,6 +121,31 @@ def of_text(text, **names):
     return space["function"]
 
 
+def using(value):
+    return of_text("def function(x): return x * USED", USED=value)
+
+
+def with_attribute(rate):
+    function = of_text("def function(x): return x * function.rate")
+    function.rate = rate
+    return function
+
+
+class HashOfOne:
+    def __init__(self, num_hashes):
+        self.num_hashes = num_hashes
+
+    def __hash__(self):
+        return hash(self.num_hashes)
+
+
+class Shouting(str):
+    __slots__ = ()
+
+    def __str__(self):
+        return "!"
+
+
 SAME = {
     "closure": lambda: scaling(2.0),
     "partial": lambda: functools.partial(scaling(2.0), plus=3),
@@ -186,6 +211,26 @@ DIFFERENT = {
         lambda: of_text("def function(x): return x * TABLE", TABLE=np.arange(3)),
         lambda: of_text("def function(x): return x * TABLE", TABLE=np.arange(4)),
     ),
+    **{
+        f"global {name}": (lambda one=one: using(one), lambda other=other: using(other))
+        for name, one, other in (
+            ("numpy scalar", np.float32(2), np.float32(3)),
+            ("list", [1, [2]], [1, [3]]),
+            ("dictionary", {"a": {1}}, {"a": {2}}),
+            ("member", Colour.RED, Colour.BLUE),
+            ("dtype", np.dtype("float32"), np.dtype("int32")),
+            ("type", jnp.float32, jnp.bfloat16),
+        )
+    },
+    "private global": (
+        lambda: of_text("def function(x): return x * __rate", __rate=2.0),
+        lambda: of_text("def function(x): return x * __rate", __rate=3.0),
+    ),
+    "weak type": (lambda: jnp.asarray(1.0), lambda: jnp.float32(1)),
+    "place of an array": (lambda: jnp.ones(2), lambda: jax.device_put(jnp.ones(2), jax.devices()[0])),
+    "attribute of a function": (lambda: with_attribute(2), lambda: with_attribute(3)),
+    "only field, and its hash": (lambda: HashOfOne(2), lambda: HashOfOne(3)),
+    "text of another class": (lambda: Shouting("a"), lambda: Shouting("b")),
     "operation": (lambda: of_text("def function(x): return x + 1"), lambda: of_text("def function(x): return x - 1")),
     "name called": (lambda: of_text("def function(x): return f(x)"), lambda: of_text("def function(x): return g(x)")),
 }
