@@ -14,7 +14,7 @@ from xcache.hook.structure.patches import patches
 # For types that are not in the table, in the order in which they are tried.
 RULES.extend((values.rule, placement.rule, code.rule, primitives.rule, objects.rule))
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 2
+_FORMAT = 3
 # Names of arguments are only in locations.
 _LEFT_OUT = ("arg_names", "backend")
 

@@ -57,6 +57,12 @@ class _Name:
         return self._of_object(value)
 
     def _of_object(self, value: Any) -> str:
+        if type(value) is list:
+            return f"[{', '.join(map(self.of, value))}]"
+        if type(value) in (set, frozenset):
+            return f"{type(value).__name__} {sorted(map(self.of, value))}"
+        if type(value) is dict:
+            return f"dict {sorted((self.of(key), self.of(held)) for key, held in value.items())}"
         if isinstance(value, functools.partial):
             return f"partial({self.of(value.func)}, {self.of(value.args)}, {self._items(value.keywords)})"
         if isinstance(value, types.MethodType):

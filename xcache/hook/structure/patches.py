@@ -7,6 +7,7 @@ in the wrong place is jax's own code, too: the digest says which function each n
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import operator
 import sys
@@ -18,6 +19,7 @@ from jax._src.interpreters import mlir
 
 from xcache.hook.structure.code import is_of_jax, is_of_jaxs_files
 from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.names import name as name_of
 from xcache.hook.structure.rules import is_late, rule_tables
 
 # Packages from which jax imports functions and objects by name.
@@ -32,6 +34,7 @@ _CALLED = frozenset((
     "nanobind", "pybind11_builtins", "weakref", "xcache", "ml_dtypes", "_thread", "threading", "absl",
 ))  # fmt: skip
 
+_DESCRIBED = (types.FunctionType, functools.partial)
 # The importer of a module, such as pytest's loader.
 _OF_THE_IMPORT = ("__loader__", "__spec__")
 
@@ -101,7 +104,7 @@ class _Patches:
         }
         for name in (lowering | used) & modules.keys():
             names = vars(modules[name])
-            functions = [key for key, value in names.items() if type(value) is types.FunctionType]
+            functions = [key for key, value in names.items() if type(value) in _DESCRIBED]
             if len(functions) > 1:
                 get = operator.itemgetter(*functions)
                 watched.append((names, get, get(names)))
@@ -119,10 +122,7 @@ class _Patches:
     def _describe(self, module: str, names: list[str], functions: tuple[Any, ...]) -> None:
         known = self._described.get(module)
         if known is None or known[0] != functions:
-            lines = sorted(
-                f"{name} {function.__module__} {function.__qualname__} {function.__code__.co_firstlineno}"
-                for name, function in zip(names, functions, strict=True)
-            )
+            lines = sorted(f"{name} {_said(function)}" for name, function in zip(names, functions, strict=True))
             digest = hashlib.blake2b("\n".join((module, *lines)).encode(), digest_size=16).digest()
             self._described[module] = functions, digest
 
@@ -160,6 +160,12 @@ class _Patches:
 
 
 patches = _Patches()
+
+
+def _said(function: Any) -> str:
+    if isinstance(function, functools.partial):
+        return name_of(function)
+    return f"{function.__module__} {function.__qualname__} {function.__code__.co_firstlineno}"
 
 
 def _home(entry: Any) -> Any:

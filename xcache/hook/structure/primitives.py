@@ -136,8 +136,8 @@ class _Registries:
                 try:
                     rule = _name_of(entry)
                 except CannotSkipError:
-                    # Programs that use it are lowered.
-                    rule = "unknown"
+                    # Any rule may use it.
+                    return f"rule of jax that cannot be described: {said}"
                 described[is_late(rule)].append(f"{number} {said} {rule}")
         digests = [
             hashlib.blake2b("\n".join(sorted(described[late])).encode(), digest_size=16) for late in (False, True)

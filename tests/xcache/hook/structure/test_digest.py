@@ -267,7 +267,7 @@ def test_a_rule_that_holds_an_array_has_to_be_lowered(structures, registered):
     mine = core.Primitive("mine")
     mine.abstract_eval = lax.sin_p.abstract_eval
     registered(mine, lowered_by(functools.partial(lax.mul, np.full((8, 8), 2.0, np.float32))))
-    assert structures.of(lambda x: mine.bind(x), X).startswith("<rule that holds an object: numpy")
+    assert structures.of(lambda x: mine.bind(x), X).startswith("<rule of jax that cannot be described: mine")
 
 
 def test_a_rule_of_jax_s_in_the_wrong_place_counts_wherever_lowering_may_meet_it(structures, registered):
@@ -295,6 +295,32 @@ def test_a_function_of_jax_s_in_the_wrong_place_counts(structures, monkeypatch):
     assert changed != before
     assert not changed.startswith("<")
     assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_partials_of_jax_s_that_change_places_count(structures, monkeypatch):
+    from jax._src.lax import lax as module
+
+    before = structures.of(lambda x: x * 2, X)
+    with monkeypatch.context() as patch:
+        equal, unequal = module._opaque_eq_hlo, module._opaque_ne_hlo
+        patch.setattr(module, "_opaque_eq_hlo", unequal)
+        patch.setattr(module, "_opaque_ne_hlo", equal)
+        assert structures.of(lambda x: x * 2, X) not in (before, "")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+@pytest.mark.parametrize("held", [[1], {"a": 1}, {1}], ids=["list", "dictionary", "set"])
+def test_a_rule_of_jax_s_is_told_by_what_it_holds(structures, registered, held):
+    def rolled(shift):
+        return mlir.lower_fun(functools.partial(jnp.roll, shift=shift, axis=[0]), multiple_results=False)
+
+    from jax._src.interpreters import mlir
+
+    registered(lax.lgamma_p, rolled(held))
+    first = structures.of(lambda x: x * 2, X)
+    registered(lax.lgamma_p, rolled(type(held)()))
+    assert structures.of(lambda x: x * 2, X) != first
+    assert not first.startswith("<")
 
 
 def test_a_module_that_jax_imports_late_does_not_count_for_a_program_without_it(structures):
