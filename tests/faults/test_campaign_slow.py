@@ -36,7 +36,7 @@ BREAKS_AT = {"AskStatus": "Predict"}
 # The short form has some of each: later than the timeout, and sooner.
 SHORT = (
     *((0.4, "warm", ALL), (2.0, "cold", ALL), (0.4, "warm", "Get"), (0.4, "cold", "AskStatus")),
-    *((0.4, "damaged", "Complain"), (2.0, "cold", "AskFiles")),
+    *((0.4, "damaged", "Complain"), (2.0, "cold", "AskFiles"), (0.4, "warm, nothing ahead", "AskAlias")),
 )  # fmt: skip
 # One call is watched to a few hundredths of a second, and a busy machine wakes a program late.
 UNSEEN = 0.5
@@ -52,7 +52,7 @@ class Store:
         self.results = run(place, count, XCACHE="0")["results"]
         place.start_daemon()
         with delaying(place.root / "late", place.socket, frozenset(), 0.0) as proxy:
-            cold = run(place, count, XCACHE="1", XCACHE_SOCKET=str(place.root / "late"))
+            cold = run(place, count, XCACHE="1", XCACHE_TIMEOUT="60s", XCACHE_SOCKET=str(place.root / "late"))
         assert (cold["results"], cold["stats"]["errors"]) == (self.results, {})
         self.seen = proxy.seen
         self.compile_seconds = dict(place.query("SELECT module_name, compile_seconds FROM entries"))
