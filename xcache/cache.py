@@ -87,6 +87,7 @@ class Cache:
         self._announced: set[str] = set()
         self._nesting = _Nesting()
         self._begin()
+        # close() runs the first before pending stores are finished, the second after everything else.
         self._undo, self.at_close = contextlib.ExitStack(), contextlib.ExitStack()
         self._undo.enter_context(executables.serialize_first_generation())
         # The undo is registered first, here and elsewhere, because Ctrl-C may arrive between the two calls.
@@ -114,7 +115,7 @@ class Cache:
         self._storer = Storer(
             self.client, self._counting, self._announcer, self.aliases, overwrite=self.mode == "refresh"
         )
-        self._queue = StoreQueue(self._store, self._tell, self.client.is_late, self.client.pause)
+        self._queue = StoreQueue(self._store, self._report, self.client.is_late, self.client.pause)
         fetcher = Fetcher(self.client, self._history, self._load_ahead, self._trouble.note)
         self._prefetcher = Prefetcher(
             fetcher,
@@ -170,7 +171,7 @@ class Cache:
             if held := lease.hand_on():
                 self._release(*held)
 
-    def find(self, request: Callable[[], Request]) -> Outcome | None:
+    def get_if_stored(self, request: Callable[[], Request]) -> Outcome | None:
         """Return the executable if it is there; do not wait for another program's compile, and count no miss."""
         try:
             asked = request()
@@ -190,7 +191,7 @@ class Cache:
     def _get_or_compile(
         self, compile_now: Callable[[], Any], request: Callable[[], Request], lease: HeldLease
     ) -> Outcome:
-        asked, found = self._ask(request, lease)
+        asked, found = self._request_and_look_up(request, lease)
         if isinstance(found, Outcome):
             return found
         # Outside every except block: an exception of the compiler must not carry one of ours as its context.
@@ -230,7 +231,9 @@ class Cache:
                 raise
         return compile_now()
 
-    def _ask(self, request: Callable[[], Request], lease: HeldLease) -> tuple[Request | None, Outcome | Absent]:
+    def _request_and_look_up(
+        self, request: Callable[[], Request], lease: HeldLease
+    ) -> tuple[Request | None, Outcome | Absent]:
         """Return the request (None if it is uncacheable) and the answer to it."""
         nothing = Absent(lease=0)
         try:
@@ -431,9 +434,9 @@ class Cache:
                     self._trouble.note(error)
             self._release(compiled.request.key.digest, compiled.lease)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Send the counts and the list of wanted keys to the daemon, on the queue's thread."""
-        self._history.tell()
+        self._history.send()
         self.aliases.send()
         unreported = self._counting.take_unreported()
         if unreported:

@@ -141,13 +141,13 @@ def serialize_first(request: Request, executable: Any) -> bytes | BaseException:
 class StoreQueue(Generic[Job]):
     """A queue of jobs and the one daemonic thread that does them; the thread runs only while there is work.
 
-    Thread-safe. The thread calls ``tell`` when the queue has been empty for a second.
+    Thread-safe. The thread calls ``report`` when the queue has been empty for a second.
     """
 
     def __init__(
         self,
         work: Callable[[Job], None],
-        tell: Callable[[], None],
+        report: Callable[[], None],
         is_late: Callable[[], bool],
         pause: Callable[[], float],
     ) -> None:
@@ -157,7 +157,7 @@ class StoreQueue(Generic[Job]):
         asked after a failure. Jobs wait for the end of a short pause, unless the queue is to finish.
         """
         self._work = work
-        self._tell = tell
+        self._report = report
         self._is_late = is_late
         self._pause = pause
         self._jobs: deque[tuple[Job, float]] = deque()
@@ -184,7 +184,7 @@ class StoreQueue(Generic[Job]):
             return False
 
     def report_soon(self) -> None:
-        """Have the thread call ``tell`` within about a second."""
+        """Have the thread call ``report`` within about a second."""
         with self._lock:
             self._report_soon = True
             # A thread that lives looks by itself within a second; waking it would take the GIL from the program.
@@ -257,7 +257,7 @@ class StoreQueue(Generic[Job]):
             self._work(job)
             return False
         self._report_soon = False
-        self._tell()
+        self._report()
         with self._lock:
             if self._jobs or self._report_soon:
                 return False

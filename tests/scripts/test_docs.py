@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sqlite3
@@ -106,6 +107,28 @@ def test_every_table_and_column_is_in_the_reference(pages):
         for column in table.columns:
             assert f"| `{column.name}` | {column.type} |" in section, (name, column)
     database.conn.close()
+
+
+def reasons_to_lower() -> set[str]:
+    """Return the kind of each reason that the code of skipped lowering gives as text."""
+    hook = ROOT / "xcache" / "hook"
+    given: list[ast.expr] = []
+    for path in (hook / "skipping.py", *(hook / "structure").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in {"CannotSkipError", "self._count"}:
+                given.append(node.args[0])
+            elif isinstance(node, ast.FunctionDef) and node.name in {"_examine", "reason_to_lower"}:
+                given += [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
+    texts = [each.values[0] if isinstance(each, ast.JoinedStr) else each for each in given]
+    return {str(each.value).partition(":")[0] for each in texts if isinstance(each, ast.Constant) and each.value}
+
+
+def test_every_reason_to_lower_is_explained(pages):
+    cells = re.findall(r"^\| ([^|]+) \|", pages["lowered.md"], re.MULTILINE)
+    explained = {reason for cell in cells for reason in cell.strip().split(", ")}
+    found = reasons_to_lower()
+    assert {"rule of jax replaced", "custom call", "large constant", "no entry"} <= found
+    assert not found - explained
 
 
 def test_every_page_is_in_the_navigation_and_every_page_of_it_exists(pages):

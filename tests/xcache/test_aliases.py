@@ -72,15 +72,15 @@ def test_a_readonly_program_leaves_a_wrong_alias_where_it_is(place, caches):
 def test_what_is_found_by_alias_is_a_hit_and_what_is_not_there_counts_as_nothing(caches):
     stored(caches)
     cache = caches()
-    assert cache.find(request).kind == "hit"
-    assert cache.find(lambda: request("another")) is None
+    assert cache.get_if_stored(request).kind == "hit"
+    assert cache.get_if_stored(lambda: request("another")) is None
     counted = cache.statistics()
     assert (counted.requests, counted.hits, counted.misses) == (1, 1, 0)
 
 
 def test_looking_by_alias_keeps_no_lease(caches):
     looking, other = caches(), caches()
-    assert looking.find(request) is None
+    assert looking.get_if_stored(request) is None
     # Otherwise this would wait for the first one.
     assert other.get_or_compile(compiled, request).kind == "miss"
     assert other.statistics().wait_seconds == 0

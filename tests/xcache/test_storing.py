@@ -19,7 +19,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.done: list[object] = []
-        self.told = 0
+        self.reports = 0
         self.late = False
         self.pauses: list[float] = []
         self.threads: set[int] = set()
@@ -33,11 +33,11 @@ class Recorder:
         assert self.gate.wait(30)
         self.done.append(job)
 
-    def tell(self) -> None:
-        self.told += 1
+    def report(self) -> None:
+        self.reports += 1
 
     def queue(self) -> StoreQueue[object]:
-        return StoreQueue(self.work, self.tell, lambda: self.late, self.pause)
+        return StoreQueue(self.work, self.report, lambda: self.late, self.pause)
 
     def pause(self) -> float:
         return self.pauses[0] if self.pauses else 0.0
@@ -96,7 +96,7 @@ def test_everything_is_done_in_order_on_one_thread(recorder):
     assert recorder.done == list(range(100))
     assert len(recorder.threads) == 1
     assert threading.get_ident() not in recorder.threads
-    assert recorder.told == 1
+    assert recorder.reports == 1
 
 
 def test_the_thread_ends_when_idle_and_starts_again(recorder, monkeypatch):
@@ -106,7 +106,7 @@ def test_the_thread_ends_when_idle_and_starts_again(recorder, monkeypatch):
         queue.add(job, weight=1.0)
         assert until(lambda: not storing_threads())
         assert recorder.done == list(range(job + 1))
-        assert recorder.told == job + 1
+        assert recorder.reports == job + 1
 
 
 def test_finishing_twice_and_going_on_afterwards(recorder):
@@ -191,7 +191,7 @@ def test_a_finished_job_is_not_kept_alive(recorder):
 
     job = Job()
     alive = weakref.ref(job)
-    queue = StoreQueue(lambda job: None, recorder.tell, bool, float)
+    queue = StoreQueue(lambda job: None, recorder.report, bool, float)
     queue.add(job, weight=1.0)
     del job
     assert until(lambda: gc.collect() is None or alive() is None)
@@ -205,25 +205,25 @@ def test_a_report_is_sent_once_without_a_job(recorder, monkeypatch):
     for _ in range(10):
         queue.report_soon()
     assert until(lambda: not storing_threads())
-    assert recorder.told == 1
+    assert recorder.reports == 1
 
 
 def test_a_count_made_during_a_report_is_reported_soon_after(recorder, monkeypatch):
     monkeypatch.setattr(storing, "_LINGER_SECONDS", 0.01)
 
-    def tell() -> None:
-        recorder.tell()
-        if recorder.told == 1:
+    def report() -> None:
+        recorder.report()
+        if recorder.reports == 1:
             queue.report_soon()
 
-    queue = StoreQueue(recorder.work, tell, bool, float)
+    queue = StoreQueue(recorder.work, report, bool, float)
     queue.report_soon()
     assert until(lambda: not storing_threads())
-    assert recorder.told == 2
+    assert recorder.reports == 2
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("raising", ["work", "tell"])
+@pytest.mark.parametrize("raising", ["work", "report"])
 def test_an_unexpected_exception_loses_one_job_only(recorder, monkeypatch, raising):
     """Later jobs are done, and finish() does not hang."""
     monkeypatch.setattr(storing, "_LINGER_SECONDS", 0.01)
@@ -237,7 +237,7 @@ def test_an_unexpected_exception_loses_one_job_only(recorder, monkeypatch, raisi
 
         return failing
 
-    calls = {"work": recorder.work, "tell": recorder.tell}
+    calls = {"work": recorder.work, "report": recorder.report}
     calls[raising] = fail_once(calls[raising])
     queue = StoreQueue(**calls, is_late=bool, pause=float)
     if raising == "work":

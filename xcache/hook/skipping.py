@@ -51,7 +51,7 @@ class Never:
     def take_lowered(self, computation: Any) -> None:
         """Return None: no lowering is skipped."""
 
-    def confirm_alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> None:
+    def checked_alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> None:
         """Do nothing: no lowering is skipped."""
 
     def missed(self, late: Any) -> None:
@@ -117,7 +117,7 @@ class Skipping:
         self._aliases.forget(alias.structure)
         return Lowered(alias.structure, alias.detailed_logging, alias.lapack, alias)
 
-    def confirm_alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> Alias | None:
+    def checked_alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> Alias | None:
         """Return the alias of a module that was lowered; None if it contradicts an earlier one.
 
         ``parts`` are those of the program's key.

@@ -92,7 +92,7 @@ def wrap(
             )
             name = stablehlo.name(computation) if alias is None else alias.module_name
             if alias is None and lowered is not None:
-                alias = skipping.confirm_alias(lowered, computation, parts, name)
+                alias = skipping.checked_alias(lowered, computation, parts, name)
             return Request(
                 key=keys.combine(parts),
                 module_name=name,
@@ -113,7 +113,7 @@ def wrap(
 
         outcome = None
         if late is not None:
-            outcome = cache.find(lambda: request(late.alias))
+            outcome = cache.get_if_stored(lambda: request(late.alias))
             if outcome is None:
                 lowered, computation = skipping.missed(late), late.lowered()
         outcome = outcome or cache.get_or_compile(compile_now, request)

@@ -78,7 +78,7 @@ class History:
             self._remembered = [item.key for item in items]
         return items
 
-    def tell(self) -> None:
+    def send(self) -> None:
         """Send the list to the daemon, if it differs enough from what the daemon remembers."""
         with self._lock:
             wanted = list(self._items)

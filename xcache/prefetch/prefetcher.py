@@ -117,7 +117,7 @@ class Prefetcher:
         self._has_prediction = False
         self._surprises = 0
         self._held = 0
-        self._trust = _ON_TRUST_SECONDS
+        self._trusted_seconds = _ON_TRUST_SECONDS
         self._over = memory == 0 or self._max_threads == 0
 
     def start(self) -> None:
@@ -139,7 +139,7 @@ class Prefetcher:
                     self._was_surprised()
                 return None
             self._surprises = 0
-            self._trust = float("inf")
+            self._trusted_seconds = float("inf")
             if slot.target is not None and slot.target.is_same(ahead):
                 self._wait_for(slot)
                 loaded = slot.loaded
@@ -202,7 +202,7 @@ class Prefetcher:
     def _was_surprised(self) -> None:
         self._surprises += 1
         # Perhaps only the program's first steps were as predicted.
-        self._trust = min(self._trust, _ON_TRUST_SECONDS)
+        self._trusted_seconds = min(self._trusted_seconds, _ON_TRUST_SECONDS)
         if self._surprises >= _MAX_SURPRISES:
             for slot in [slot for slot in self._slots.values() if not slot.done]:
                 self._forget(slot)
@@ -222,7 +222,7 @@ class Prefetcher:
         """Start threads for the waiting items, once the program has asked for one or there is room again."""
         # A copy, because a signal handler that compiles comes here again and changes the slots.
         slots = list(self._slots.values())
-        waiting = sum(not slot.begun and slot.item.seconds <= self._trust for slot in slots)
+        waiting = sum(not slot.begun and slot.item.seconds <= self._trusted_seconds for slot in slots)
         if waiting and not self._over and self._held < self._memory:
             self._begin_threads(waiting - len(self._busy))
 
@@ -302,17 +302,19 @@ class Prefetcher:
                 self._busy.discard(threading.current_thread())
                 return None
             slot.begun = True
-            self._trust -= slot.item.seconds
+            self._trusted_seconds -= slot.item.seconds
             return slot
 
     def _choose(self) -> _Slot | None:
         if self._over or self._held >= self._memory:
             return None
         waiting = [slot for slot in self._slots.values() if not slot.begun]
-        slot = next((slot for slot in waiting if slot.item.seconds <= self._trust), None)
+        slot = next((slot for slot in waiting if slot.item.seconds <= self._trusted_seconds), None)
         if slot is not None and slot.item.seconds < _CHEAP_SECONDS:
             # The program can load a cheap executable by itself, but would have to wait for a costly one.
-            trusted = itertools.takewhile(lambda slot: slot.item.seconds <= self._trust, waiting[:_LOOKAHEAD_ITEMS])
+            trusted = itertools.takewhile(
+                lambda slot: slot.item.seconds <= self._trusted_seconds, waiting[:_LOOKAHEAD_ITEMS]
+            )
             slot = next((slot for slot in trusted if slot.item.seconds >= _COSTLY_SECONDS), slot)
         return slot
 

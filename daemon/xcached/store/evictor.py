@@ -89,11 +89,9 @@ class Evictor:
         self.pins = Pins(store)
         # Entries used from this order on are newcomers.
         self._new_from = store.used_order + 1
-        # Whether some newcomers have to go later.
-        self.newcomers_must_go = False
         # Newcomers to evict after the next end_grace(), and those whose time has come.
-        self._sentenced: dict[Entry, int] = {}
-        self._due: dict[Entry, int] = {}
+        self._newcomers_for_later: dict[Entry, int] = {}
+        self._newcomers_due: dict[Entry, int] = {}
         # Remaining parts of a plan; other jobs run in between.
         self._planned: deque[Batch] = deque()
 
@@ -102,12 +100,16 @@ class Evictor:
         self._store.limit(limits)
         self.on_disk.limit(limits.min_free)
 
+    @property
+    def newcomers_must_go(self) -> bool:
+        """Whether some newcomers have to go later."""
+        return bool(self._newcomers_for_later)
+
     def end_grace(self) -> None:
         """Let the newcomers so far be evicted; entries put from now on stay until the next call."""
         self._new_from = self._store.used_order + 1
-        self.newcomers_must_go = False
-        self._due |= self._sentenced
-        self._sentenced.clear()
+        self._newcomers_due |= self._newcomers_for_later
+        self._newcomers_for_later.clear()
 
     def evict_some(self) -> Freed | None:
         """Evict some entries if a limit is exceeded; None if none is, or nothing may go."""
@@ -119,12 +121,11 @@ class Evictor:
             if self._store.used_order < self._new_from:
                 return self._evict([one.entry for one in batch.going], batch.reason)
             plan = self._plan(batch, lacking)
-            self.newcomers_must_go |= bool(plan.newcomers)
-            self._sentenced |= plan.newcomers
+            self._newcomers_for_later |= plan.newcomers
             self._planned.extend(part for batch in plan.going for part in _in_parts(batch))
             if (freed := self._go_on()) is not None:
                 return freed
-        self._due.clear()
+        self._newcomers_due.clear()
         max_age = self._store.limits.max_age
         if max_age and (old := self._candidates.unused_since(self._store.age_clock.now(max_age) - max_age)):
             return self._evict(old, "age")
@@ -155,7 +156,7 @@ class Evictor:
             spared = coming if too_much.reason == "disk" else None
             candidates = self._candidates.of(
                 too_much.uid,
-                self._due,
+                self._newcomers_due,
                 # A quota is kept with the user's own entries.
                 only_theirs=too_much.reason == "quota",
                 # One newcomer may cost many others.
@@ -164,7 +165,7 @@ class Evictor:
             candidates = (one for one in candidates if one.entry.entry != spared)
             chosen = choose(itertools.islice(candidates, most), too_much.excess)
             # Evict newcomers that are due first: with their programs they may free more than was computed.
-            due = [one for one in chosen if self._due.get(one.entry) == one.used_order]
+            due = [one for one in chosen if self._newcomers_due.get(one.entry) == one.used_order]
             if going := due or chosen:
                 new = {one.entry: one.used_order for one in going if one.used_order >= self._new_from}
                 return Batch(too_much.reason, going, new)
@@ -324,7 +325,7 @@ class Evictor:
         before, free_before = self._store.totals_now(), self.on_disk.free_now() if reason == "disk" else 0
         files = self._store.let_go(chosen, "evictions")
         for entry in chosen:
-            self._due.pop(entry, None)
+            self._newcomers_due.pop(entry, None)
         if reason == "disk":
             self._store.files.deleted.empty_all()
         after = self._store.totals_now()

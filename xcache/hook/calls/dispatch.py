@@ -71,8 +71,9 @@ class RecordedFunction:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UnsupportedError(str(error)) from None
         self._ready: dict[str, Ready] = {}
-        # By digest: the records of calls that jax has traced here; None where there can be none.
-        self._recorded: dict[str, Alias | None] = {}
+        # Calls that jax has traced here, by digest: their records, and those that have none.
+        self._recorded: dict[str, Alias] = {}
+        self._unrecorded: set[str] = set()
         # After a clear, because jax would trace anew; for a function without a fast path, because each of its calls
         # would be described; and for one that traces otherwise each time, because one trace more may change the next.
         self._is_left_to_jax = False
@@ -100,16 +101,16 @@ class RecordedFunction:
             _warn_if_unchecked()
         if calls is None or call is None:
             return self._ask_jax(*arguments, **keywords)
-        found = "checked" if calls.check else self._load(calls, call)
-        if isinstance(found, Ready):
+        ready_or_reason = "checked" if calls.check else self._load(calls, call)
+        if isinstance(ready_or_reason, Ready):
             calls.count("skipped")
-            return self._run(found, call)
+            return self._run(ready_or_reason, call)
         answer = self._ask_jax(*arguments, **keywords)
         if answer[1] is None:
             calls.count("no fast path")
             self._is_left_to_jax = True
         else:
-            self._record_and_count(calls, call, arguments, keywords, found)
+            self._record_and_count(calls, call, arguments, keywords, ready_or_reason)
         return answer
 
     def prepare(self, wanted: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
@@ -172,32 +173,29 @@ class RecordedFunction:
         fast_path = pjit._get_fastpath_data(ready.executable, tree, call.leaves, results, **self._fast_path)
         return tree_util.tree_unflatten(tree, results), fast_path, False
 
-    def _record_and_count(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any, found: str) -> None:
+    def _record_and_count(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any, reason: str) -> None:
         """Record what jax has just compiled; count the call, once, by why it was traced."""
-        is_first = call.digest not in self._recorded
-        reason = self._record(calls, call, arguments, keywords)
-        if reason is not None or is_first:
-            calls.count(reason or found)
-            logger.debug("traced: %s: %s", self._options.fun_sourceinfo, reason or found)
+        is_first = call.digest not in self._recorded and call.digest not in self._unrecorded
+        problem = self._record(calls, call, arguments, keywords)
+        if problem is not None or is_first:
+            calls.count(problem or reason)
+            logger.debug("traced: %s: %s", self._options.fun_sourceinfo, problem or reason)
 
     def _record(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any) -> str | None:
         """Record what jax has just compiled, or check the version by it; return why there can be no record, or None."""
-        known = self._recorded.get(call.digest)
-        # A call for which there can be no record stays so.
-        if calls.is_readonly or (known is None and call.digest in self._recorded):
-            self._recorded[call.digest] = known
+        if calls.is_readonly or call.digest in self._unrecorded:
+            self._unrecorded.add(call.digest)
             return None
-        self._recorded[call.digest] = None
+        known = self._recorded.pop(call.digest, None)
+        # Unless all of the following succeeds, for good.
+        self._unrecorded.add(call.digest)
         try:
-            made = self._recorded[call.digest] = self._alias(calls, call, arguments, keywords, is_new=known is None)
+            made = self._alias(calls, call, arguments, keywords, is_new=known is None)
         except BaseException as error:  # noqa: BLE001 - the program has its results already
             self._is_left_to_jax = getattr(error, "kind", "") == second_trace.DIFFERS
             return self._reason(error)
-        if known is not None:
-            if known == made:
-                return None
+        if known is not None and known != made:
             # Two calls that xcache cannot tell apart: neither may have a record.
-            self._recorded[call.digest] = None
             calls.drop(call.digest)
             logger.error(
                 "two calls of %s give different programs and xcache cannot tell them apart; neither is recorded."
@@ -205,6 +203,10 @@ class RecordedFunction:
                 self._options.fun_sourceinfo,
             )
             return "calls that cannot be told apart"
+        self._recorded[call.digest] = made
+        self._unrecorded.discard(call.digest)
+        if known is not None:
+            return None
         if calls.check:
             return self._check_version(calls, made)
         calls.note(made)
