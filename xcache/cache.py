@@ -399,7 +399,7 @@ class Cache:
             charged = entry.wait.charged
             worth = min(charged, charged + entry.compile_seconds - (now - start))
             if worth > 0:
-                self.client.was_worth(entry.wait, worth)
+                self.client.refund(entry.wait, worth)
         self._history.note(key, request.ahead, request.platform, load_seconds)
         if request.alias is not None:
             self.aliases.note(request.alias)

@@ -75,7 +75,7 @@ def assemble(
     )
     runs = Runs(store)
     # The toolchains are built below; the writer thread, which asks for the stale ones, starts after them.
-    evictor = Evictor(store, stale=lambda: toolchains.useless(), beside=(quarantine.sweep, runs.sweep))
+    evictor = Evictor(store, stale=lambda: toolchains.useless(), trim_other_data=(quarantine.sweep, runs.sweep))
     writer = WriterThread(store, damaged_behind, evictor)
     writer.call(quarantine.sweep)
     intake = Intake(store.files, writer)
@@ -95,7 +95,7 @@ def assemble(
     )
     alias_rows = AliasRows(store, trust.reads)
     loads = Loads(endings, strikes, quarantine, writer)
-    beside = quarantine.clear, runs.clear, alias_rows.clear
+    clear_other_data = quarantine.clear, runs.clear, alias_rows.clear
     handlers = (
         Gets(lookup, leases).handlers
         | Puts(store, settings, writer, intake, strikes, leases).handlers
@@ -105,13 +105,13 @@ def assemble(
         | Announcements(toolchains).handlers
         | Inspection(store, evictor.on_disk, settings, writer, leases, trust, connections).handlers
         | Pinning(store, evictor.pins, settings, writer, trust).handlers
-        | Removals(store, writer, trust, rows, strikes, beside).handlers
+        | Removals(store, writer, trust, rows, strikes, clear_other_data).handlers
         | Administration(store, evictor, writer, trust, stop).handlers
     )
 
     def take_limits(new: Config) -> None:
         limits = limits_of(new, shared=trust.shared)
-        writer.call(lambda: evictor.change(limits))
+        writer.call(lambda: evictor.set_limits(limits))
 
     def finish(seconds: float) -> bool:
         toolchains.close(_LAST_CHECK_SECONDS)

@@ -49,7 +49,7 @@ class Shelf:
 
     def limit(self, **changes: Any) -> None:
         """Change some limits, as the daemon does when its settings change."""
-        self.call(lambda store: self.evictor.change(store.limits._replace(**changes)))
+        self.call(lambda store: self.evictor.set_limits(store.limits._replace(**changes)))
 
     def close(self) -> None:
         """Finish and close."""

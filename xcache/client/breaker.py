@@ -50,7 +50,7 @@ class Breaker:
 
     Waits of several threads that overlap cost the time that they take together, not their sum.
 
-    The breaker opens after a failure, and after a very slow answer in the background. While it is open, the foreground
+    The breaker opens after a failure, and after a very slow read in the background. While it is open, the foreground
     does not ask. The background tries the daemon again after a second, then after twice as long each time, up to a
     minute; one swift answer closes the breaker. The foreground does not ask while the allowance is used up, either.
     """
@@ -61,7 +61,7 @@ class Breaker:
         self._unfinished: set[Wait] = set()
         self._spans: deque[_Span] = deque(maxlen=_MAX_SPANS)
         self._lock = threading.RLock()
-        self._pause = _FIRST_PAUSE_SECONDS
+        self._next_pause = _FIRST_PAUSE_SECONDS
         self._retry_at: float | None = None
         # Whether it is open because of a failure, which has already been reported.
         self.has_failed = False
@@ -88,7 +88,7 @@ class Breaker:
             self._unfinished.add(wait)
 
     def check_background(self) -> bool:
-        """Return whether the daemon must be tried first, the breaker being open; raise NotAskedError if too soon."""
+        """Return True if the breaker is open, so that the daemon is tried first; raise NotAskedError during a pause."""
         with self._lock:
             if self.pause():
                 raise NotAskedError("the daemon failed too recently to be asked again")
@@ -106,7 +106,7 @@ class Breaker:
             now = monotonic()
             self._left = min(self._timeout, self._left + _REFILL_RATE * (now - self._refilled_at))
             self._refilled_at = now
-            # An exception can keep a wait from being ended: its time limit ends it.
+            # An exception can keep a wait from being ended; such a wait expires at its time limit.
             self._unfinished = {wait for wait in self._unfinished if now < wait.start + wait.seconds}
             # The waits that are going on count already.
             starts = [wait.start for wait in self._unfinished if now > wait.start + wait.free_seconds]
@@ -117,7 +117,7 @@ class Breaker:
         with self._lock:
             self._unfinished.discard(wait)
             if seconds <= SWIFT_SECONDS:
-                self._pause = _FIRST_PAUSE_SECONDS
+                self._next_pause = _FIRST_PAUSE_SECONDS
             if seconds > wait.free_seconds:
                 end = monotonic()
                 span = _Span(end - seconds, end)
@@ -125,11 +125,11 @@ class Breaker:
                 self._spans.append(span)
                 wait.spans.append(span)
 
-    def waited(self, seconds: float) -> None:
+    def charge(self, seconds: float) -> None:
         """Charge a wait that has just ended."""
         self.end(Wait(monotonic() - seconds, seconds), seconds)
 
-    def was_worth(self, wait: Wait, seconds: float) -> None:
+    def refund(self, wait: Wait, seconds: float) -> None:
         """Refund a charged wait, as far as its answer saved the program this time."""
         with self._lock:
             for span in wait.spans:
@@ -150,19 +150,19 @@ class Breaker:
         self._left = min(self._timeout, self._left - seconds)
         self.lost += seconds
 
-    def failed(self) -> None:
+    def note_failure(self) -> None:
         """Open the breaker: a request failed."""
         with self._lock:
             self.has_failed = True
             self._open()
 
-    def was_slow(self, seconds: float) -> None:
-        """Open the breaker if an answer in the background took so long that the program should not wait for one."""
+    def note_slow_read(self, seconds: float) -> None:
+        """Open the breaker if a read in the background took so long that the program should not wait for one."""
         with self._lock:
             if seconds > max(SWIFT_SECONDS, _SLOW_SHARE * self._timeout) and self._retry_at is None:
                 self._open()
 
-    def answered(self, seconds: float) -> None:
+    def note_probe(self, seconds: float) -> None:
         """Close the breaker if the daemon, tried in the background, answered swiftly."""
         with self._lock:
             if seconds > SWIFT_SECONDS:
@@ -172,8 +172,8 @@ class Breaker:
                 self.has_failed = False
 
     def _open(self) -> None:
-        self._retry_at = monotonic() + self._pause
-        self._pause = min(2 * self._pause, _MAX_PAUSE_SECONDS)
+        self._retry_at = monotonic() + self._next_pause
+        self._next_pause = min(2 * self._next_pause, _MAX_PAUSE_SECONDS)
 
 
 def _start_of(span: _Span) -> float:

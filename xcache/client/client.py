@@ -279,11 +279,11 @@ class Client:
 
     def charge(self, seconds: float) -> None:
         """Charge a wait for the daemon to the program's allowance."""
-        self._breaker.waited(seconds)
+        self._breaker.charge(seconds)
 
-    def was_worth(self, wait: Wait, seconds: float) -> None:
+    def refund(self, wait: Wait, seconds: float) -> None:
         """Refund so much of a charged wait: its answer has saved the program as much."""
-        self._breaker.was_worth(wait, seconds)
+        self._breaker.refund(wait, seconds)
 
     def allowance(self) -> float:
         """Return how many seconds the program may still wait for its daemon."""
@@ -318,7 +318,7 @@ class Client:
             try:
                 return work(connection, timeout)
             finally:
-                self._breaker.was_slow(monotonic() - start)
+                self._breaker.note_slow_read(monotonic() - start)
 
         thread = threading.current_thread()
         with self._lock:
@@ -345,7 +345,7 @@ class Client:
         """Ask for the status and time the answer."""
         start = own_time()
         connection.demand(protocol.AskStatus(), protocol.Status, timeout)
-        self._breaker.answered(own_time() - start)
+        self._breaker.note_probe(own_time() - start)
 
     def _try(
         self,
@@ -383,12 +383,12 @@ class Client:
             return work()
         except TimeoutError as error:
             reraise_if_the_programs(error)
-            self._breaker.failed()
+            self._breaker.note_failure()
             raise ConnectionLostError(f"no answer within {self._config.timeout:g} s") from None
         except NotAskedError:
             raise
         except (UnavailableError, StoreError):
-            self._breaker.failed()
+            self._breaker.note_failure()
             raise
 
 

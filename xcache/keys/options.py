@@ -25,7 +25,8 @@ _OVERRIDES = (7,)
 _MAPS = {_OVERRIDES, (3, 3, 357), (3, 3, 500)}
 _CUDA_DATA_DIR = 61
 
-# Flags that only dump, log or print, and those that name caches or tool folders (the toolchain has the tools).
+# Flags that only dump, log or print, those that name caches or tool folders (the toolchain has the tools), and the
+# number of CPU devices (the platform has it).
 LEFT_OUT = {
     61: "xla_gpu_cuda_data_dir",
     102: "xla_force_host_platform_device_count",

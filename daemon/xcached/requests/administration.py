@@ -57,11 +57,11 @@ class Administration:
             for count in self._store.sweep_by_steps():
                 tally.files += count
                 yield
-            free = on_disk.free_pages()
+            free = on_disk.free_page_bytes()
             while on_disk.give_back():
                 yield
             # Other jobs in between may have left more free pages.
-            given_back = max(0, free - on_disk.free_pages())
+            given_back = max(0, free - on_disk.free_page_bytes())
             return protocol.Collected(tally.entries, tally.bytes, tally.files, dict(tally.reasons), given_back)
 
         if not self._trust.administers(caller.uid):

@@ -26,15 +26,15 @@ class Removals:
         trust: Trust,
         rows: ToolchainRows,
         strikes: Strikes,
-        beside: Sequence[Callable[[int | None], None]],
+        clear_other_data: Sequence[Callable[[int | None], None]],
     ) -> None:
-        """Each function in ``beside`` clears one kind of data other than entries, on the writer thread."""
+        """Each function in ``clear_other_data`` clears one kind of data other than entries, on the writer thread."""
         self._store = store
         self._writer = writer
         self._trust = trust
         self._rows = rows
         self._strikes = strikes
-        self._beside = beside
+        self._clear_other_data = clear_other_data
         self.handlers: Handlers = {protocol.Remove: self._remove, protocol.Clear: self._clear}
 
     def _remove(self, caller: Caller, message: protocol.Remove) -> Answer:
@@ -63,8 +63,8 @@ class Removals:
                 yield
             with self._store.transaction():
                 self._store.forget_marks(uid)
-            for clear_other_data in self._beside:
-                clear_other_data(uid)
+            for clear_data in self._clear_other_data:
+                clear_data(uid)
             return gone
 
         done = self._writer.call_by_steps(clear(), caller.uid, in_order=True)

@@ -76,16 +76,16 @@ class Evictor:
         self,
         store: Store,
         stale: Callable[[], Collection[tuple[str, int]]] = frozenset,
-        beside: Sequence[Callable[[], None]] = (),
+        trim_other_data: Sequence[Callable[[], None]] = (),
     ) -> None:
-        """Each function in ``beside`` cuts one kind of data other than entries down to its share of the store.
+        """Each of ``trim_other_data`` cuts one kind of data that is not entries down to its share of the store.
 
         ``stale()`` returns each stale toolchain with a writer whose entries of it are stale.
         """
         self._store = store
         self._db = store.database.writing
         self._candidates = Candidates(self._db, stale)
-        self.on_disk = Shortage(store, beside)
+        self.on_disk = Shortage(store, trim_other_data)
         self.pins = Pins(store)
         # Entries used from this order on are newcomers.
         self._new_from = store.used_order + 1
@@ -95,10 +95,10 @@ class Evictor:
         # Remaining parts of a plan; other jobs run in between.
         self._planned: deque[Batch] = deque()
 
-    def change(self, limits: Limits) -> None:
+    def set_limits(self, limits: Limits) -> None:
         """Change the store's limits."""
-        self._store.limit(limits)
-        self.on_disk.limit(limits.min_free)
+        self._store.set_limits(limits)
+        self.on_disk.set_min_free(limits.min_free)
 
     @property
     def newcomers_must_go(self) -> bool:
@@ -138,11 +138,11 @@ class Evictor:
             self._planned.clear()
         while self._planned:
             part = self._planned.popleft()
-            if going := [one.entry for one in part.going if self._stands(one)]:
+            if going := [one.entry for one in part.going if self._may_still_go(one)]:
                 return self._evict(going, part.reason)
         return None
 
-    def _stands(self, one: Standing) -> bool:
+    def _may_still_go(self, one: Standing) -> bool:
         """Return whether an entry may go: unpinned, and neither replaced nor used since it was chosen."""
         sql = "SELECT 1 FROM entries WHERE key = ? AND writer_uid = ? AND used_order = ? AND pinned = 0"
         return self._db.execute(sql, (*one.entry, one.used_order)).fetchone() is not None
@@ -195,21 +195,21 @@ class Evictor:
             with self._store.rehearsal():
                 if put is not None:
                     put()
-                pages_before = self.on_disk.free_pages()
-                files = self._take_out(list(newcomers))
+                pages_before = self.on_disk.free_page_bytes()
+                files = self._remove_in_rehearsal(list(newcomers))
                 while more > 0:
-                    left = lacking - files - (self.on_disk.free_pages() - pages_before)
+                    left = lacking - files - (self.on_disk.free_page_bytes() - pages_before)
                     if (batch := self._next(left, coming, more)) is None or batch.newcomers:
                         suffices = batch is None and left <= 0
                         break
-                    files += self._take_out([one.entry for one in batch.going])
+                    files += self._remove_in_rehearsal([one.entry for one in batch.going])
                     going.append(batch)
                     more -= len(batch.going)
             if batch is None or not batch.newcomers:
                 return Plan(going, newcomers, suffices)
             newcomers |= batch.newcomers
 
-    def _take_out(self, entries: Sequence[Entry]) -> int:
+    def _remove_in_rehearsal(self, entries: Sequence[Entry]) -> int:
         """Within a rehearsal: remove entries; return how many bytes of files that would free."""
         sizes: dict[str, int] = {}
         for entry in entries:
@@ -227,8 +227,8 @@ class Evictor:
     def admit(self, put: protocol.Put, uid: int, write: Callable[[], object]) -> None:
         """Make room on the disk for an entry about to be written; its unsettled copy does not count yet.
 
-        RefusedError, and no eviction, if evicting everything allowed is not enough or the entry itself would have to
-        go. ``write`` writes its rows.
+        Raise RefusedError and evict nothing if that cannot make room enough, or if the entry itself would have to go.
+        ``write`` writes its rows.
         """
         together, limits = put.stored_size + put.program_stored_size, self._store.limits
         for limit, pinned, whose in (
@@ -253,13 +253,13 @@ class Evictor:
             self.on_disk.give_back_for_file(needed)
             return
         self.on_disk.cut_down_other_data(needed)
-        if self.on_disk.journal_is_pinned:
+        if self.on_disk.checkpoint_is_blocked:
             raise RefusedError("store busy", "another process has long kept a read transaction on the database open")
         lacking = self.on_disk.lacking(needed)
         gone = Tally()
         # Space that other programs filled is regained in the background, not while a client waits.
         for _ in range(_ADMISSION_ATTEMPTS):
-            if not 0 < lacking <= needed + ENOUGH_TO_JUDGE_BYTES or self.on_disk.in_vain:
+            if not 0 < lacking <= needed + ENOUGH_TO_JUDGE_BYTES or self.on_disk.evictions_are_useless:
                 break
             plan = self._rehearse(lacking, write, coming)
             if not plan.suffices or plan.newcomers:
@@ -290,13 +290,13 @@ class Evictor:
         # In a shared store each user's other data has limits of its own, so no entry is evicted for it.
         counted = totals["bytes"] + totals["text_bytes"] + (0 if self._store.shared else totals["other_bytes"])
         if limits.max_size and (excess := counted - limits.max_size) > 0:
-            yield self._from("size", "bytes", excess)
+            yield self._whose_entries_go("size", "bytes", excess)
         if (most := limits.most_entries()) and (excess := totals["entries"] - most) > 0:
-            yield self._from("count", "entries", excess)
-        if lacking > 0 and not self.on_disk.in_vain:
-            yield self._from("disk", "bytes", min(lacking, ENOUGH_TO_JUDGE_BYTES), _ROW_BYTES)
+            yield self._whose_entries_go("count", "entries", excess)
+        if lacking > 0 and not self.on_disk.evictions_are_useless:
+            yield self._whose_entries_go("disk", "bytes", min(lacking, ENOUGH_TO_JUDGE_BYTES), _ROW_BYTES)
 
-    def _from(self, reason: str, what: str, excess: int, row: int = 0) -> TooMuch:
+    def _whose_entries_go(self, reason: str, what: str, excess: int, row: int = 0) -> TooMuch:
         """In a shared store, the user who has the most makes room, down to a fair share.
 
         If the store has one user, or everything is pinned, the limit names no user. Each entry counts for ``row`` bytes
@@ -309,8 +309,8 @@ class Evictor:
             fair_share = sum(amount for _, amount in rows) // max(1, len(rows))
             # Users who just put something pay before others, so that nobody's entry goes for one that cannot stay.
             sql = "SELECT DISTINCT writer_uid FROM entries WHERE pinned = 0 AND used_order >= ?"
-            brought = {uid for (uid,) in self._db.execute(sql, (self._new_from,))}
-            rows.sort(key=lambda row: not (row[0] in brought and row[1] > fair_share))
+            recent_writers = {uid for (uid,) in self._db.execute(sql, (self._new_from,))}
+            rows.sort(key=lambda row: not (row[0] in recent_writers and row[1] > fair_share))
             for uid, amount in rows:
                 pinned = self.pins.of(uid)
                 if amount > getattr(pinned, what) + pinned.entries * row:
@@ -322,7 +322,7 @@ class Evictor:
 
     def _evict(self, chosen: Sequence[Entry], reason: str, *, keeps_pages: bool = False) -> Freed:
         """Evict entries; ``keeps_pages``: leave the freed pages in the database, where the coming entry needs them."""
-        before, free_before = self._store.totals_now(), self.on_disk.free_now() if reason == "disk" else 0
+        before, free_before = self._store.totals_now(), self.on_disk.available_bytes() if reason == "disk" else 0
         files = self._store.let_go(chosen, "evictions")
         for entry in chosen:
             self._newcomers_due.pop(entry, None)
@@ -331,7 +331,7 @@ class Evictor:
         after = self._store.totals_now()
         freed = Freed(before["entries"] - after["entries"], before["bytes"] - after["bytes"], files, reason)
         if reason == "disk":
-            self.on_disk.note(freed.bytes, self.on_disk.free_now() - free_before)
+            self.on_disk.note(freed.bytes, self.on_disk.available_bytes() - free_before)
             if not keeps_pages:
                 self.on_disk.give_back()
         return freed

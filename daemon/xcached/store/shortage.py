@@ -21,22 +21,22 @@ _JOURNAL_GROWTH_BYTES = 1024**2
 class Shortage:
     """Computes how much free space the disk lacks, not counting the journal, which shrinks again."""
 
-    def __init__(self, store: Store, beside: Sequence[Callable[[], None]] = ()) -> None:
-        """Each function in ``beside`` cuts one kind of data other than entries down to its share of the store."""
+    def __init__(self, store: Store, trim_other_data: Sequence[Callable[[], None]] = ()) -> None:
+        """Each of ``trim_other_data`` cuts one kind of data that is not entries down to its share of the store."""
         self._store = store
         self._db = store.database.writing
         self._page_size: int = self._db.execute("PRAGMA page_size").fetchone()[0]
-        self._other_data = beside
+        self._trim_other_data = trim_other_data
         # Bytes of data that is not entries, as of the last look.
         self._other_bytes: int = store.totals_now()["other_bytes"]
         self._progress = Progress()
         # Whether another process reads the database in one long transaction, so that the journal only grows.
-        self.journal_is_pinned = False
+        self.checkpoint_is_blocked = False
         # The journal's size when the disk was last asked.
         self._journal_bytes = 0
-        self.limit(store.limits.min_free)
+        self.set_min_free(store.limits.min_free)
 
-    def limit(self, min_free: str) -> None:
+    def set_min_free(self, min_free: str) -> None:
         """Change how much must stay free."""
         self._disk = Disk(self._store.files.disk, min_free, self._as_good_as_free)
 
@@ -46,9 +46,9 @@ class Shortage:
         return self._disk.seen
 
     @property
-    def in_vain(self) -> bool:
+    def evictions_are_useless(self) -> bool:
         """Whether evictions gain the disk nothing."""
-        return self.journal_is_pinned or self._progress.stands_still()
+        return self.checkpoint_is_blocked or self._progress.stands_still()
 
     def lacking(self, needed: int = 0) -> int:
         """Return how many bytes too few are free once ``needed`` more are written; 0 or less if enough are."""
@@ -65,7 +65,7 @@ class Shortage:
         """Count bytes that are being written."""
         self._disk.writes(size)
 
-    def free_now(self) -> int:
+    def available_bytes(self) -> int:
         """Return the bytes that are free or can be had back."""
         return self._disk.ask()
 
@@ -84,32 +84,32 @@ class Shortage:
         self._other_bytes = totals["other_bytes"]
         lacking = self.lacking(needed)
         free, to_leave = self._disk.seen
-        self.journal_is_pinned = False
+        self.checkpoint_is_blocked = False
         if free < to_leave or lacking > 0:
-            # The journal does not count as lacking, but other programs miss the space.
+            # The space that the journal has taken does not count as lacking, but other programs miss it.
             try:
                 self._store.database.shrink_journal(to_leave // _JOURNAL_DIVISOR)
             except RefusedError:
-                self.journal_is_pinned = True
+                self.checkpoint_is_blocked = True
             lacking = self.lacking(needed)
-        if lacking <= 0 or self.journal_is_pinned:
-            self._store.taken_when_short = None
+        if lacking <= 0 or self.checkpoint_is_blocked:
+            self._store.bytes_when_disk_ran_short = None
             return
         # Shares are computed from what the store has, not from the free space: other programs may have filled that.
         taken = totals["bytes"] + totals["text_bytes"] + totals["other_bytes"]
         if needed and lacking > taken:
             return
-        self._store.taken_when_short = taken
+        self._store.bytes_when_disk_ran_short = taken
         self.sweep_other_data()
 
     def sweep_other_data(self) -> None:
         """Cut each kind of data that is not entries down to its share of the store."""
-        for sweep in self._other_data:
-            sweep()
+        for trim in self._trim_other_data:
+            trim()
 
     def give_back(self) -> int:
         """Return some free pages of the database to the file system; return how many bytes more can be returned."""
-        before = self.free_pages()
+        before = self.free_page_bytes()
         if not before:
             return 0
         # Moving pages writes to the journal, which cannot grow on a full disk.
@@ -122,7 +122,7 @@ class Shortage:
                 if not is_full(error):
                     raise
                 self._store.database.use_reserve()
-        if left := self.free_pages():
+        if left := self.free_page_bytes():
             # Stop if nothing was returned: a database made without incremental vacuum never returns pages.
             return left if left < before else 0
         # The pages leave the file only with a checkpoint.
@@ -150,7 +150,7 @@ class Shortage:
         """Make the reserve again if there is room for it."""
         self._disk.writes(self._store.database.keep_reserve())
 
-    def free_pages(self) -> int:
+    def free_page_bytes(self) -> int:
         """Return the bytes of the database's free pages."""
         count: int = self._db.execute("PRAGMA freelist_count").fetchone()[0]
         return count * self._page_size
@@ -158,11 +158,10 @@ class Shortage:
     def _as_good_as_free(self, to_leave: int) -> int:
         """Return what the disk would gain from a checkpoint of the journal and from returning free pages.
 
-        No entry is evicted for the journal's growth, which is temporary, up to a share of the space that must stay
-        free.
+        The journal's growth is temporary: no entry is evicted for it, up to a share of the space that must stay free.
         """
         count: int = self._db.execute("PRAGMA page_count").fetchone()[0]
         journal, database = self._store.database.sizes()
         self._journal_bytes = journal
         spare_journal = min(journal, to_leave // _JOURNAL_DIVISOR)
-        return self.free_pages() + spare_journal + database - count * self._page_size
+        return self.free_page_bytes() + spare_journal + database - count * self._page_size

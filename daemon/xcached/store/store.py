@@ -95,7 +95,7 @@ class Store:
         self.directory = directory
         self.shared = shared
         # The store's bytes when the disk was found short of space; None while it is not.
-        self.taken_when_short: int | None = None
+        self.bytes_when_disk_ran_short: int | None = None
         self.database = Database(directory)
         self.savepoint = self.database.savepoint
         self._db = self.database.writing
@@ -105,7 +105,7 @@ class Store:
         except OSError as error:
             self.database.close()
             raise StoreError(f"{directory / 'blobs'} cannot be used: {error.strerror}") from None
-        self.limit(limits or Limits())
+        self.set_limits(limits or Limits())
         self.used_order, self._time, last_use = self._last_use()
         self.age_clock = GuardedClock(last_use)
         # Whether the pins have to be counted again.
@@ -113,7 +113,7 @@ class Store:
         # Removed entries per user since their compile times were last trimmed.
         self._went: Counter[int] = Counter()
 
-    def limit(self, limits: Limits) -> None:
+    def set_limits(self, limits: Limits) -> None:
         """Change the limits."""
         self.limits = limits
         # Users whose quota is to be checked: those who put something since the last check, and now everybody.
@@ -127,8 +127,8 @@ class Store:
         """Return the bytes allowed for one kind of data beside entries: ``most``, or less in a small store."""
         if self.limits.max_size:
             most = min(most, self.limits.max_size // _BESIDE_DIVISOR)
-        if self.taken_when_short is not None:
-            most = min(most, max(_LEAST_BESIDE_BYTES, self.taken_when_short // _BESIDE_DIVISOR))
+        if self.bytes_when_disk_ran_short is not None:
+            most = min(most, max(_LEAST_BESIDE_BYTES, self.bytes_when_disk_ran_short // _BESIDE_DIVISOR))
         return most
 
     def close(self) -> None:

@@ -182,9 +182,9 @@ def test_threads_that_wait_together_lose_nothing_to_hits_and_only_their_own_time
     advance(clock, 1.0)
     allowance.end(miss, 3.0)
     assert allowance.lost == pytest.approx(3.0, abs=0.1)
-    allowance.was_worth(hit, hit.charged)
+    allowance.refund(hit, hit.charged)
     assert allowance.lost == pytest.approx(3.0, abs=0.1)
-    allowance.was_worth(miss, miss.charged)
+    allowance.refund(miss, miss.charged)
     assert allowance.lost == pytest.approx(0.0, abs=0.1)
     assert allowance.left() == pytest.approx(10.0, abs=0.1)
 
@@ -219,7 +219,7 @@ def test_a_refund_leaves_what_others_waited_at_the_same_time(allowance, clock):
     advance(clock, 1.0)
     allowance.end(hit, 3.0)
     assert allowance.lost == pytest.approx(3.0, abs=0.1)
-    allowance.was_worth(hit, 2.5)
+    allowance.refund(hit, 2.5)
     # The half second that was not refunded, and the second of the miss.
     assert allowance.lost == pytest.approx(1.5, abs=0.1)
 
@@ -254,7 +254,7 @@ def test_a_silence_while_another_compiles_counts_while_it_lasts_and_is_refunded(
         may_speak.set()
         wait = found.result().wait
     assert client.lost_seconds > 2.0
-    client.was_worth(wait, wait.charged)
+    client.refund(wait, wait.charged)
     assert client.lost_seconds < 0.1
 
 
@@ -317,7 +317,7 @@ def test_an_answer_that_has_saved_as_much_as_it_took_costs_nothing(place, client
     with fake_daemon(place.socket, behave):
         for _ in range(20):
             wait = client.get(get_message(KEY)).wait
-            client.was_worth(wait, wait.charged)
+            client.refund(wait, wait.charged)
     assert client.lost_seconds < 1e-6
 
 

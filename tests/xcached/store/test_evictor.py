@@ -237,12 +237,12 @@ def test_free_pages_of_the_database_are_as_good_as_free(tmp_path, monkeypatch):
         def look(store):
             store.let_go([Entry(key_of("a"), WRITER.uid)])
             store.database.shrink_journal(0)
-            free = made.evictor.on_disk.free_pages()
+            free = made.evictor.on_disk.free_page_bytes()
             made.evictor.end_grace()
             small.held = small.size
-            full = made.evictor.on_disk.free_now()
+            full = made.evictor.on_disk.available_bytes()
             for to_leave in (full, full + 1):
-                made.evictor.change(made.store.limits._replace(min_free=str(to_leave)))
+                made.evictor.set_limits(made.store.limits._replace(min_free=str(to_leave)))
                 found.append(made.evictor.evict_some())
             return protocol.Stored(full >= free > 0)
 
@@ -378,7 +378,7 @@ def test_a_stopping_daemon_does_not_first_empty_a_store_that_is_far_too_large(tm
         made.sync()
         with made.busy():
             # Together with the end, so that it has no time for it before.
-            made.begin_call(lambda store: made.evictor.change(Limits(max_entries=1)) or protocol.Done())
+            made.begin_call(lambda store: made.evictor.set_limits(Limits(max_entries=1)) or protocol.Done())
             made.writer.close()
     with shelf(tmp_path) as made:
         assert 100 < len(made.keys()) < 200

@@ -55,7 +55,7 @@ def describe(
     )
     encoding = ProgramEncoding()
     encoding.write(b"xcache call %d " % _FORMAT)
-    for part in (ambient.jax_files(), version, _file_of(fun), ambient.backend(xla_bridge.get_backend())):
+    for part in (ambient.jax_files(), version, _source_digest(fun), ambient.backend(xla_bridge.get_backend())):
         encoding.write(text(part))
     encoding.write(registries.digest(with_late=True))
     encoding.write(patches.digest(with_late=True))
@@ -72,13 +72,13 @@ def describe(
     for leaf in leaves:
         if isinstance(leaf, core.Tracer) or not isinstance(leaf, known):
             raise CannotSkipError("argument that is no array")
-        _argument(encoding, leaf)
+        _encode_argument(encoding, leaf)
     encoding.is_lenient = True
     encoding.encode(fun)
     return Call(encoding.digest(), leaves, list(signature.dynamic_arg_treedefs))
 
 
-def _file_of(fun: Any) -> str:
+def _source_digest(fun: Any) -> str:
     """Return the digest of the file in which a function is written; empty where there is none, as in a notebook.
 
     Two scripts of one version may each have a function of this name and code, which calls others of theirs.
@@ -87,18 +87,18 @@ def _file_of(fun: Any) -> str:
         fun = fun.func if isinstance(fun, functools.partial) else fun.__func__
     module = sys.modules.get(getattr(fun, "__module__", None) or type(fun).__module__)
     names = getattr(fun, "__globals__", None) or (vars(module) if module is not None else {})
-    return _digest_of(names.get("__file__") or "")
+    return _file_digest(names.get("__file__") or "")
 
 
 @functools.cache
-def _digest_of(file: str) -> str:
+def _file_digest(file: str) -> str:
     try:
         return hashlib.sha256(Path(file).read_bytes()).hexdigest()
     except OSError:
         return ""
 
 
-def _argument(encoding: ProgramEncoding, leaf: Any) -> None:
+def _encode_argument(encoding: ProgramEncoding, leaf: Any) -> None:
     """Write all that jax reads from an argument: its type, and its place unless jax is free to choose it."""
     encoding.encode(core.shaped_abstractify(leaf))
     sharding = getattr(leaf, "sharding", None)

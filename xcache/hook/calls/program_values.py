@@ -20,8 +20,8 @@ import numpy as np
 from jax._src import core
 
 from xcache.hook.structure import code, digest  # noqa: F401 - digest completes the table of types
+from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
-from xcache.hook.structure.names import name as name_of_jaxs
 from xcache.hook.structure.values import content
 
 _MOST_BYTES = 1024 * 1024
@@ -85,7 +85,7 @@ def _handler(value: Any) -> Any:
 
 def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
     if code.is_own(value):
-        encoding.write(text(name_of_jaxs(value)))
+        encoding.write(text(describe_callable(value)))
         return
     if encoding.is_repeated(b"F", value):
         return

@@ -171,7 +171,7 @@ def class_(encoding: Encoding, value: type) -> None:
     encoding.write(b"t" + text(type_name(value)))
 
 
-def rule(value: Any) -> Any:
+def encoder_for(value: Any) -> Any:
     """Return the function for values of a type that is not in the table, or None."""
     if isinstance(value, type):
         return class_

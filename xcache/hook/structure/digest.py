@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 from jax._src import sharding_impls
 
 from xcache.hook.structure import ambient, code, jaxprs, objects, placement, primitives, values
-from xcache.hook.structure.encoding import RULES, CannotSkipError, Encoding, text
+from xcache.hook.structure.encoding import FALLBACKS, CannotSkipError, Encoding, text
 from xcache.hook.structure.patches import patches
 
 # For types that are not in the table, in the order in which they are tried.
-RULES.extend((values.rule, placement.rule, code.rule, primitives.rule, objects.rule))
+FALLBACKS.extend(
+    (values.encoder_for, placement.encoder_for, code.encoder_for, primitives.encoder_for, objects.encoder_for)
+)
 # This number is part of every digest. It changes with every change of what is written, or how.
 _FORMAT = 3
 # Names of arguments are only in locations.

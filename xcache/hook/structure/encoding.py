@@ -30,10 +30,10 @@ class CannotSkipError(Exception):
         return str(self).partition(":")[0]
 
 
-# Each type's function. A type that no module registers is added when a rule below first finds its function.
+# Each type's function. A type that no module registers is added when one of FALLBACKS first finds its function.
 HANDLERS: dict[type, Callable[[Encoding, Any], None]] = {}
-# The rules for types that are not in the table. Each returns a function, or None if it does not apply.
-RULES: list[Callable[[Any], Callable[[Encoding, Any], None] | None]] = []
+# Asked for a type that is not in the table. Each returns a function, or None if it does not apply.
+FALLBACKS: list[Callable[[Any], Callable[[Encoding, Any], None] | None]] = []
 
 
 def encodes(*types: type) -> Callable[[_Handler], _Handler]:
@@ -169,8 +169,8 @@ class Encoding:
 
 def _find(value: Any) -> Callable[[Encoding, Any], None]:
     kind = type(value)
-    for rule in RULES:
-        handler = rule(value)
+    for encoder_for in FALLBACKS:
+        handler = encoder_for(value)
         if handler is not None:
             HANDLERS[kind] = handler
             return handler

@@ -15,8 +15,8 @@ from jax._src import core, linear_util
 from jax._src.lib import xla_client
 
 from xcache.hook.structure import code, locations
+from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.encoding import CannotSkipError, Encoding, by_content, encodes, text, type_name
-from xcache.hook.structure.names import name
 
 try:
     from jax._src.random import prng
@@ -109,7 +109,7 @@ def _random_implementation(encoding: Encoding, value: Any) -> None:
         raise CannotSkipError("PRNG implementation outside jax")
     encoding.write(b"prng")
     encoding.encode_all((tuple(value.key_shape), value.name, value.tag))
-    encoding.encode_all(map(name, functions))
+    encoding.encode_all(map(describe_callable, functions))
 
 
 def _debug_info(encoding: Encoding, value: Any) -> None:
@@ -144,7 +144,7 @@ def _is_called(kind: type, value: Any) -> bool:
 _EFFECT = (core.Effect,) if hasattr(core, "Effect") else ()
 
 
-def rule(value: Any) -> Any:
+def encoder_for(value: Any) -> Any:
     """Return the function for values of a type that is not in the table, or None."""
     kind = type(value)
     if isinstance(value, linear_util.WrappedFun):

@@ -17,9 +17,9 @@ from typing import Any
 
 from jax._src.interpreters import mlir
 
+from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.code import is_of_jax, is_of_jaxs_files
 from xcache.hook.structure.encoding import CannotSkipError
-from xcache.hook.structure.names import name as name_of
 from xcache.hook.structure.rules import is_late, rule_tables
 
 # Packages from which jax imports functions and objects by name.
@@ -29,14 +29,14 @@ _LIBRARIES = frozenset((
     "typing_extensions",
 ))  # fmt: skip
 # Packages among them whose objects may stand in place of functions.
-_CALLED = frozenset((
+_PACKAGES_OF_CALLABLES = frozenset((
     "jax", "jaxlib", "builtins", "functools", "numpy", "operator", "types", "typing", "collections", "contextlib",
     "nanobind", "pybind11_builtins", "weakref", "xcache", "ml_dtypes", "_thread", "threading", "absl",
 ))  # fmt: skip
 
 _DESCRIBED = (types.FunctionType, functools.partial)
 # The importer of a module, such as pytest's loader.
-_OF_THE_IMPORT = ("__loader__", "__spec__")
+_IMPORT_ATTRIBUTES = ("__loader__", "__spec__")
 
 
 class _Patches:
@@ -45,13 +45,13 @@ class _Patches:
     def __init__(self) -> None:
         self._modules = 0
         self._reason: str | None = None
-        # The names of a module, one of them, and what it led to when it was not jax's own.
-        self._culprit: tuple[dict[str, Any], str, Any] = {}, "", None
+        # The function that is not jax's own: the namespace of the module, the name, and the value found there.
+        self._replacement: tuple[dict[str, Any], str, Any] = {}, "", None
         self._watched: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = []
         # The functions of each module that lowers, as they were described, and their digest.
         self._described: dict[str, tuple[Any, bytes]] = {}
         self._digests: dict[bool, bytes] = {}
-        # Files whose functions, and types whose instances may stand in a module of jax's.
+        # Functions from these files, and instances of these types, may stand in a module of jax's.
         self._known_files: set[str] = set()
         self._known_types: set[type] = set()
 
@@ -67,7 +67,7 @@ class _Patches:
 
     def _are_unchanged(self) -> bool:
         if self._reason is not None:
-            names, key, value = self._culprit
+            names, key, value = self._replacement
             return names.get(key) is value
         try:
             return all(get(names) == functions for names, get, functions in self._watched)
@@ -91,10 +91,10 @@ class _Patches:
         }
         for name, module in modules.items():
             for key, value in list(vars(module).items()):
-                if key not in _OF_THE_IMPORT and not self._is_fine(value):
-                    self._culprit = vars(module), key, value
+                if key not in _IMPORT_ATTRIBUTES and not self._is_acceptable(value):
+                    self._replacement = vars(module), key, value
                     return f"function of jax replaced: {name}.{key}"
-        homes = {_home(entry) for table in rule_tables() for entry in table.values()}
+        homes = {_defining_module(entry) for table in rule_tables() for entry in table.values()}
         lowering = {mlir.__name__, *(home for home in homes if home in modules)}
         used = {
             value.__name__
@@ -108,8 +108,8 @@ class _Patches:
             if len(functions) > 1:
                 get = operator.itemgetter(*functions)
                 watched.append((names, get, get(names)))
-                if name in lowering:
-                    self._describe(name, functions, watched[-1][2])
+                if name in lowering and (reason := self._describe(name, names, functions, watched[-1][2])):
+                    return reason
         self._digests = {late: self._digest_of_all(with_late=late) for late in (False, True)}
         self._watched = watched
         return None
@@ -119,30 +119,39 @@ class _Patches:
         digests = b"".join(self._described[name][1] for name in counted)
         return hashlib.blake2b(digests, digest_size=16).digest()
 
-    def _describe(self, module: str, names: list[str], functions: tuple[Any, ...]) -> None:
+    def _describe(self, module: str, names: dict[str, Any], keys: list[str], functions: tuple[Any, ...]) -> str | None:
+        """Describe the functions of a module; return why one of them cannot be described, or None."""
         known = self._described.get(module)
         if known is None or known[0] != functions:
-            lines = sorted(f"{name} {_said(function)}" for name, function in zip(names, functions, strict=True))
+            lines = []
+            for key, function in zip(keys, functions, strict=True):
+                try:
+                    lines.append(f"{key} {_describe_function(function)}")
+                except CannotSkipError as reason:
+                    self._replacement = names, key, function
+                    return f"function of jax that cannot be described: {module}.{key}: {reason}"
+            lines.sort()
             digest = hashlib.blake2b("\n".join((module, *lines)).encode(), digest_size=16).digest()
             self._described[module] = functions, digest
+        return None
 
-    def _is_fine(self, value: Any) -> bool:
+    def _is_acceptable(self, value: Any) -> bool:
         kind = type(value)
         if kind is types.FunctionType:
             return value.__code__.co_filename in self._known_files or self._is_of_a_library(value)
         if kind not in self._known_types:
             package = kind.__module__.split(".", 1)[0]
             if package not in _LIBRARIES or (
-                package not in _CALLED and callable(value) and not isinstance(value, type)
+                package not in _PACKAGES_OF_CALLABLES and callable(value) and not isinstance(value, type)
             ):
                 return False
             self._known_types.add(kind)
         if isinstance(value, type):
-            return not is_of_jax(value.__module__) or self._are_methods_fine(value)
+            return not is_of_jax(value.__module__) or self._are_methods_acceptable(value)
         inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None) if callable(value) else None
-        return inner is None or inner is value or self._is_fine(inner)
+        return inner is None or inner is value or self._is_acceptable(inner)
 
-    def _are_methods_fine(self, value: type) -> bool:
+    def _are_methods_acceptable(self, value: type) -> bool:
         known, function = self._known_files, types.FunctionType
         return all(
             each.__code__.co_filename in known or self._is_of_a_library(each)
@@ -153,22 +162,22 @@ class _Patches:
     def _is_of_a_library(self, function: types.FunctionType) -> bool:
         """Return whether a function is jax's, from a file of jax's, or of a library that jax imports."""
         module, file = function.__globals__.get("__name__", ""), function.__code__.co_filename
-        is_fine = is_of_jaxs_files(function) or (not is_of_jax(module) and module.split(".", 1)[0] in _LIBRARIES)
-        if is_fine and not file.startswith("<"):
+        is_acceptable = is_of_jaxs_files(function) or (not is_of_jax(module) and module.split(".", 1)[0] in _LIBRARIES)
+        if is_acceptable and not file.startswith("<"):
             self._known_files.add(file)
-        return is_fine
+        return is_acceptable
 
 
 patches = _Patches()
 
 
-def _said(function: Any) -> str:
+def _describe_function(function: Any) -> str:
     if isinstance(function, functools.partial):
-        return name_of(function)
+        return describe_callable(function)
     return f"{function.__module__} {function.__qualname__} {function.__code__.co_firstlineno}"
 
 
-def _home(entry: Any) -> Any:
+def _defining_module(entry: Any) -> Any:
     """Return the module of a rule's function."""
     rule = getattr(entry, "rule", entry)
     return getattr(getattr(rule, "func", rule), "__module__", None)

@@ -90,6 +90,6 @@ if _DEVICE_LIST is not None:
     HANDLERS[_DEVICE_LIST] = _device_list
 
 
-def rule(value: Any) -> Any:
+def encoder_for(value: Any) -> Any:
     """Return the function for values of a type that is not in the table, or None."""
     return device if isinstance(value, xla_client.Device) else None

@@ -9,9 +9,9 @@ from typing import Any
 from jax._src import core
 from jax._src.interpreters import mlir
 
+from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.code import Seen, is_own, is_own_primitive
 from xcache.hook.structure.encoding import CannotSkipError, Encoding, tagged, type_name
-from xcache.hook.structure.names import name
 from xcache.hook.structure.rules import is_late, rule_tables, rules_of
 
 # Parameters that lowering does not look at: functions for differentiation and the like, which jax has used by then.
@@ -76,7 +76,7 @@ def _name_of(rule: Any) -> str:
     if known is None:
         made, refused = "", None
         try:
-            made = name(rule)
+            made = describe_callable(rule)
         except CannotSkipError as reason:
             refused = str(reason)
         known = _named[id(rule)] = rule, made, refused
@@ -153,6 +153,6 @@ def _primitive(encoding: Encoding, value: Any) -> None:
     encoding.write(token(value, encoding.kernels > 0))
 
 
-def rule(value: Any) -> Any:
+def encoder_for(value: Any) -> Any:
     """Return the function for values of a type that is not in the table, or None."""
     return _primitive if isinstance(value, core.Primitive) else None

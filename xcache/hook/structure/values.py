@@ -188,7 +188,7 @@ for _name in ("TypedInt", "TypedFloat", "TypedComplex", "LiteralInt", "LiteralFl
 TYPED_ARRAY = getattr(literals, "TypedNdArray", None)
 
 
-def rule(value: Any) -> Any:
+def encoder_for(value: Any) -> Any:
     """Return the function for values of a type that is not in the table, or None."""
     if isinstance(value, core.Tracer):
         raise CannotSkipError("tracer")

@@ -309,6 +309,15 @@ def test_partials_of_jax_s_that_change_places_count(structures, monkeypatch):
     assert structures.of(lambda x: x * 2, X) == before
 
 
+def test_a_function_of_jax_s_that_cannot_be_described_has_all_lowered(structures, monkeypatch):
+    from jax._src.lax import lax as module
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_opaque_eq_hlo", functools.partial(module._opaque_eq_hlo, np.ones(8)))
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax that cannot be described")
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
 @pytest.mark.parametrize("held", [[1], {"a": 1}, {1}], ids=["list", "dictionary", "set"])
 def test_a_rule_of_jax_s_is_told_by_what_it_holds(structures, registered, held):
     def rolled(shift):

@@ -1,4 +1,4 @@
-"""The name of a callable of jax's: a text that tells it from any other.
+"""The description of a jax callable: a text that tells it from any other.
 
 jax's own files are in the digest of a structure, so a place in them says what the code there does. The rest is what a
 callable was made with: a closure's cells, a partial's arguments, an object's attributes.
@@ -22,19 +22,19 @@ from xcache.hook.structure.encoding import CannotSkipError, type_name
 from xcache.hook.structure.rules import rules_of
 
 _PLAIN = frozenset((str, bool, int, float, complex, bytes, type(None), type(Ellipsis)))
-# By id, with the code object, which keeps the id in use.
-_places: dict[int, tuple[types.CodeType, str]] = {}
+# By id. The code object is kept so that its id is not used again.
+_fingerprints: dict[int, tuple[types.CodeType, str]] = {}
 
 
-def name(function: Any) -> str:
+def describe_callable(function: Any) -> str:
     """Return a text that tells this callable of jax's from any other, by its code and all it was made with.
 
     Raise CannotSkipError if it holds something that this cannot describe.
     """
-    return _Name().of(function)
+    return _Description().of(function)
 
 
-class _Name:
+class _Description:
     """The text for one callable. An object that comes up again is written as a number."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class _Name:
         if isinstance(value, (np.dtype, np.generic)):
             return f"{type(value).__name__} {value!r}"
         if isinstance(value, (type, types.ModuleType)):
-            return f"{type(value).__name__} {_found_name(value)}"
+            return f"{type(value).__name__} {_importable_name(value)}"
         for number, other in enumerate(self._seen):
             if other is value:
                 return f"^{number}"
@@ -78,7 +78,7 @@ class _Name:
         if isinstance(value, types.BuiltinMethodType) and not isinstance(owner, (types.ModuleType, type(None))):
             return f"{self.of(owner)}.{value.__name__}"
         if isinstance(value, NATIVE) or hasattr(value, "__qualname__"):
-            return f"native {_found_name(value)}"
+            return f"native {_importable_name(value)}"
         attributes = attributes_of(value)
         if not attributes and not (type(value).__module__.startswith("jax.") and hasattr(value, "__dict__")):
             raise CannotSkipError(f"rule that holds an object: {type_name(type(value))}")
@@ -91,25 +91,25 @@ class _Name:
                 cells.append(self.of(cell.cell_contents))
             except ValueError:
                 cells.append("an empty cell")
-        held = f"{self.of(value.__defaults__)} {self._items(value.__kwdefaults__ or {})} ({', '.join(cells)})"
-        return f"{value.__globals__.get('__name__')}.{value.__qualname__}:{_place(value.__code__)}<{held}>"
+        bound = f"{self.of(value.__defaults__)} {self._items(value.__kwdefaults__ or {})} ({', '.join(cells)})"
+        return f"{value.__globals__.get('__name__')}.{value.__qualname__}:{_code_fingerprint(value.__code__)}<{bound}>"
 
     def _items(self, items: Mapping[str, Any]) -> str:
         return f"{{{', '.join(f'{key}={self.of(items[key])}' for key in sorted(items))}}}"
 
 
-def _place(code: types.CodeType) -> str:
-    """Return what tells a function from others of its name: its line, and on that line what it does."""
-    known = _places.get(id(code))
+def _code_fingerprint(code: types.CodeType) -> str:
+    """Return the line and a hash of the bytecode: they tell functions of one name apart."""
+    known = _fingerprints.get(id(code))
     if known is None:
         constants = [value for value in code.co_consts if type(value) in _PLAIN]
-        does = repr((code.co_code, code.co_names, code.co_varnames, constants)).encode()
-        place = f"{code.co_firstlineno}:{hashlib.blake2b(does, digest_size=8).hexdigest()}"
-        known = _places[id(code)] = code, place
+        behaviour = repr((code.co_code, code.co_names, code.co_varnames, constants)).encode()
+        fingerprint = f"{code.co_firstlineno}:{hashlib.blake2b(behaviour, digest_size=8).hexdigest()}"
+        known = _fingerprints[id(code)] = code, fingerprint
     return known[1]
 
 
-def _found_name(value: Any) -> str:
+def _importable_name(value: Any) -> str:
     """Return the name under which an object is found in its module; raise CannotSkipError if it is not."""
     is_module = isinstance(value, types.ModuleType)
     module: str = value.__name__ if is_module else getattr(value, "__module__", None) or "builtins"
