@@ -206,7 +206,7 @@ def test_waits_together_cost_their_time_although_short_waits_go_on_all_the_time(
     for wait in together:
         allowance.end(wait, 0.3)
     pass_time(4.0)
-    allowance.waited(0.02)
+    allowance.charge(0.02)
     assert allowance.lost == pytest.approx(0.32, abs=0.1)
 
 
@@ -294,7 +294,7 @@ def test_a_wait_whose_end_was_never_seen_is_over_when_its_time_is_up(allowance, 
     assert allowance.left() < 6.0
     advance(clock, 5.0)
     assert allowance.left() == 10.0
-    allowance.waited(1.0)
+    allowance.charge(1.0)
     assert allowance.lost == 1.0
 
 
