@@ -12,6 +12,7 @@ from xcache.cli.selection import KEYS_PER_MESSAGE, chosen, print_few
 from xcache.client.connection import Connection
 from xcache.config import config
 from xcache.config.config import Config
+from xcache.config.table import LIMITS
 from xcache.wire import protocol
 
 # The daemon may need this long for a large store, because it serves programs first.
@@ -79,7 +80,7 @@ def gc(as_json: bool) -> None:
 def _note_other_limits(settings: Config, connection: Connection) -> None:
     """Note each limit that this command's environment sets, but the daemon does not have."""
     facts = connection.demand(protocol.AskStatus(), protocol.Status, settings.timeout).facts
-    for name in ("max_size", "max_entries", "max_age"):
+    for name in LIMITS:
         if settings.sources[name] == "environment" and facts.get(name) != getattr(settings, name):
             variable = f"XCACHE_{name.upper()}"
             note(f"the daemon uses its own {name}, not {variable} of this command; to pass it on: xcache restart")

@@ -10,6 +10,8 @@ from xcache.config import parsing
 MAX_SOCKET_PATH = 107
 # These settings identify a daemon; with other values it would be another daemon, so it never reloads them.
 FIXED = ("dir", "socket", "daemon_user")
+# The settings that say how much a store may hold.
+LIMITS = ("max_size", "max_entries", "max_age", "min_free", "user_quota")
 # The Python types that a value may have in a file or in code, by the kind of setting.
 TYPES = {
     "path": (str, type(Path())),

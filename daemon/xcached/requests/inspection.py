@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import partial
 
 from xcache._version import __version__
+from xcache.config.table import LIMITS
 from xcache.wire import protocol
 from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.host.reload import LiveSettings
@@ -58,9 +59,7 @@ class Inspection:
             "connections": self._connections(),
             "entries": totals["entries"],
             "bytes": totals["bytes"],
-            "max_size": settings.max_size,
-            "max_entries": settings.max_entries,
-            "max_age": settings.max_age,
+            **{name: getattr(settings, name) for name in LIMITS},
             "free": free,
             "to_stay_free": to_stay_free,
             "configuration_problem": self._settings.problem,

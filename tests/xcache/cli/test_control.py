@@ -14,6 +14,7 @@ import pytest
 from support.command_line import LONG, Shell, names
 from support.places import until
 
+from xcache.config.table import LIMITS
 from xcache.wire import framing, protocol
 
 
@@ -330,4 +331,8 @@ def test_status_names_the_socket_and_the_log_of_the_daemon(shell, place):
 def test_gc_says_that_a_limit_of_its_own_is_none(shell):
     shell.json("start")
     assert shell.run("gc").stderr == ""
-    assert "uses its own max_size" in shell.run("gc", XCACHE_MAX_SIZE="20K").stderr
+    own = {"max_size": "20K", "max_entries": "7", "max_age": "3d", "min_free": "7%", "user_quota": "1M"}
+    assert set(own) == set(LIMITS)
+    said = shell.run("gc", **{f"XCACHE_{name.upper()}": value for name, value in own.items()}).stderr
+    for name in own:
+        assert f"uses its own {name}," in said
