@@ -134,7 +134,7 @@ class Server:
         if account is None:
             account = self._accounts[peer.uid] = Account(peer.uid, is_one_of_several=self._trust.shared)
         account.connections += 1
-        self.turns.want_later(_Newcomer(self, accepted, peer, account))
+        self.turns.queue(_Newcomer(self, accepted, peer, account))
 
     def begin(self, accepted: socket.socket, peer: Peer, account: Account) -> None:
         """Begin the session of a connection that was admitted."""
@@ -151,12 +151,12 @@ class Server:
         if not trust.admits(uid):
             return protocol.Refused("not permitted", f"this daemon is not for other users (uid {uid})")
         # Connections that still wait for their turn, or ended but cannot be closed yet, count as well.
-        count = sum(account.connections + account.left for account in self._accounts.values())
+        count = sum(account.connections + account.unclosed for account in self._accounts.values())
         if count >= most:
             return protocol.Refused("too many connections", f"there are {most} connections already")
         if trust.shared and not trust.administers(uid):
             account = self._accounts.get(uid)
-            theirs = account.connections + account.left if account is not None else 0
+            theirs = account.connections + account.unclosed if account is not None else 0
             if theirs >= max(1, (most - count) // _FREE_FOR_ONE):
                 return protocol.Refused("too many connections", f"user {uid} has {theirs} connections already")
         return None
@@ -201,7 +201,7 @@ class _Newcomer:
         self._server.begin(self._accepted, self._peer, self.account)
         return False
 
-    def read_or_not(self) -> None:
+    def update_reading(self) -> None:
         """Nothing is read before the session begins."""
 
     def drop(self) -> None:

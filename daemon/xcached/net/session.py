@@ -82,7 +82,7 @@ class Session:
         self._outgoing: deque[tuple[int, memoryview, Sequence[int]]] = deque()
         self._greeted = self._leaving = False
         self._reading = self._writing = False
-        self.read_or_not()
+        self.update_reading()
 
     def close(self) -> None:
         """End the session and drop its pending requests."""
@@ -103,11 +103,11 @@ class Session:
         # Promised answers are no longer charged; requests at the writer thread are, until they are done.
         self.account.in_hand -= sum(self._awaited.values())
         self._awaited.clear()
-        self.account.stalled.pop(self, None)
-        self.account.held_up.pop(self, None)
+        self.account.waiting_to_read.pop(self, None)
+        self.account.waiting_to_answer.pop(self, None)
         self._release_reservation()
         self._server.forget(self)
-        self._server.turns.released(self.account)
+        self._server.turns.resume_waiting(self.account)
 
     def drop(self) -> None:
         """End the session on the daemon's own initiative: a load in progress then counts as no crash."""
@@ -128,7 +128,7 @@ class Session:
     def stop_reading(self) -> None:
         """Answer the requests in flight and read no more; the client asks the next daemon."""
         self._leaving = True
-        self.read_or_not()
+        self.update_reading()
 
     def _on_readable(self) -> None:
         try:
@@ -144,17 +144,17 @@ class Session:
             self.close()
             return
         self._reader.add(data)
-        served = self._reader.ready and self._server.turns.want(self)
+        served = self._reader.ready and self._server.turns.serve_or_queue(self)
         if not served and self._socket.fileno() >= 0:
-            self.read_or_not()
+            self.update_reading()
             self._note_debt()
 
     def serve(self, until: float) -> bool:
         """Answer the frames that have arrived, until a time; return whether there is more to answer now."""
         try:
             while self._reader.ready and self._may_answer():
-                if not self.account.may_answer_later and not self._comes_first():
-                    self.account.held_up[self] = None
+                if not self.account.has_room_for_later_answer and not self._comes_first():
+                    self.account.waiting_to_answer[self] = None
                     break
                 if (taken := self._reader.take()) is None:
                     break
@@ -167,13 +167,13 @@ class Session:
             self._disconnect(error)
         if self._socket.fileno() < 0:
             return False
-        self.read_or_not()
+        self.update_reading()
         self._note_debt()
-        return self._reader.ready and self._may_answer() and self not in self.account.held_up
+        return self._reader.ready and self._may_answer() and self not in self.account.waiting_to_answer
 
     def _comes_first(self) -> bool:
         """Return whether the next request can be answered now although too much is in flight."""
-        return self.account.may_ask and self._reader.next_name in _ANSWERED_AT_ONCE
+        return self.account.has_room_for_answer and self._reader.next_name in _ANSWERED_AT_ONCE
 
     def _disconnect(self, error: ProtocolError) -> None:
         logger.warning("process %d was disconnected: %s", self.caller.pid, error, extra={"uid": self.caller.uid})
@@ -230,16 +230,16 @@ class Session:
         self._server.last_request = time.monotonic()
         self._send(request, reply)
         self._go_on()
-        self._server.turns.released(self.account)
+        self._server.turns.resume_waiting(self.account)
 
     def _go_on(self) -> None:
         """Go on serving and reading after something the session waited for."""
         if self._socket.fileno() < 0:
             return
         if self._reader.ready and self._may_answer():
-            self._server.turns.want(self)
+            self._server.turns.serve_or_queue(self)
         if self._socket.fileno() >= 0:
-            self.read_or_not()
+            self.update_reading()
 
     def _send(self, request: int, reply: Reply) -> None:
         if self._socket.fileno() < 0:
@@ -261,7 +261,7 @@ class Session:
     def _on_writable(self) -> None:
         self._flush()
         self._go_on()
-        self._server.turns.released(self.account)
+        self._server.turns.resume_waiting(self.account)
 
     def _flush(self) -> None:
         """Send as much as the socket takes; the rest follows when it is writable."""
@@ -309,7 +309,7 @@ class Session:
         close_all(descriptors)
         return sent
 
-    def read_or_not(self) -> None:
+    def update_reading(self) -> None:
         """Start or stop reading: only from a client that reads its answers, with room in its user's account."""
         read = not self._reader.ready and self._may_answer() and self._has_room()
         if read and not self._reading:
@@ -322,8 +322,8 @@ class Session:
         """Return whether the rest of a large frame may be read; a reservation lasts until its end."""
         if self._reserved or not self._reader.unfinished or self._reader.missing <= _SMALL_BYTES:
             return True
-        if not self.account.may_reserve:
-            self.account.stalled[self] = None
+        if not self.account.has_room_for_large_message:
+            self.account.waiting_to_read[self] = None
             return False
         self._reserved = self._reader.missing
         self.account.reserved += self._reserved
@@ -333,7 +333,7 @@ class Session:
         if self._reserved:
             self.account.reserved -= self._reserved
             self._reserved = 0
-            self._server.turns.released(self.account)
+            self._server.turns.resume_waiting(self.account)
 
     def _may_answer(self) -> bool:
         return (

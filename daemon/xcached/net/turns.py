@@ -17,8 +17,8 @@ logger = logging.getLogger("xcached")
 
 # Seconds for one session's turn, and for all turns before the loop reads again.
 _TURN_SECONDS, _SLICE_SECONDS = 0.001, 0.005
-# A user's bytes of unanswered requests (with those being read), and of unread answers: more than one user's programs
-# need to keep every thread of the daemon busy.
+# Limits per user: bytes of requests not yet answered (with those being read), and of answers not yet read. Both exceed
+# what one user's programs need to keep every thread of the daemon busy.
 MOST_IN_HAND_BYTES, MOST_UNSENT_BYTES = 8 * 1024**2, 32 * 1024**2
 # The least charge of a request, and the charge of each descriptor: descriptors are as scarce as memory.
 LEAST_CHARGE, DESCRIPTOR_CHARGE = 512, 32 * 1024
@@ -27,7 +27,7 @@ LEAST_CHARGE, DESCRIPTOR_CHARGE = 512, 32 * 1024
 _LENT_DIVISOR = 4
 
 
-class Served(Protocol):
+class TurnTaker(Protocol):
     """A session, as Turns sees it."""
 
     account: Account
@@ -35,7 +35,7 @@ class Served(Protocol):
     def serve(self, until: float) -> bool:
         """Answer until a time; return whether there is more to answer."""
 
-    def read_or_not(self) -> None:
+    def update_reading(self) -> None:
         """Start reading again if that is possible by now."""
 
     def drop(self) -> None:
@@ -51,21 +51,21 @@ class Account:
         self.connections = 0
         self.in_hand = self.reserved = self.unsent = 0
         # Sessions without room for a large message, and sessions whose next request has to wait.
-        self.stalled: dict[Served, None] = {}
-        self.held_up: dict[Served, None] = {}
+        self.waiting_to_read: dict[TurnTaker, None] = {}
+        self.waiting_to_answer: dict[TurnTaker, None] = {}
         # Descriptors in answers that may be unread, and ended connections that still hold some.
         self._lent: dict[socket.socket, int] = {}
-        self._left: set[socket.socket] = set()
+        self._unclosed: set[socket.socket] = set()
 
     @property
     def is_idle(self) -> bool:
         """Whether the account can be dropped: work the writer thread has counts even after its user hung up."""
-        return not self.connections and not self.in_hand and not self._left
+        return not self.connections and not self.in_hand and not self._unclosed
 
     @property
-    def left(self) -> int:
+    def unclosed(self) -> int:
         """How many connections have ended and cannot be closed yet."""
-        return len(self._left)
+        return len(self._unclosed)
 
     def may_lend(self, count: int) -> bool:
         """Return whether this many more descriptors may be in flight to this user."""
@@ -75,7 +75,7 @@ class Account:
         return sum(self._lent.values()) + count <= most
 
     def lend(self, connection: socket.socket, count: int, *, beside_unread: bool) -> None:
-        """Note sent descriptors; all earlier ones were read unless the connection had unread data before."""
+        """Note sent descriptors. Unless the connection had unread data before, the client has read all earlier ones."""
         self._lent[connection] = count + (self._lent.get(connection, 0) if beside_unread else 0)
 
     def close(self, connection: socket.socket) -> None:
@@ -84,7 +84,7 @@ class Account:
         ending = socket.socket(fileno=connection.detach())
         if lent and is_unread(ending):
             self._lent[ending] = lent
-            self._left.add(ending)
+            self._unclosed.add(ending)
             with contextlib.suppress(OSError):
                 ending.shutdown(socket.SHUT_RDWR)
         else:
@@ -92,23 +92,23 @@ class Account:
 
     def close_what_was_read(self) -> None:
         """Close ended connections that hold no descriptors any more."""
-        for connection in [connection for connection in self._left if not is_unread(connection)]:
-            self._left.discard(connection)
+        for connection in [connection for connection in self._unclosed if not is_unread(connection)]:
+            self._unclosed.discard(connection)
             self._lent.pop(connection, None)
             close_connection(connection, self.uid)
 
     @property
-    def may_ask(self) -> bool:
+    def has_room_for_answer(self) -> bool:
         """Whether there is room for one more answer."""
         return self.unsent < MOST_UNSENT_BYTES
 
     @property
-    def may_answer_later(self) -> bool:
+    def has_room_for_later_answer(self) -> bool:
         """Whether there is room for one more request that is answered later."""
         return self.in_hand < MOST_IN_HAND_BYTES and self.unsent < MOST_UNSENT_BYTES
 
     @property
-    def may_reserve(self) -> bool:
+    def has_room_for_large_message(self) -> bool:
         """Whether there is room to read one more large message."""
         return self.in_hand + self.reserved < MOST_IN_HAND_BYTES
 
@@ -118,41 +118,41 @@ class Turns:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._line: FairQueue[Served] = FairQueue()
-        self._queued: set[Served] = set()
+        self._line: FairQueue[TurnTaker] = FairQueue()
+        self._queued: set[TurnTaker] = set()
         self._serving = self._scheduled = False
 
-    def want(self, connection: Served) -> bool:
+    def serve_or_queue(self, session: TurnTaker) -> bool:
         """Serve a session in its user's turn; return whether that was at once, since nobody else waits."""
-        at_once = not (self._serving or self._scheduled or self._line or connection in self._queued)
+        at_once = not (self._serving or self._scheduled or self._line or session in self._queued)
         if at_once:
             self._serving = True
             try:
-                self._serve_next(connection, time.monotonic())
+                self._serve_next(session, time.monotonic())
             finally:
                 self._serving = False
         else:
-            self._queue(connection)
+            self._append(session)
         if self._line and not self._serving:
             self._serve_soon()
         return at_once
 
-    def want_later(self, connection: Served) -> None:
+    def queue(self, session: TurnTaker) -> None:
         """Serve a session in its user's turn, but not now."""
-        self._queue(connection)
+        self._append(session)
         if not self._serving:
             self._serve_soon()
 
-    def released(self, account: Account) -> None:
+    def resume_waiting(self, account: Account) -> None:
         """Resume the sessions that waited because their user had too much in flight."""
-        while account.stalled and account.may_reserve:
-            connection = next(iter(account.stalled))
-            del account.stalled[connection]
-            connection.read_or_not()
-        while account.held_up and account.may_answer_later:
-            connection = next(iter(account.held_up))
-            del account.held_up[connection]
-            self.want(connection)
+        while account.waiting_to_read and account.has_room_for_large_message:
+            session = next(iter(account.waiting_to_read))
+            del account.waiting_to_read[session]
+            session.update_reading()
+        while account.waiting_to_answer and account.has_room_for_later_answer:
+            session = next(iter(account.waiting_to_answer))
+            del account.waiting_to_answer[session]
+            self.serve_or_queue(session)
 
     def _serve_soon(self) -> None:
         if not self._scheduled:
@@ -175,22 +175,22 @@ class Turns:
         if self._line:
             self._serve_soon()
 
-    def _serve_next(self, connection: Served, now: float) -> float:
+    def _serve_next(self, session: TurnTaker, now: float) -> float:
         """Serve a session for one turn, and charge its user; return the time afterwards."""
         try:
-            more = connection.serve(now + _TURN_SECONDS)
+            more = session.serve(now + _TURN_SECONDS)
         except Exception:
             # A defect in one session must not end the service of all others.
             logger.exception("a connection failed")
-            connection.drop()
+            session.drop()
             more = False
         ended = time.monotonic()
-        self._line.charge(connection.account.uid, ended - now)
+        self._line.charge(session.account.uid, ended - now)
         if more:
-            self._queue(connection)
+            self._append(session)
         return ended
 
-    def _queue(self, connection: Served) -> None:
-        if connection not in self._queued:
-            self._queued.add(connection)
-            self._line.add(connection.account.uid, connection)
+    def _append(self, session: TurnTaker) -> None:
+        if session not in self._queued:
+            self._queued.add(session)
+            self._line.add(session.account.uid, session)

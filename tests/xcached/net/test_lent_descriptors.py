@@ -83,14 +83,14 @@ def test_a_connection_that_ends_counts_until_they_are_read(pair):
         sent(account, here)
     account.close(here)
     account.close_what_was_read()
-    assert (account.left, account.is_idle, account.may_lend(1)) == (1, False, False)
+    assert (account.unclosed, account.is_idle, account.may_lend(1)) == (1, False, False)
     # The client sees the end of it behind what was sent.
     _, (descriptor,), _, _ = socket.recv_fds(there, 1, 1)
     os.close(descriptor)
-    assert account.left == 1
+    assert account.unclosed == 1
     there.close()
     account.close_what_was_read()
-    assert (account.left, account.is_idle, account.may_lend(2)) == (0, True, True)
+    assert (account.unclosed, account.is_idle, account.may_lend(2)) == (0, True, True)
 
 
 def test_connections_that_have_ended_and_hold_some_are_still_a_users_connections(place):
@@ -135,7 +135,9 @@ def test_where_the_kernel_sends_no_more_the_answer_is_a_refusal(monkeypatch, tmp
     server = SimpleNamespace(
         last_request=0.0,
         settings=SimpleNamespace(now=SimpleNamespace(max_requests=8)),
-        turns=SimpleNamespace(want=lambda session: session.serve(time.monotonic() + 20), released=lambda account: None),
+        turns=SimpleNamespace(
+            serve_or_queue=lambda session: session.serve(time.monotonic() + 20), resume_waiting=lambda account: None
+        ),
         forget=lambda session: None,
     )
 

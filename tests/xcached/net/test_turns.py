@@ -52,7 +52,7 @@ class Speaker:
         self.then()
         return self.requests > 0
 
-    def read_or_not(self) -> None:
+    def update_reading(self) -> None:
         """Do nothing: there is nothing to read."""
 
     def drop(self) -> None:
@@ -76,11 +76,11 @@ def test_between_a_question_and_its_answer_a_flood_gets_one_answer_more(turns):
 
     def alice_asks() -> None:
         if len(answered) == 1000:
-            turns.want(alice)
+            turns.serve_or_queue(alice)
 
     for speaker in flood:
         speaker.then = alice_asks
-        turns.want(speaker)
+        turns.serve_or_queue(speaker)
     turns.loop.run()
     assert len(answered) == 5001
     assert answered.index(alice) - 1000 <= 1
@@ -96,8 +96,8 @@ def test_an_error_in_one_connection_ends_that_one_only(turns):
         raise RuntimeError("a defect")
 
     bad.then = fail
-    turns.want(bad)
-    turns.want(good)
+    turns.serve_or_queue(bad)
+    turns.serve_or_queue(good)
     turns.loop.run()
     assert (bad.dropped, good.dropped, good.requests) == (True, False, 0)
 
