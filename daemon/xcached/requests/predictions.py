@@ -24,7 +24,7 @@ _INLINE_BYTES, _FILE_BYTES = protocol.MAX_FRAME // 2, 16 * 1024 * 1024
 _MOST_LISTED = 500
 # The most aliases of one program, the most bytes of all, and msgpack's bytes for each.
 _MOST_ALIASES, _ALIAS_BYTES, _ALIAS_HEADER_BYTES = 4, protocol.MAX_FRAME // 4, 16
-# The most that one entry adds to the list when it is handed over, with its second key.
+# An entry that comes along makes its item at most this many bytes longer, with its key in the list of entries.
 _LONGEST_ITEM_BYTES = 220
 
 
@@ -45,27 +45,27 @@ class Predictions:
     def _predict(self, caller: Caller, message: protocol.Predict) -> Reply:
         """Return the items a program will probably want, of those that a Get would find."""
         wanted, options = self._runs.predict(caller.uid, message, _MOST_LISTED)
-        found = protocol.Prediction([], options, {}, [], [], [], self._lookup.structures(caller))
+        prediction = protocol.Prediction([], options, {}, [], [], [], self._lookup.structures(caller))
         # Many items share few of these, so each is listed once.
         numbers: dict[str, int] = {}
-        served: list[tuple[Wanted, Hit]] = []
+        predicted: list[tuple[Wanted, Hit]] = []
         for item in wanted:
             hit = self._lookup.best(caller, str(item["key"]))
             if hit is not None:
                 made_with = f"{hit.flags} {hit.platform} {hit.toolchain}"
-                found.items.append(item | {"made_with": numbers.setdefault(made_with, len(numbers))})
-                served.append((found.items[-1], hit))
-        found.made_with.extend(numbers)
+                prediction.items.append(item | {"made_with": numbers.setdefault(made_with, len(numbers))})
+                predicted.append((prediction.items[-1], hit))
+        prediction.made_with.extend(numbers)
         try:
-            listed = len(framing.encode(0, found)) + len(served) * _LONGEST_ITEM_BYTES
+            listed = len(framing.encode(0, prediction)) + len(predicted) * _LONGEST_ITEM_BYTES
         except ProtocolError:
             # The stored run is so long that its list does not fit into a frame.
             return Reply(protocol.Prediction([], {}, {}, [], [], [], None))
         room = protocol.MAX_FRAME - listed
-        room -= self._add_aliases(caller, found, dict.fromkeys(hit.program for _, hit in served), room)
-        return self._with_entries(caller, found, served, min(_INLINE_BYTES, room))
+        room -= self._add_aliases(caller, prediction, dict.fromkeys(hit.program for _, hit in predicted), room)
+        return self._with_entries(caller, prediction, predicted, min(_INLINE_BYTES, room))
 
-    def _add_aliases(self, caller: Caller, found: protocol.Prediction, programs: Iterable[str], room: int) -> int:
+    def _add_aliases(self, caller: Caller, prediction: protocol.Prediction, programs: Iterable[str], room: int) -> int:
         """Add aliases of these programs as far as there is room; return their bytes."""
         left = most = max(0, min(_ALIAS_BYTES, room))
         for alias in self._lookup.aliases_of(caller, programs, _MOST_ALIASES):
@@ -73,23 +73,24 @@ class Predictions:
             size = _ALIAS_HEADER_BYTES + len(alias.facts) + sum(len(text.encode()) for text in texts)
             if size > left:
                 break
-            found.aliases.append([*alias])
+            prediction.aliases.append([*alias])
             left -= size
         return most - left
 
     def _with_entries(
-        self, caller: Caller, found: protocol.Prediction, served: list[tuple[Wanted, Hit]], room_inline: int
+        self, caller: Caller, prediction: protocol.Prediction, predicted: list[tuple[Wanted, Hit]], room_inline: int
     ) -> Reply:
         """Hand over the first entries, as far as there is room."""
+        # By whether an entry comes inline or in a file.
         room, files = {True: room_inline, False: _FILE_BYTES}, protocol.MAX_PREDICTED_FILES
-        handed: list[int] = []
+        descriptors: list[int] = []
         try:
-            for item, hit in served:
+            for item, hit in predicted:
                 if hit.answer is None:
                     continue
-                told = hit.answer
-                payload = told.payload
-                room[hit.is_inline] -= max(told.stored_size, 0) if payload is None else len(payload)
+                answer = hit.answer
+                payload = answer.payload
+                room[hit.is_inline] -= max(answer.stored_size, 0) if payload is None else len(payload)
                 files -= payload is None
                 if room[hit.is_inline] < 0 or (files < 0 and payload is None):
                     continue
@@ -97,15 +98,15 @@ class Predictions:
                 reply = self._lookup.hand_over(caller, key, hit)
                 if reply is None:
                     continue
-                item |= {name: getattr(told, name) for name in ("digest", "compile_seconds", "stored_size")}
+                item |= {name: getattr(answer, name) for name in ("digest", "compile_seconds", "stored_size")}
                 if payload is not None:
-                    found.payloads[key] = payload
+                    prediction.payloads[key] = payload
                 else:
-                    found.files.append(key)
-                    handed += reply.descriptors
+                    prediction.files.append(key)
+                    descriptors += reply.descriptors
         except OSError as error:
             logger.warning("no more entries are handed over ahead: %s", error)
         except BaseException:
-            close_all(handed)
+            close_all(descriptors)
             raise
-        return Reply(found, tuple(handed))
+        return Reply(prediction, tuple(descriptors))
