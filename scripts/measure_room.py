@@ -53,7 +53,7 @@ def measure(folder: Path, count: int) -> dict[str, float]:
     opening = (time.perf_counter() - began) * 1e3
     totals = store.totals_now()
     # The store has no room for one more entry.
-    store.limit(Limits(max_size=totals["bytes"] + totals["text_bytes"] + totals["other_bytes"] + _SIZE // 2))
+    store.set_limits(Limits(max_size=totals["bytes"] + totals["text_bytes"] + totals["other_bytes"] + _SIZE // 2))
     evictor = Evictor(store)
     counted, times = [], []
     for number in range(_ROUNDS):

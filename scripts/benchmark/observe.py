@@ -112,7 +112,7 @@ def watch_phases(watch: Watch) -> None:
         ("xcache.keys.describe", "Surroundings", "components", "key"),
         ("xcache.client.client", "Client", "get", "wait for the store"),
         ("xcache.client.client", "Client", "announce", "announce the toolchain"),
-        ("xcache.client.client", "Client", "_tell", "notes to the daemon"),
+        ("xcache.client.pool", "Pool", "note", "notes to the daemon"),
         ("xcache.client.client", "Client", "put", "send to the daemon"),
         ("xcache.wire.envelope", "", "open_sealed", "verify and decompress"),
         ("xcache.wire.envelope", "", "compress", "compress"),
