@@ -1,6 +1,6 @@
 """Trains a small transformer language model on bytes for a few steps; one line of JSON says how it went.
 
-``python demo_model.py TEXT``: an ordinary program in plain JAX. It knows of xcache only to print what was counted.
+``python demo_model.py TEXT LAYERS``: an ordinary program in plain JAX. It knows xcache only to print what was counted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np  # noqa: E402
 
 import xcache  # noqa: E402
 
-VOCABULARY, WIDTH, HEADS, LAYERS = 256, 128, 4, 24
+VOCABULARY, WIDTH, HEADS, LAYERS = 256, 128, 4, int(sys.argv[2])
 BATCH, LENGTH, STEPS, KEEP = 2, 64, 5, 0.9
 RATE, DECAY_1, DECAY_2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 

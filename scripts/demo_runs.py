@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -43,12 +44,12 @@ class Run:
         return self.report["stats"]
 
 
-def run_model(name: str, text: Path, variables: dict[str, str]) -> Run:
+def run_model(name: str, text: Path, layers: int, variables: dict[str, str]) -> Run:
     """Run the model in a process of its own with these variables set."""
     print(f"  {name} ...", flush=True)
     started, used = time.perf_counter(), processor_seconds_of_children()
     process = subprocess.run(
-        [sys.executable, HERE / "demo_model.py", text],
+        [sys.executable, HERE / "demo_model.py", text, str(layers)],
         env=os.environ | variables,
         stdout=subprocess.PIPE,
         text=True,
@@ -97,7 +98,7 @@ def show(runs: list[Run]) -> None:
     Console(width=100).print(table)
 
 
-def demonstrate(place: Path) -> None:
+def demonstrate(place: Path, layers: int) -> None:
     """Run, check and show everything, with all files in ``place``."""
     # A copy: a file changed between two runs is no fault of a cache.
     text = place / "text"
@@ -112,11 +113,11 @@ def demonstrate(place: Path) -> None:
     subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], check=True)
     print("running the model:")
     runs = [
-        run_model("none", text, {}),
-        run_model("JAX's built-in, cold", text, built_in),
-        run_model("JAX's built-in, warm", text, built_in),
-        run_model("xcache, cold", text, on),
-        run_model("xcache, warm", text, on),
+        run_model("none", text, layers, {}),
+        run_model("JAX's built-in, cold", text, layers, built_in),
+        run_model("JAX's built-in, warm", text, layers, built_in),
+        run_model("xcache, cold", text, layers, on),
+        run_model("xcache, warm", text, layers, on),
     ]
     cold, warm = runs[-2:]
     check(runs, cold, warm)
@@ -137,6 +138,9 @@ xcache stats:""",
 
 def main() -> int:
     """Give the demo a store and a daemon of its own, and take both away again."""
+    parser = argparse.ArgumentParser(prog="scripts/demo")
+    parser.add_argument("--layers", type=int, default=24, help="of the transformer; fewer compile sooner")
+    layers = parser.parse_args().layers
     # /tmp, whatever TMPDIR says: a socket's path must be short.
     place = Path(tempfile.mkdtemp(prefix="xcache-demo-", dir="/tmp"))
     # No setting of the user's or of the machine's is to matter.
@@ -149,7 +153,7 @@ def main() -> int:
         "XCACHE_IDLE_EXIT": IDLE_EXIT,
     }
     try:
-        demonstrate(place)
+        demonstrate(place, layers)
     except (CheckFailedError, subprocess.SubprocessError) as error:
         print(f"scripts/demo: failed: {error}", file=sys.stderr)
         return 1
