@@ -35,7 +35,7 @@ from xcache.errors import (
 )
 from xcache.prefetch.history import History
 from xcache.prefetch.prefetcher import LoadedAhead, Prefetcher
-from xcache.prefetch.worker import Fetcher, LoadsAhead
+from xcache.prefetch.worker import Fetcher, Loader
 from xcache.request import Alias, Outcome, Request
 from xcache.signals import reraise_if_the_programs
 from xcache.storing import Compiled, StoreQueue, Storer, serialize_first
@@ -74,14 +74,14 @@ def _check_threads() -> None:
 class Cache:
     """The cache of one process: asks the daemon for executables, and stores what the process compiles."""
 
-    def __init__(self, config: Config, mode: str, version: str, load_ahead: LoadsAhead | None = None) -> None:
+    def __init__(self, config: Config, mode: str, version: str, loader: Loader | None = None) -> None:
         # First, so that a uid that cannot be used is reported before anything else is tried.
         own_uid()
         _check_threads()
         self.config = config
         self.mode = mode
         self._version = version
-        self._load_ahead = load_ahead
+        self._loader = loader
         self._counting = Counting()
         self._warned: set[str] = set()
         self._announced: set[str] = set()
@@ -116,10 +116,10 @@ class Cache:
             self.client, self._counting, self._announcer, self.aliases, overwrite=self.mode == "refresh"
         )
         self._queue = StoreQueue(self._store, self._report, self.client.is_late, self.client.pause)
-        fetcher = Fetcher(self.client, self._history, self._load_ahead, self._trouble.note)
+        fetcher = Fetcher(self.client, self._history, self._loader, self._trouble.note)
         self._prefetcher = Prefetcher(
             fetcher,
-            0 if self._load_ahead is None or self.mode == "refresh" else self.config.prefetch,
+            0 if self._loader is None or self.mode == "refresh" else self.config.prefetch,
             lambda count: self._counting.add(prefetches_dropped=count),
         )
         self._is_summed_up = False
@@ -210,7 +210,7 @@ class Cache:
             # A readonly program stores nothing, so only its reports show that a failed daemon works again.
             self._queue.report_soon()
         else:
-            self._history.note(asked.key.digest, asked.ahead, asked.platform, seconds * _LOAD_TO_COMPILE_RATIO)
+            self._history.note(asked.key.digest, asked.target, asked.platform, seconds * _LOAD_TO_COMPILE_RATIO)
             self._finish_before_exit()
             first = found.serialize_first or asked.serialize_first()
             serialized = serialize_first(asked, executable) if first else None
@@ -333,7 +333,7 @@ class Cache:
             self._announcer.announce(request)
             for _ in range(_LOOKUP_ATTEMPTS):
                 start = monotonic()
-                ahead = self._prefetcher.take(wanted.key, request.ahead) if request.ahead else None
+                ahead = self._prefetcher.take(wanted.key, request.target) if request.target else None
                 if isinstance(ahead, LoadedAhead):
                     self._counting.add(prefetched=1)
                     return self._hit(request, ahead.entry, ahead.executable, start, ahead.load_seconds)
@@ -400,7 +400,7 @@ class Cache:
             worth = min(charged, charged + entry.compile_seconds - (now - start))
             if worth > 0:
                 self.client.refund(entry.wait, worth)
-        self._history.note(key, request.ahead, request.platform, load_seconds)
+        self._history.note(key, request.target, request.platform, load_seconds)
         if request.alias is not None:
             self.aliases.note(request.alias)
         self._queue.report_soon()

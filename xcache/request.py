@@ -8,7 +8,7 @@ from xcache.keys import Key
 from xcache.wire.protocol import InstalledFile
 
 
-class Ahead(NamedTuple):
+class LoadTarget(NamedTuple):
     """The serialized compile options, and the client and devices that an executable is loaded onto."""
 
     options: bytes
@@ -16,11 +16,11 @@ class Ahead(NamedTuple):
     devices: tuple[Any, ...]
 
     @property
-    def numbers(self) -> tuple[int, ...]:
+    def device_ids(self) -> tuple[int, ...]:
         """The ids of the devices, by which the next run finds its own."""
         return tuple(device.id for device in self.devices)
 
-    def is_same(self, other: "Ahead") -> bool:
+    def is_same(self, other: "LoadTarget") -> bool:
         """Return whether an executable loaded for one can serve the other.
 
         Devices are compared by identity: another client of the same platform gives its devices the same ids, but cannot
@@ -61,7 +61,7 @@ class Request(NamedTuple):
     load: Callable[[bytes], Any]
     serialize: Callable[[Any], bytes]
     # The next run loads the executable ahead with this; None if it cannot be loaded ahead.
-    ahead: Ahead | None = None
+    target: LoadTarget | None = None
     # The compiler's files, which the daemon watches.
     toolchain_files: Callable[[], Sequence[InstalledFile]] = tuple
     # Whether it may only be serialized before it runs; called only for what was compiled here.

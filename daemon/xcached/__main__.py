@@ -134,7 +134,7 @@ async def serve(settings: LiveSettings, listener: socket.socket | None, lock: in
         loop.add_signal_handler(number, stop, signal.Signals(number).name)
     upkeep = Upkeep(manager, settings, lambda: f"serves {config.dir}, {server.describe()}")
     # After a restart in the same process, the service manager's watchdog is already running.
-    manager.alive()
+    manager.heartbeat()
     store = Store(config.dir, limits_of(config, shared=trust.shared), shared=trust.shared)
     # The service adopts changed settings; trust does so first, because it may refuse them.
     settings.when_changed(trust.adopt)

@@ -9,17 +9,17 @@ from collections.abc import Callable, Sequence
 
 from xcache.client.contents import SealedEntry
 from xcache.prefetch.prefetcher import Begin, Item, LoadedAhead, Prefetcher
-from xcache.request import Ahead
+from xcache.request import LoadTarget
 
 CLIENT = types.SimpleNamespace(name="client")
 DEVICES = (types.SimpleNamespace(id=0),)
-AHEAD = Ahead(b"options", CLIENT, DEVICES)
+TARGET = LoadTarget(b"options", CLIENT, DEVICES)
 
 
 def item(key: str, entry: SealedEntry | None = None) -> Item:
     # An upper-case key takes long to load, and a digit some time.
     seconds = 10.0 if key.isupper() else 0.1 if key.isdigit() else 0.005
-    return Item(key, AHEAD.options, AHEAD.numbers, "cpu", seconds, ("f", "p", "t"), entry)
+    return Item(key, TARGET.options, TARGET.device_ids, "cpu", seconds, ("f", "p", "t"), entry)
 
 
 PROGRAMS: list[Program] = []
@@ -62,7 +62,7 @@ class Program:
         self.fetches.append(wanted.key)
         while not (self.may_begin.wait(0.01) or is_over()):
             pass
-        if not begin(Ahead(wanted.options, self.clients[-1], DEVICES), self.patience):
+        if not begin(LoadTarget(wanted.options, self.clients[-1], DEVICES), self.patience):
             return None
         self.loads.append(wanted.key)
         assert self.may_go_on.wait(20)
@@ -84,8 +84,8 @@ class Program:
     def _drop(self, count: int) -> None:
         self.dropped += count
 
-    def take(self, key: str, ahead: Ahead = AHEAD) -> object:
-        found = self.prefetcher.take(key, ahead)
+    def take(self, key: str, target: LoadTarget = TARGET) -> object:
+        found = self.prefetcher.take(key, target)
         return found.executable if isinstance(found, LoadedAhead) else found and found.digest
 
     def is_done(self, *keys: str) -> bool:

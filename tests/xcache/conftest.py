@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xcache.cache import Cache
-from xcache.prefetch.worker import LoadsAhead
+from xcache.prefetch.worker import Loader
 
 
 @pytest.fixture
@@ -14,8 +14,8 @@ def caches(place):
     place.start_daemon()
     made: list[Cache] = []
 
-    def cache(mode: str = "on", load_ahead: LoadsAhead | None = None, **settings: object) -> Cache:
-        made.append(Cache(place.config(**settings), mode, "test", load_ahead))
+    def cache(mode: str = "on", loader: Loader | None = None, **settings: object) -> Cache:
+        made.append(Cache(place.config(**settings), mode, "test", loader))
         return made[-1]
 
     yield cache

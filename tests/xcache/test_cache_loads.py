@@ -14,7 +14,7 @@ from support.places import Place, until
 from xcache.cache import Cache
 from xcache.prefetch import prefetcher
 from xcache.prefetch.prefetcher import Item
-from xcache.request import Ahead, Request
+from xcache.request import LoadTarget, Request
 
 
 def test_damage_is_set_aside_and_healed_at_once(place, caches):
@@ -129,17 +129,17 @@ def foreseen(
     """A cache that holds something it has loaded ahead, what would take that, and what it holds."""
     held: weakref.WeakSet[Loadable] = weakref.WeakSet()
     client, device = object(), types.SimpleNamespace(id=0)
-    asked = request("ahead", ahead=Ahead(b"options", client, (device,)))
+    asked = request("ahead", target=LoadTarget(b"options", client, (device,)))
 
     class Loader:
         prepare = staticmethod(lambda items: None)
         must_not_load = staticmethod(lambda item: False)
         is_current = staticmethod(lambda client: True)
 
-        def target(self, item: Item, is_over: object) -> Ahead:
-            return asked.ahead
+        def target(self, item: Item, is_over: object) -> LoadTarget:
+            return asked.target
 
-        def __call__(self, ahead: Ahead, raw: bytes) -> Loadable:
+        def __call__(self, target: LoadTarget, raw: bytes) -> Loadable:
             made = Loadable(raw)
             held.add(made)
             return made
@@ -148,7 +148,7 @@ def foreseen(
     first = caches()
     assert first.get_or_compile(compiled, lambda: asked).kind == "miss"
     first.close()
-    cache = caches(load_ahead=Loader())
+    cache = caches(loader=Loader())
     cache.warm_up()
     assert until(lambda: held and not loading())
     return cache, asked, held

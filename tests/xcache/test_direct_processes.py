@@ -93,12 +93,12 @@ def test_so_it_does_where_jaxlib_is_called_directly(monkeypatch, platform, proce
         assert cache.requests[1]().may_wait == (len(set(processes)) == 1)
 
 
-def loader(*clients: types.SimpleNamespace, everywhere: bool = False, job: object = None) -> ahead.Loader:
+def loader(*clients: types.SimpleNamespace, everywhere: bool = False, job: object = None) -> ahead.JaxLoader:
     made = types.SimpleNamespace(
         backends=lambda: {str(number): client for number, client in enumerate(clients)},
         distributed=types.SimpleNamespace(client=job),
     )
-    return ahead.Loader(made, describe.Surroundings(None, "", None, None), everywhere=everywhere)
+    return ahead.JaxLoader(made, describe.Surroundings(None, "", None, None), everywhere=everywhere)
 
 
 def item(platform: str) -> Item:

@@ -11,7 +11,7 @@ import click
 from xcache.cli import Failure, Misunderstood, daemon, store_file
 from xcache.cli.config import length
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, note, print_table, printable, size
-from xcache.cli.removing import remove
+from xcache.cli.rm import remove
 from xcache.cli.selection import older_than_option
 from xcache.config import config
 

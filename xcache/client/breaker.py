@@ -32,7 +32,7 @@ class _Span:
 
 
 class Wait:
-    """One request's waits for the daemon: for an answer and, while another program compiles, for signs of life."""
+    """One request's waits for the daemon: for an answer and, while another program compiles, for heartbeats."""
 
     def __init__(self, start: float, seconds: float) -> None:
         # When the wait that is going on began, the time it may take, and the time for which it is not charged.
@@ -81,7 +81,7 @@ class Breaker:
             return wait
 
     def continue_wait(self, wait: Wait, free_seconds: float) -> None:
-        """Let the wait go on from now until the daemon's next sign of life, which is due within ``free_seconds``."""
+        """Let the wait go on from now until the daemon's next heartbeat, which is due within ``free_seconds``."""
         with self._lock:
             wait.start, wait.free_seconds = monotonic(), free_seconds
             wait.seconds = max(self.left(), free_seconds)

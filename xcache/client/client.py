@@ -66,7 +66,7 @@ class Client:
         """
         since = start = own_time()
         wait = self._breaker.begin()
-        # The wait is for the daemon until it gives its first sign of life, and then for another program's compile.
+        # The wait is for the daemon until it gives its first heartbeat, and then for another program's compile.
         is_waiting, first_sign = True, start
         waited_for: protocol.Wait | None = None
         said = False

@@ -39,7 +39,7 @@ class Handle:
         surroundings = describe.Surroundings(
             self._jax.jaxlib_folder, self._jax.jaxlib_version, settings.own_dir, self._jax.cuda_folder
         )
-        loader = ahead.Loader(self._jax, surroundings, everywhere=settings.sources["prefetch"] != "default")
+        loader = ahead.JaxLoader(self._jax, surroundings, everywhere=settings.sources["prefetch"] != "default")
         self._cache = cache.Cache(settings, mode, __version__, loader)
         self._undo = contextlib.ExitStack()
         try:

@@ -14,14 +14,14 @@ from xcache.executables import deserialize
 from xcache.hook.jax_versions import Jax
 from xcache.keys.describe import Surroundings
 from xcache.prefetch.prefetcher import Item
-from xcache.request import Ahead
+from xcache.request import LoadTarget
 
 # A large machine takes long to make a backend. If jax has another backend already, this one is unlikely to appear.
 _LONGEST_WAIT_SECONDS, _LONGEST_WAIT_BESIDE_SECONDS = 120.0, 2.0
 _POLL_SECONDS = 0.002
 
 
-class Loader:
+class JaxLoader:
     """Loads onto a backend as soon as jax has one."""
 
     def __init__(self, jax: Jax, surroundings: Surroundings, *, everywhere: bool) -> None:
@@ -53,7 +53,7 @@ class Loader:
         made_with = None if backend is None else self._made_with.get(backend, {}).get(item.devices)
         return item.platform in self._missing or made_with not in (None, item.made_with)
 
-    def target(self, item: Item, is_over: Callable[[], bool]) -> Ahead:
+    def target(self, item: Item, is_over: Callable[[], bool]) -> LoadTarget:
         """Wait for a backend, and return the client and devices to load the item onto.
 
         Raise UncacheableError unless flags, platform and toolchain are this process's: XLA may crash on others.
@@ -67,18 +67,18 @@ class Loader:
             )
         if self.must_not_load(item):
             raise UncacheableError("it was made with other flags, platform or toolchain")
-        return Ahead(item.options, backend, devices)
+        return LoadTarget(item.options, backend, devices)
 
     def is_current(self, client: Any) -> bool:
         """Return whether jax still uses this client: after ``clear_backends()`` it makes another."""
         return any(backend is client for backend in list(self._jax.backends().values()))
 
-    def __call__(self, ahead: Ahead, raw: bytes) -> Any:
+    def __call__(self, target: LoadTarget, raw: bytes) -> Any:
         """Load and return the executable; jaxlib raises various exceptions if it cannot."""
         from jaxlib import xla_client
 
-        placed = xla_client.DeviceList(ahead.devices)
-        return deserialize(ahead.client, raw, placed, xla_client.CompileOptions.ParseFromString(ahead.options))
+        placed = xla_client.DeviceList(target.devices)
+        return deserialize(target.client, raw, placed, xla_client.CompileOptions.ParseFromString(target.options))
 
     def _devices(self, backend: Any, item: Item) -> tuple[Any, ...]:
         devices = {device.id: device for device in backend.devices()}

@@ -14,7 +14,7 @@ from xcache.hook.jax_versions import Jax
 from xcache.hook.skipping import NEVER, Never, Skipping
 from xcache.keys import custom_calls, describe, stablehlo
 from xcache.keys.platform import GPU, without_key
-from xcache.request import Ahead, Alias, Request
+from xcache.request import Alias, LoadTarget, Request
 
 logger = logging.getLogger("xcache")
 
@@ -103,7 +103,7 @@ def wrap(
                 details=lambda: describe.texts(parts),
                 load=lambda raw: deserialize(backend, raw, executable_devices, compile_options, host_callbacks),
                 serialize=lambda executable: serialize(backend, executable),
-                ahead=None if runs_program_code else Ahead(options, backend, tuple(executable_devices)),
+                target=None if runs_program_code else LoadTarget(options, backend, tuple(executable_devices)),
                 serialize_first=lambda: must_be_serialized_first(backend.platform, program.content),
                 toolchain_files=lambda: surroundings.toolchain_files(backend.platform, options),
                 alias=alias,

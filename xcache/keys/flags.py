@@ -1,7 +1,7 @@
 """The flags component: XLA_FLAGS, LIBTPU_INIT_ARGS and ``--xla*`` arguments, as XLA itself would parse them.
 
-They are three lists. XLA and libtpu each parse their own, so a flag in one list says nothing about the flag of the same
-name in another. The order counts, because some flags add to an earlier flag of the same name.
+XLA and libtpu parse these three lists one by one, so a flag in one list says nothing about the flag of the same name in
+another. The order within a list counts, because some flags add to an earlier flag of the same name.
 
 libtpu parses by Abseil's rules, which differ from XLA's: it splits at spaces only, knows no quotes, and takes the next
 word for the value of a flag without one. Its words therefore count as they are written.
@@ -17,12 +17,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from xcache.errors import UncacheableError
 from xcache.keys import lines, named_files
-from xcache.keys.options import LEFT_OUT
+from xcache.keys.options import LEFT_OUT_NAMES
 
 _ONLY_DUMP_OR_LOG = re.compile(
     r"xla_(\w+_)?dump_\w+|xla_tpu_sdc_checker_(streamz_metric|\w+_callbacks|\w+_are_present)"
 )
-_LEFT_OUT_NAMES = frozenset(LEFT_OUT.values())
 _FLAG = re.compile(
     r"""\s*(?P<name>-[A-Za-z0-9_-]*)  # a flag starts with a dash
         (?:=(?:"(?P<double>(?:\\.|[^"\\])*)"?|'(?P<single>[^']*)'?)|(?P<plain>\S*))""",
@@ -76,7 +75,7 @@ def _parse_all(xla_flags: str, libtpu: str, arguments: tuple[str, ...], extra: s
 
 
 def _counts(name: str) -> bool:
-    return name not in _LEFT_OUT_NAMES and not _ONLY_DUMP_OR_LOG.fullmatch(name)
+    return name not in LEFT_OUT_NAMES and not _ONLY_DUMP_OR_LOG.fullmatch(name)
 
 
 def _libtpu_words(text: str) -> Iterator[str]:

@@ -75,7 +75,7 @@ LEFT_OUT = {
     502: "xla_dump_hlo_to_subfolder",
     540: "xla_gpu_dump_cost_model_top_k_candidates_to",
 }
-_LEFT_OUT_NAMES = frozenset(LEFT_OUT.values())
+LEFT_OUT_NAMES = frozenset(LEFT_OUT.values())
 
 _Path = tuple[int, ...]
 # Each device's id, process and slice.
@@ -141,7 +141,7 @@ def _collect(
             rows.append((here, mesh.renumbered(value)))
         else:
             name, text = _option(here, value)
-            if here == _OVERRIDES and name in _LEFT_OUT_NAMES:
+            if here == _OVERRIDES and name in LEFT_OUT_NAMES:
                 continue
             rows.append((here, value.hex() if isinstance(value, bytes) else str(value)))
             if text:

@@ -12,7 +12,7 @@ from typing import Any
 from xcache.client.client import Client
 from xcache.client.contents import SealedEntry, aliases_in
 from xcache.prefetch.prefetcher import Item
-from xcache.request import Ahead
+from xcache.request import LoadTarget
 from xcache.wire import hashing, protocol
 
 logger = logging.getLogger("xcache")
@@ -37,19 +37,19 @@ class History:
         # The first bytes of all structures that had an alias then; None if that is not known.
         self._structures: frozenset[bytes] | None = None
 
-    def note(self, key: str, ahead: Ahead | None, platform: str, seconds: float) -> None:
+    def note(self, key: str, target: LoadTarget | None, platform: str, seconds: float) -> None:
         """Note that this key was wanted, and took so many seconds to load."""
-        if ahead is None:
+        if target is None:
             return
         with self._lock:
             if key in self._items or len(self._items) >= protocol.MAX_WANTED:
                 return
-            digest = hashing.digest(ahead.options)
-            self._options.setdefault(digest, ahead.options)
+            digest = hashing.digest(target.options)
+            self._options.setdefault(digest, target.options)
             self._items[key] = {
                 "key": key,
                 "options": digest,
-                "devices": " ".join(map(str, ahead.numbers)),
+                "devices": " ".join(map(str, target.device_ids)),
                 "platform": platform,
                 "seconds": seconds,
             }

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 
 from xcache.client.contents import SealedEntry
 from xcache.clock import monotonic
-from xcache.request import Ahead
+from xcache.request import LoadTarget
 
 # Until the first predicted request, the threads load for at most this long in all.
 _ON_TRUST_SECONDS = 1.0
@@ -59,7 +59,7 @@ class LoadedAhead(NamedTuple):
 class Begin(Protocol):
     """The callback that ``Work.load`` makes directly before XLA begins to load."""
 
-    def __call__(self, ahead: Ahead, patience: float) -> bool:
+    def __call__(self, target: LoadTarget, patience: float) -> bool:
         """Return whether the executable is still wanted; the program waits ``patience`` seconds for it at most."""
 
 
@@ -85,7 +85,7 @@ class _Slot:
     def __init__(self, item: Item) -> None:
         self.item = item
         self.begun = False
-        self.target: Ahead | None = None
+        self.target: LoadTarget | None = None
         self.patience = 0.0
         self.done = False
         self.loaded: LoadedAhead | None = None
@@ -126,7 +126,7 @@ class Prefetcher:
             if not self._over and not self._threads and not self._has_prediction:
                 self._begin_threads(1)
 
-    def take(self, key: str, ahead: Ahead) -> LoadedAhead | SealedEntry | None:
+    def take(self, key: str, target: LoadTarget) -> LoadedAhead | SealedEntry | None:
         """Return what was loaded for exactly this client, else the entry that came with the prediction, else None.
 
         The program waits only for a load that XLA has begun, and no longer than compiling would take.
@@ -140,7 +140,7 @@ class Prefetcher:
                 return None
             self._surprises = 0
             self._trusted_seconds = float("inf")
-            if slot.target is not None and slot.target.is_same(ahead):
+            if slot.target is not None and slot.target.is_same(target):
                 self._wait_for(slot)
                 loaded = slot.loaded
             else:
@@ -268,12 +268,12 @@ class Prefetcher:
             self._begin_threads(len(self._slots) - len(self._busy))
 
     def _load(self, slot: _Slot) -> None:
-        def begin(ahead: Ahead, patience: float) -> bool:
+        def begin(target: LoadTarget, patience: float) -> bool:
             with self._lock:
                 if self._over or self._slots.get(slot.item.key) is not slot:
                     # The program has asked for it meanwhile, and loads it by itself.
                     return False
-                slot.target, slot.patience = ahead, patience
+                slot.target, slot.patience = target, patience
                 self._loading += 1
                 return True
 

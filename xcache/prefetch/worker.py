@@ -15,7 +15,7 @@ from xcache.clock import monotonic
 from xcache.errors import StoreError, UnavailableError, is_no_room
 from xcache.prefetch.history import History
 from xcache.prefetch.prefetcher import Begin, Item, LoadedAhead
-from xcache.request import Ahead
+from xcache.request import LoadTarget
 from xcache.wire import envelope
 
 logger = logging.getLogger("xcache")
@@ -25,7 +25,7 @@ logger = logging.getLogger("xcache")
 _MIN_PATIENCE_SECONDS, _MAX_PATIENCE_SECONDS = 1.0, 600.0
 
 
-class LoadsAhead(Protocol):
+class Loader(Protocol):
     """Loads an item before jax asks for it."""
 
     def prepare(self, items: Sequence[Item]) -> None:
@@ -34,7 +34,7 @@ class LoadsAhead(Protocol):
     def must_not_load(self, item: Item) -> bool:
         """Return True if this process certainly must not load the item, False if that is not known yet."""
 
-    def target(self, item: Item, is_over: Callable[[], bool]) -> Ahead:
+    def target(self, item: Item, is_over: Callable[[], bool]) -> LoadTarget:
         """Return the client and devices to load it onto; wait for a backend until ``is_over``.
 
         Raise UncacheableError if this process must not load the item.
@@ -43,7 +43,7 @@ class LoadsAhead(Protocol):
     def is_current(self, client: Any) -> bool:
         """Return whether jax still uses this client."""
 
-    def __call__(self, ahead: Ahead, raw: bytes) -> Any:
+    def __call__(self, target: LoadTarget, raw: bytes) -> Any:
         """Return the executable."""
 
 
@@ -51,11 +51,11 @@ class Fetcher:
     """The work of a Prefetcher's threads, with entries from the daemon."""
 
     def __init__(
-        self, client: Client, history: History, load: LoadsAhead | None, went_wrong: Callable[[BaseException], None]
+        self, client: Client, history: History, loader: Loader | None, went_wrong: Callable[[BaseException], None]
     ) -> None:
         self._client = client
         self._history = history
-        self._load = load
+        self._loader = loader
         self._went_wrong = went_wrong
 
     def predict(self) -> Sequence[Item]:
@@ -66,8 +66,8 @@ class Fetcher:
             self._went_wrong(error)
             return ()
         try:
-            if self._load is not None:
-                self._load.prepare(items)
+            if self._loader is not None:
+                self._loader.prepare(items)
         except BaseException as error:  # noqa: BLE001 - the program meets the same error when it asks
             logger.debug("could not prepare to load ahead: %s", error)
         return items
@@ -75,7 +75,7 @@ class Fetcher:
     def load(self, item: Item, begin: Begin, is_over: Callable[[], bool]) -> LoadedAhead | None:
         """Load an item, unless the program takes it over before XLA begins."""
         try:
-            if self._load is None or self._load.must_not_load(item):
+            if self._loader is None or self._loader.must_not_load(item):
                 return None
             if item.entry is None:
                 # A crash while fetching must not be blamed on the load before it.
@@ -85,15 +85,15 @@ class Fetcher:
                 return None
             raw = envelope.open_sealed(item.key, entry.digest, entry.sealed)
             # This step waits for a backend, so everything that needs none comes before it.
-            ahead = self._load.target(item, is_over)
+            target = self._loader.target(item, is_over)
             # The daemon is told before begin(), after which the program may wait for this load.
             if not self._client.begin_loading(item.key, entry.digest):
                 return None
-            if not begin(ahead, min(max(entry.compile_seconds, _MIN_PATIENCE_SECONDS), _MAX_PATIENCE_SECONDS)):
+            if not begin(target, min(max(entry.compile_seconds, _MIN_PATIENCE_SECONDS), _MAX_PATIENCE_SECONDS)):
                 self.pause()
                 return None
             start = monotonic()
-            executable = self._load(ahead, raw)
+            executable = self._loader(target, raw)
             return LoadedAhead(executable, entry, monotonic() - start, len(raw))
         except (UnavailableError, StoreError) as error:
             self._went_wrong(error)
@@ -106,7 +106,7 @@ class Fetcher:
 
     def is_current(self, client: Any) -> bool:
         """Return whether the program can still use what is loaded onto this client."""
-        return self._load is not None and self._load.is_current(client)
+        return self._loader is not None and self._loader.is_current(client)
 
     def pause(self) -> None:
         """Tell the daemon that this thread is loading nothing for the moment."""

@@ -88,7 +88,7 @@ class Manager:
         self._address = "\0" + path[1:] if path.startswith("@") else path if path.startswith("/") else ""
         self._status = ""
         self.watch_every: float | None = None
-        """Seconds between two signs of life, if the manager wants them."""
+        """Seconds between two heartbeats, if the manager wants them."""
         microseconds = environ.get("WATCHDOG_USEC", "")
         meant = environ.get("WATCHDOG_PID", "") in ("", str(os.getpid()))
         if self._address and meant and microseconds.isdigit() and int(microseconds):
@@ -111,8 +111,8 @@ class Manager:
         """Tell the manager that the daemon is shutting down."""
         self._tell("STOPPING=1", "STATUS=leaving")
 
-    def alive(self) -> None:
-        """Give a sign of life."""
+    def heartbeat(self) -> None:
+        """Send a heartbeat."""
         self._tell("WATCHDOG=1")
 
     def status(self, status: str) -> None:

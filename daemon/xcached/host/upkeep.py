@@ -14,7 +14,7 @@ logger = logging.getLogger("xcached")
 
 
 class Upkeep:
-    """Runs on the serving loop, so that the service manager gets no sign of life from a loop that hangs."""
+    """Runs on the serving loop, so that the service manager gets no heartbeat from a loop that hangs."""
 
     def __init__(self, manager: Manager, settings: LiveSettings, describe: Callable[[], str]) -> None:
         """``describe`` returns in a few words what the daemon is doing."""
@@ -47,7 +47,7 @@ class Upkeep:
         self._report_status()
 
     def close(self) -> None:
-        """Stop following and giving signs of life."""
+        """Stop following and sending heartbeats."""
         if self._following is not None:
             self._following.close()
         if self._ticking is not None:
@@ -62,5 +62,5 @@ class Upkeep:
 
     def _tick(self) -> None:
         if self._manager.watch_every is not None:
-            self._manager.alive()
+            self._manager.heartbeat()
             self._ticking = self._loop.call_later(self._manager.watch_every, self._tick)

@@ -7,13 +7,13 @@ import pytest
 from xcache.client.contents import SealedEntry
 from xcache.prefetch.prefetcher import Item
 from xcache.prefetch.worker import Fetcher
-from xcache.request import Ahead
+from xcache.request import LoadTarget
 from xcache.wire import envelope
 from xcache.wire.hashing import digest
 
 KEY = "ab" * 32
 SEALED = envelope.seal(KEY, b"executable")
-AHEAD = Ahead(b"options", object(), ())
+TARGET = LoadTarget(b"options", object(), ())
 
 
 class Recorder:
@@ -37,15 +37,15 @@ class Recorder:
     def end_loading(self) -> None:
         self.calls.append("pause")
 
-    def target(self, item: Item, is_over: object) -> Ahead:
+    def target(self, item: Item, is_over: object) -> LoadTarget:
         self.calls.append("wait for a backend")
-        return AHEAD
+        return TARGET
 
-    def loaded(self, ahead: Ahead, raw: bytes) -> str:
+    def loaded(self, target: LoadTarget, raw: bytes) -> str:
         self.calls.append("load")
         return "executable"
 
-    def begin(self, ahead: Ahead, patience: float) -> bool:
+    def begin(self, target: LoadTarget, patience: float) -> bool:
         self.calls.append("begin")
         self.patience = patience
         return True
@@ -62,11 +62,11 @@ class _Loads:
     def must_not_load(self, item: Item) -> bool:
         return False
 
-    def target(self, item: Item, is_over: object) -> Ahead:
+    def target(self, item: Item, is_over: object) -> LoadTarget:
         return self._recorder.target(item, is_over)
 
-    def __call__(self, ahead: Ahead, raw: bytes) -> object:
-        return self._recorder.loaded(ahead, raw)
+    def __call__(self, target: LoadTarget, raw: bytes) -> object:
+        return self._recorder.loaded(target, raw)
 
 
 def test_from_when_the_program_may_wait_nothing_is_asked_of_the_daemon():
@@ -77,7 +77,7 @@ def test_from_when_the_program_may_wait_nothing_is_asked_of_the_daemon():
 
 def test_an_executable_that_the_program_has_taken_over_is_not_loaded_nor_said_to_be():
     recorder = Recorder()
-    assert recorder.run(lambda ahead, patience: False) is None
+    assert recorder.run(lambda target, patience: False) is None
     assert recorder.calls == ["pause", "fetch", "wait for a backend", "tell", "pause"]
 
 
@@ -97,7 +97,7 @@ def test_the_program_waits_as_long_as_compiling_took_whatever_a_writer_says(comp
 def test_no_room_is_the_one_thing_that_is_raised(monkeypatch):
     recorder = Recorder()
 
-    def fail(ahead: Ahead, raw: bytes) -> object:
+    def fail(target: LoadTarget, raw: bytes) -> object:
         raise RuntimeError("RESOURCE_EXHAUSTED: out of memory")
 
     monkeypatch.setattr(recorder, "loaded", fail)

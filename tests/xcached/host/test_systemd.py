@@ -141,8 +141,8 @@ def test_an_abstract_socket_is_told_as_well_and_a_dead_one_does_no_harm(place):
         Manager({"NOTIFY_SOCKET": f"@{name}"}).ready("two\nlines")
         assert b"STATUS=two lines" in listening.recv(1000).splitlines()
     Manager({"NOTIFY_SOCKET": f"@{name}"}).ready("nobody there")
-    Manager({"NOTIFY_SOCKET": str(place.root / "none")}).alive()
-    Manager({}).alive()
+    Manager({"NOTIFY_SOCKET": str(place.root / "none")}).heartbeat()
+    Manager({}).heartbeat()
 
 
 @pytest.mark.parametrize(
