@@ -61,6 +61,7 @@ print(json.dumps({{"result": float(step(1.0))}}))
 """
 
 
+@pytest.mark.once
 def test_two_scripts_with_one_version_do_not_share_a_function_of_one_name(place, tmp_path):
     for factor in (2, 3, 2):
         script = tmp_path / f"{factor}.py"
@@ -153,6 +154,7 @@ print(json.dumps({"result": float(function(2.0)), "traced": len(traced), "covere
 """
 
 
+@pytest.mark.once
 def test_a_version_changes_with_a_file_three_modules_away(place):
     def ran_in(checkout, factor):
         folder = place.root / checkout

@@ -18,6 +18,7 @@ jax.jit(lambda v: v * 2 + 1)(x).block_until_ready()
 """
 
 
+@pytest.mark.once
 @pytest.mark.slow
 def test_many_programs_at_once_start_one_daemon_and_agree(place):
     source = COMPILE + "import xcache; print(xcache.stats().requests, xcache.stats().errors)"
@@ -104,6 +105,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.once
 def test_both_processes_of_a_job_store_and_find_what_they_compile(place):
     cold = run_job(place, free_port())
     assert [total for total, *_ in cold] == [12.0, 12.0]

@@ -25,6 +25,7 @@ def stats(place, source=COMPILE, **environment):
     return json.loads(result.stdout), result.stderr
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("value", ["1", "on", "ON"])
 def test_on(place, value):
     first, _ = stats(place, XCACHE=value)
@@ -32,6 +33,7 @@ def test_on(place, value):
     assert (first["misses"], second["hits"], second["misses"]) == (1, 1, 0)
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("value", ["0", "off", "", None])
 def test_off(place, value):
     found, stderr = stats(place, **({} if value is None else {"XCACHE": value}))
@@ -39,6 +41,7 @@ def test_off(place, value):
     assert not place.dir.exists()
 
 
+@pytest.mark.once
 def test_an_unknown_mode_is_one_line_and_off(place):
     found, stderr = stats(place, XCACHE="sometimes")
     assert found["requests"] == 0
@@ -47,6 +50,7 @@ def test_an_unknown_mode_is_one_line_and_off(place):
     assert "readonly" in stderr
 
 
+@pytest.mark.once
 def test_a_wrong_setting_is_one_line_and_off(place):
     found, stderr = stats(place, XCACHE="1", XCACHE_MAX_SIZE="much")
     assert found["requests"] == 0
@@ -54,6 +58,7 @@ def test_a_wrong_setting_is_one_line_and_off(place):
     assert "XCACHE_MAX_SIZE='much' (environment)" in stderr
 
 
+@pytest.mark.once
 def test_readonly_looks_up_and_never_stores(place):
     nothing, _ = stats(place, XCACHE="readonly")
     assert (nothing["misses"], nothing["stores"]) == (1, 0)
@@ -66,6 +71,7 @@ def test_readonly_looks_up_and_never_stores(place):
     assert (again["hits"], again["misses"]) == (0, 1)
 
 
+@pytest.mark.once
 def test_refresh_compiles_anew_and_overwrites(place):
     stats(place, XCACHE="1")
     before = place.query("SELECT key, blob, created_at FROM entries")
@@ -92,6 +98,7 @@ def test_enable_before_jax_is_used(place):
         assert json.loads(result.stdout)["hits"] == hits, result.stderr
 
 
+@pytest.mark.once
 def test_settings_from_code_win_and_wrong_ones_are_errors(place):
     source = """
 import os, xcache
@@ -112,6 +119,7 @@ with xcache.enable(dir=os.environ["XCACHE_DIR"] + "-other"):
     assert said[1].startswith("ConfigError 'size' is not a setting")
 
 
+@pytest.mark.once
 def test_a_mode_from_code_is_one_of_those_of_the_variable(place):
     """Nothing is stored by a mode that there is not, nor by one that says off."""
     result = place.run(program_text("enable_in_each_mode"))
@@ -119,6 +127,7 @@ def test_a_mode_from_code_is_one_of_those_of_the_variable(place):
     assert place.query("SELECT count(*) FROM entries") == [(2,)]
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "said",
     [
@@ -135,6 +144,7 @@ def test_off_from_code_holds_whatever_the_variable_says(place, said):
     assert found["requests"] == 0
 
 
+@pytest.mark.once
 def test_dir_lists_the_names_for_users(place):
     """Looking imports nothing more."""
     source = """
@@ -151,6 +161,7 @@ assert xcache.enable.__name__ == "enable" and "readonly" in xcache.enable.__doc_
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("wrong", ["XCACHE_MAX_SIZE", "XCACHE_DAEMON_USER", "XCACHE"])
 @pytest.mark.parametrize("log", ["info", None])
 def test_a_line_of_xcache_in_a_program_has_its_name_in_front(place, wrong, log):
@@ -160,6 +171,7 @@ def test_a_line_of_xcache_in_a_program_has_its_name_in_front(place, wrong, log):
     assert said[0].startswith(f"xcache: {wrong}='no-such-one' (environment)")
 
 
+@pytest.mark.once
 def test_a_program_with_logging_of_its_own_is_told_by_that_alone(place):
     own = "import logging; logging.basicConfig(format='own: %(name)s')\n"
     its = "import logging; logging.getLogger('xcache').addHandler(logging.NullHandler())\n"
@@ -209,6 +221,7 @@ print(json.dumps([{name: events[name] for name in wanted}, durations]))
     assert durations == ["cache_retrieval_time_sec", "compile_time_saved_sec"]
 
 
+@pytest.mark.once
 def test_with_log_info_a_program_ends_with_one_line(place):
     stats(place, XCACHE="1")
     result = place.run(COMPILE, XCACHE="1", XCACHE_LOG="info")
@@ -244,6 +257,7 @@ def test_a_program_that_asks_is_told_once_what_the_cache_did(place, program):
     assert result.stderr.count("s saved") == 1, result.stderr
 
 
+@pytest.mark.once
 def test_two_threads_that_switch_it_on_leave_one_cache(place):
     """One of two hooks once stayed when the cache was switched off."""
     result = place.run(program_text("enable_in_two_threads"))

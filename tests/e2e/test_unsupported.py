@@ -68,12 +68,14 @@ describe.Surroundings.components = broken
 """
 
 
+@pytest.mark.once
 def test_a_defect_in_xcache_itself_costs_the_program_nothing(place):
     result = place.run(PROGRAM.format(change=UNCACHEABLE_KEY), XCACHE="1")
     assert result.stdout.splitlines() == ["8.0", "1"], result.stderr
     assert "compiling without the cache" in result.stderr
 
 
+@pytest.mark.once
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to give a folder away")
 def test_a_strangers_folder_is_one_line(place):
     """The daemon is not started there, and nobody is asked there, for one reason."""

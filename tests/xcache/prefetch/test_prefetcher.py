@@ -6,7 +6,7 @@ import threading
 import types
 
 import pytest
-from support.foreseeing import AHEAD, CLIENT, DEVICES, PROGRAMS, Program, SlowlyTold, loading
+from support.foreseeing import TARGET, CLIENT, DEVICES, PROGRAMS, Program, SlowlyTold, loading
 from support.places import until
 
 from xcache.prefetch import prefetcher
@@ -211,7 +211,7 @@ def test_an_executable_for_other_options_another_client_or_its_devices_is_not_ta
     program = Program("a")
     program.prefetcher.start()
     assert until(lambda: program.is_done("a"))
-    assert program.take("a", AHEAD._replace(**differs)) is None
+    assert program.take("a", TARGET._replace(**differs)) is None
     assert until(program.is_over)
 
 

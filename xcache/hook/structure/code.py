@@ -108,7 +108,7 @@ def _is_own_function(function: types.FunctionType, seen: Seen) -> bool:
             held.append(cell.cell_contents)
         except ValueError:  # an empty cell
             continue
-    return _are_own((*held, function.__dict__.get("__wrapped__")), seen)
+    return _are_own((*held, getattr(function, "__wrapped__", None)), seen)
 
 
 def _is_own_primitive(primitive: Any, seen: Seen) -> bool:

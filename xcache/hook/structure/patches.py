@@ -1,8 +1,9 @@
 """Whether somebody has replaced functions of jax's, which any lowering rule may call.
 
 All modules of jax are examined when the first program is described, and again when modules were imported since. The
-functions of the modules that lower, and of those that they use, are compared before each program. A function of jax's
-in the wrong place is jax's own code, too: the digest says which function each name of the modules that lower leads to.
+functions and constants of the modules that lower, and the functions of those that they use, are compared before each
+program. A constant may be any, and a function of jax's in the wrong place is jax's own code, too: the digest says what
+each of these names leads to.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import operator
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from jax._src.interpreters import mlir
@@ -26,7 +27,7 @@ from xcache.hook.structure.rules import is_late, rule_tables
 _LIBRARIES = frozenset((
     *sys.stdlib_module_names, "jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy", "flatbuffers", "nanobind",
     "absl", "etils", "rich", "xcache", "portpicker", "libtpu", "jax_plugins", "triton", "google", "mlir",
-    "typing_extensions",
+    "typing_extensions", "_cyutility",
 ))  # fmt: skip
 # Packages among them whose objects may stand in place of functions.
 _PACKAGES_OF_CALLABLES = frozenset((
@@ -34,7 +35,16 @@ _PACKAGES_OF_CALLABLES = frozenset((
     "nanobind", "pybind11_builtins", "weakref", "xcache", "ml_dtypes", "_thread", "threading", "absl",
 ))  # fmt: skip
 
-_DESCRIBED = (types.FunctionType, functools.partial)
+_FUNCTIONS = frozenset((types.FunctionType, functools.partial))
+_FUNCTIONS_AND_CONSTANTS = _FUNCTIONS | frozenset((bool, int, float, complex, str, bytes, type(None)))
+# The functions behind an attribute of a class, by the attribute's type.
+_FUNCTIONS_OF: dict[type, Callable[[Any], tuple[Any, ...]]] = {
+    types.FunctionType: lambda value: (value,),
+    staticmethod: lambda value: (value.__func__,),
+    classmethod: lambda value: (value.__func__,),
+    property: lambda value: (value.fget, value.fset, value.fdel),
+    functools.cached_property: lambda value: (value.func,),
+}
 # The importer of a module, such as pytest's loader.
 _IMPORT_ATTRIBUTES = ("__loader__", "__spec__")
 
@@ -43,12 +53,13 @@ class _Patches:
     """Remembers jax's functions as they were when they were examined."""
 
     def __init__(self) -> None:
-        self._modules = 0
+        # The names of all modules that were imported when jax's were examined.
+        self._modules: frozenset[str] = frozenset()
         self._reason: str | None = None
         # The function that is not jax's own: the namespace of the module, the name, and the value found there.
         self._replacement: tuple[dict[str, Any], str, Any] = {}, "", None
         self._watched: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = []
-        # The functions of each module that lowers, as they were described, and their digest.
+        # The functions and constants of each module that lowers or is used for that, and their digest.
         self._described: dict[str, tuple[Any, bytes]] = {}
         self._digests: dict[bool, bytes] = {}
         # Functions from these files, and instances of these types, may stand in a module of jax's.
@@ -57,10 +68,14 @@ class _Patches:
 
     def check(self) -> None:
         """Raise CannotSkipError if a function of jax's is not its own."""
-        if self._modules != len(sys.modules) or not self._are_unchanged():
+        are_unchanged = self._are_unchanged()
+        if not are_unchanged or len(self._modules) != len(sys.modules):
             # Noted last: another thread must not pass before all is examined.
-            modules = len(sys.modules)
-            self._reason = self._examine()
+            modules = frozenset(sys.modules)
+            imported = modules - self._modules
+            # jax imports some modules when it lowers, which then run no code of the program's.
+            is_partial = are_unchanged and self._reason is None and all(map(_is_of_a_library, imported))
+            self._reason = self._examine(imported if is_partial else modules)
             self._modules = modules
         if self._reason is not None:
             raise CannotSkipError(self._reason)
@@ -75,13 +90,14 @@ class _Patches:
             return False
 
     def digest(self, *, with_late: bool) -> bytes:
-        """Return a digest of what the names of the modules that lower lead to; the last ``check`` has made it.
+        """Return a digest of what the names of those modules lead to; the last ``check`` has made it.
 
         ``with_late`` adds the modules that a program may import after jax.
         """
         return self._digests[with_late]
 
-    def _examine(self) -> str | None:
+    def _examine(self, names: Collection[str]) -> str | None:
+        """Examine the modules of these names that are jax's, describe them and the others; return the first reason."""
         watched: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = []
         modules = {
             name: module
@@ -89,56 +105,59 @@ class _Patches:
             # The others hand on names of these.
             if name.startswith(("jax._src.", "jaxlib.")) and isinstance(module, types.ModuleType)
         }
-        for name, module in modules.items():
-            for key, value in list(vars(module).items()):
-                if key not in _IMPORT_ATTRIBUTES and not self._is_acceptable(value):
-                    self._replacement = vars(module), key, value
+        seen: set[int] = set()
+        for name in modules.keys() & names:
+            namespace = vars(modules[name])
+            seen.update(id(namespace.get(key)) for key in _IMPORT_ATTRIBUTES)
+            # Without the keys: so many pairs at once would make Python's garbage collector look at all objects.
+            for value in list(namespace.values()):
+                if id(value) not in seen and not self._is_acceptable(value):
+                    key = next((key for key, found in namespace.items() if found is value), "")
+                    self._replacement = namespace, key, value
                     return f"function of jax replaced: {name}.{key}"
+                seen.add(id(value))
         homes = {_defining_module(entry) for table in rule_tables() for entry in table.values()}
         lowering = {mlir.__name__, *(home for home in homes if home in modules)}
-        used = {
-            value.__name__
-            for name in lowering
-            for value in vars(modules[name]).values()
-            if type(value) is types.ModuleType
-        }
-        for name in (lowering | used) & modules.keys():
-            names = vars(modules[name])
-            functions = [key for key, value in names.items() if type(value) in _DESCRIBED]
-            if len(functions) > 1:
-                get = operator.itemgetter(*functions)
-                watched.append((names, get, get(names)))
-                if name in lowering and (reason := self._describe(name, names, functions, watched[-1][2])):
+        without_late = _with_used(modules, [name for name in lowering if not is_late(f"{name}.")])
+        with_late = _with_used(modules, lowering)
+        for name in with_late:
+            namespace = vars(modules[name])
+            # Constants of other modules note, for instance, that something was initialized.
+            kinds = _FUNCTIONS_AND_CONSTANTS if name in lowering else _FUNCTIONS
+            keys = [key for key, value in namespace.items() if type(value) in kinds and not key.startswith("__")]
+            if len(keys) > 1:
+                get = operator.itemgetter(*keys)
+                watched.append((namespace, get, get(namespace)))
+                if reason := self._describe(name, namespace, keys, watched[-1][2]):
                     return reason
-        self._digests = {late: self._digest_of_all(with_late=late) for late in (False, True)}
+        self._digests = {False: self._digest_of(without_late), True: self._digest_of(with_late)}
         self._watched = watched
         return None
 
-    def _digest_of_all(self, *, with_late: bool) -> bytes:
-        counted = sorted(name for name in self._described if with_late or not is_late(name + "."))
-        digests = b"".join(self._described[name][1] for name in counted)
+    def _digest_of(self, names: Iterable[str]) -> bytes:
+        digests = b"".join(self._described[name][1] for name in sorted(names) if name in self._described)
         return hashlib.blake2b(digests, digest_size=16).digest()
 
-    def _describe(self, module: str, names: dict[str, Any], keys: list[str], functions: tuple[Any, ...]) -> str | None:
-        """Describe the functions of a module; return why one of them cannot be described, or None."""
+    def _describe(self, module: str, names: dict[str, Any], keys: list[str], values: tuple[Any, ...]) -> str | None:
+        """Describe the functions and constants of a module; return why one cannot be described, or None."""
         known = self._described.get(module)
-        if known is None or known[0] != functions:
+        if known is None or known[0] != values:
             lines = []
-            for key, function in zip(keys, functions, strict=True):
+            for key, value in zip(keys, values, strict=True):
                 try:
-                    lines.append(f"{key} {_describe_function(function)}")
+                    lines.append(f"{key} {_description_of(value)}")
                 except CannotSkipError as reason:
-                    self._replacement = names, key, function
+                    self._replacement = names, key, value
                     return f"function of jax that cannot be described: {module}.{key}: {reason}"
             lines.sort()
             digest = hashlib.blake2b("\n".join((module, *lines)).encode(), digest_size=16).digest()
-            self._described[module] = functions, digest
+            self._described[module] = values, digest
         return None
 
     def _is_acceptable(self, value: Any) -> bool:
         kind = type(value)
         if kind is types.FunctionType:
-            return value.__code__.co_filename in self._known_files or self._is_of_a_library(value)
+            return self._is_function_acceptable(value)
         if kind not in self._known_types:
             package = kind.__module__.split(".", 1)[0]
             if package not in _LIBRARIES or (
@@ -151,18 +170,25 @@ class _Patches:
         inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None) if callable(value) else None
         return inner is None or inner is value or self._is_acceptable(inner)
 
+    def _is_function_acceptable(self, function: types.FunctionType) -> bool:
+        if function.__code__.co_filename not in self._known_files and not self._is_of_a_library(function):
+            return False
+        # A decorator of jax's may have wrapped a function of the program's.
+        inner = getattr(function, "__wrapped__", None)
+        return inner is None or self._is_acceptable(inner)
+
     def _are_methods_acceptable(self, value: type) -> bool:
-        known, function = self._known_files, types.FunctionType
-        return all(
-            each.__code__.co_filename in known or self._is_of_a_library(each)
-            for each in vars(value).values()
-            if type(each) is function
-        )
+        for each in vars(value).values():
+            functions_of = _FUNCTIONS_OF.get(type(each))
+            for function in () if functions_of is None else functions_of(each):
+                if type(function) is types.FunctionType and not self._is_function_acceptable(function):
+                    return False
+        return True
 
     def _is_of_a_library(self, function: types.FunctionType) -> bool:
         """Return whether a function is jax's, from a file of jax's, or of a library that jax imports."""
         module, file = function.__globals__.get("__name__", ""), function.__code__.co_filename
-        is_acceptable = is_of_jaxs_files(function) or (not is_of_jax(module) and module.split(".", 1)[0] in _LIBRARIES)
+        is_acceptable = is_of_jaxs_files(function) or (not is_of_jax(module) and _is_of_a_library(module))
         if is_acceptable and not file.startswith("<"):
             self._known_files.add(file)
         return is_acceptable
@@ -171,10 +197,24 @@ class _Patches:
 patches = _Patches()
 
 
-def _describe_function(function: Any) -> str:
-    if isinstance(function, functools.partial):
-        return describe_callable(function)
-    return f"{function.__module__} {function.__qualname__} {function.__code__.co_firstlineno}"
+def _is_of_a_library(module: str) -> bool:
+    return module.split(".", 1)[0] in _LIBRARIES
+
+
+def _description_of(value: Any) -> str:
+    if isinstance(value, functools.partial):
+        return describe_callable(value)
+    if type(value) not in _FUNCTIONS:
+        return repr(value)
+    return f"{value.__module__} {value.__qualname__} {value.__code__.co_firstlineno}"
+
+
+def _with_used(modules: Mapping[str, types.ModuleType], lowering: Collection[str]) -> set[str]:
+    """Return the names of modules that lower, and of those of jax's that they have in a global variable."""
+    used = {
+        value.__name__ for name in lowering for value in vars(modules[name]).values() if type(value) is types.ModuleType
+    }
+    return {*lowering, *used} & modules.keys()
 
 
 def _defining_module(entry: Any) -> Any:

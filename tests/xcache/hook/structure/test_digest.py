@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import sys
+import types
 from typing import Any
 
 import jax
@@ -345,6 +347,47 @@ def test_a_function_that_emits_operations_is_watched(structures, monkeypatch):
     assert not structures.of(lambda x: x * 2, X).startswith("<")
     original = hlo.multiply
     monkeypatch.setattr(hlo, "multiply", lambda *a, **k: original(*a, **k))
+    assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+
+
+def test_a_function_of_jax_s_in_the_wrong_place_counts_in_a_module_that_lowering_uses(structures, monkeypatch):
+    from jax._src.lib.mlir.dialects import hlo
+
+    before = structures.of(lambda x: x * 2, X)
+    with monkeypatch.context() as patch:
+        patch.setattr(hlo, "multiply", hlo.add)
+        assert structures.of(lambda x: x * 2, X) not in (before, "")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_a_constant_of_a_module_that_lowers_counts(structures, monkeypatch):
+    from jax._src.interpreters import mlir
+
+    before = structures.of(lambda x: x * 2, X)
+    with monkeypatch.context() as patch:
+        patch.setattr(mlir, "DEVICE_TO_DEVICE_TYPE", mlir.DEVICE_TO_DEVICE_TYPE + 1)
+        assert structures.of(lambda x: x * 2, X) not in (before, "")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_a_decorator_of_jax_s_does_not_hide_a_function_of_the_program_s(structures, monkeypatch):
+    from jax._src.interpreters import mlir
+    from jax._src.traceback_util import api_boundary
+
+    original = mlir.delegate_lowering
+    with monkeypatch.context() as patch:
+        patch.setattr(mlir, "delegate_lowering", api_boundary(lambda *a, **k: original(*a, **k)))
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+@pytest.mark.parametrize("kind", [property, staticmethod, classmethod, functools.cached_property])
+def test_code_of_the_program_s_in_a_class_of_jax_s_has_all_lowered(kind, structures, monkeypatch):
+    from jax._src import core
+
+    monkeypatch.setattr(core.ShapedArray, "of_the_program", kind(lambda *_: 1), raising=False)
+    # An import has all modules examined.
+    monkeypatch.setitem(sys.modules, "imported_by_a_test", types.ModuleType("imported_by_a_test"))
     assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
 
 
