@@ -16,7 +16,7 @@ FALLBACKS.extend(
     (values.encoder_for, placement.encoder_for, code.encoder_for, primitives.encoder_for, objects.encoder_for)
 )
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 3
+_FORMAT = 4
 # Names of arguments are only in locations.
 _LEFT_OUT = ("arg_names", "backend")
 
