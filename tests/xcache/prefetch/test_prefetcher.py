@@ -6,7 +6,7 @@ import threading
 import types
 
 import pytest
-from support.foreseeing import TARGET, CLIENT, DEVICES, PROGRAMS, Program, SlowlyTold, loading
+from support.foreseeing import CLIENT, DEVICES, PROGRAMS, TARGET, Program, SlowlyTold, loading
 from support.places import until
 
 from xcache.prefetch import prefetcher
