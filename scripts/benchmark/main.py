@@ -39,7 +39,7 @@ WITH_JIT = ("training", "serving", "training-24", "training-48")
 QUICK_ROUNDS = {"many-small": (5, 7), "training": (5, 7), "library": (5, 7)}
 # The programs that are started together, and how many at once.
 CROWDS = {
-    "quick": [("training", 4), ("many-small", 16)],
+    "quick": [("training", 4), ("many-small", 4), ("many-small", 16)],
     "full": [(name, size) for name in ("training", "many-small") for size in (4, 16)],
 }
 # Pairs of programs: a script was the first at its last run, and is the second now.
@@ -67,7 +67,7 @@ def parts() -> dict[str, Part]:
 
     def crowd(folder: Path, full: bool) -> Any:
         return {
-            f"{size} {name}": runs.crowd(name, size, folder, (3 if full else 1))
+            f"{size} {name}": runs.crowd(name, size, folder, (3 if full else 1), 3)
             for name, size in CROWDS["full" if full else "quick"]
         }
 

@@ -213,8 +213,7 @@ def _changed(found: Found) -> str:
     head = ("", "time: changed", "unchanged", "processor time: changed", "unchanged", "changed, against built-in")
     text = (
         "A script that was another program at its last run: the cache has all that it wants, but the wrong entries are"
-        " loaded ahead. (These figures are of a version that also knew a program by the first key it asked for.) The"
-        " same run with `XCACHE_PREFETCH=0` is 1."
+        " loaded ahead. The same run with `XCACHE_PREFETCH=0` is 1."
     )
     return f"## A program that changed completely\n\n{text}\n\n{_table(head, rows)}"
 

@@ -168,18 +168,20 @@ def changed(before: str, name: str, folder: Path, rounds: int) -> dict[str, list
     return found
 
 
-def crowd(name: str, size: int, folder: Path, rounds: int) -> dict[str, dict[str, list[Sample]]]:
+def crowd(name: str, size: int, folder: Path, cold: int, warm: int) -> dict[str, dict[str, list[Sample]]]:
     """Run processes of one program that start at once, cold and then warm; and one alone, cold, beside them."""
     names = [BUILT_IN, XCACHE]
     found: dict[str, dict[str, list[Sample]]] = {kind: {p: [] for p in names} for kind in ("alone", "cold", "warm")}
     with Field(folder, names) as field:
-        for turn in range(rounds):
+        for turn in range(cold):
             for peer in rotated(names, turn):
                 field.peers[peer].begin()
                 found["alone"][peer].append(together(name, 1, field.peers[peer]))
                 field.peers[peer].begin()
-                for kind in ("cold", "warm"):
-                    found[kind][peer].append(together(name, size, field.peers[peer]))
+                found["cold"][peer].append(together(name, size, field.peers[peer]))
+        for turn in range(warm):
+            for peer in rotated(names, turn):
+                found["warm"][peer].append(together(name, size, field.peers[peer]))
     return found
 
 
