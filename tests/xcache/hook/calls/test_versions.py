@@ -56,6 +56,56 @@ def test_an_installed_distribution_counts_by_its_name_and_version():
     assert any(covered.lower().startswith("pyyaml ") for covered in xcache.version_of("yaml").covered)
 
 
+def install(folder, name, file, *, requires="", editable=False):
+    """Write a distribution as pip does."""
+    (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    (folder / file).write_text("")
+    made = folder / f"{name.replace('-', '_')}-1.0.dist-info"
+    made.mkdir(exist_ok=True)
+    header = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+    (made / "METADATA").write_text(f"{header}{requires and f'Requires-Dist: {requires}'}\n\nRequires-Dist: nothing\n")
+    (made / "RECORD").write_text(f"{file},sha256=x,0\n" if not editable else "")
+    if editable:
+        (made / "direct_url.json").write_text('{"dir_info": {"editable": true}, "url": "file:///"}')
+
+
+@pytest.fixture
+def installed(modules, monkeypatch):
+    """Return a folder of installed distributions that is on the path."""
+    folder = modules / "site-packages"
+    folder.mkdir()
+    monkeypatch.syspath_prepend(folder)
+    return folder
+
+
+def test_the_distributions_that_a_distribution_requires_count(modules, installed):
+    (modules / "uses.py").write_text("import near\n")
+    install(installed, "near", "near/__init__.py", requires='Far.Away>=1; extra == "all"')
+    install(installed, "far-away", "far/__init__.py", requires="being-edited")
+    install(installed, "being-edited", "nothing", editable=True)
+    (modules / "being_edited.py").write_text("")
+    first = xcache.version_of("uses")
+    assert {*first.covered} == {
+        "being-edited 1.0", "being_edited (1 file)", "far-away 1.0", "near 1.0", "uses (1 file)",
+    }  # fmt: skip
+    (modules / "being_edited.py").write_text("changed = True")
+    second = xcache.version_of("uses")
+    record = installed / "far_away-1.0.dist-info" / "RECORD"
+    record.write_text(record.read_text().replace("sha256=x", "sha256=y"))
+    assert len({first, second, xcache.version_of("uses")}) == 3
+
+
+def test_each_part_of_a_namespace_package_counts(modules, installed):
+    install(installed, "shared-one", "shared/one.py")
+    install(installed, "shared-two", "shared/two.py")
+    (modules / "shared").mkdir()
+    (modules / "shared" / "own.py").write_text("")
+    first = xcache.version_of("shared")
+    assert {*first.covered} == {"shared-one 1.0", "shared-two 1.0", "shared (1 file)"}
+    (modules / "shared" / "own.py").write_text("changed = True")
+    assert xcache.version_of("shared") != first
+
+
 @dataclasses.dataclass
 class Config:
     rate: float = 1e-3
