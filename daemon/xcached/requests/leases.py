@@ -109,9 +109,10 @@ class Leases:
         # A client waiting for another user's compile may get this entry; if not, it waits on.
         for lease in list(self._by_key.get(key, ())):
             for waiter in list(lease.waiters):
-                found = self._found_for(waiter) if self._trusts(waiter.caller.uid, writer) else None
                 # Sending an answer may reveal that other clients have gone.
-                if found is not None and waiter.lease is lease:
+                if waiter.lease is not lease or not self._trusts(waiter.caller.uid, writer):
+                    continue
+                if (found := self._found_for(waiter)) is not None:
                     self._end_wait(waiter)
                     waiter.answer.give(found)
 
@@ -148,7 +149,9 @@ class Leases:
 
     def close(self) -> None:
         """Tell all waiters to compile, because the daemon is leaving."""
-        for lease in [lease for leases in self._of_user.values() for lease in leases]:
+        # Sending an answer may reveal that a client has gone, and pass its leases on.
+        while self._of_user:
+            lease = next(lease for leases in self._of_user.values() for lease in leases)
             self._end(lease)
             _tell_to_compile(self._dequeue(lease))
 

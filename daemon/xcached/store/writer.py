@@ -296,7 +296,10 @@ class WriterThread:
                     self._store.check(source)
                 write = functools.partial(self._store.put, job.put, *job.sources, job.writer)
                 self._evictor.admit(job.put, job.writer.uid, write)
-        except Exception as error:  # noqa: BLE001 - one bad put must not take the others with it
+        except Exception as error:
+            # One bad put must not take the others with it; a damaged database concerns them all.
+            if is_damage(error):
+                raise
             return refuse(error)
         return None
 
@@ -308,7 +311,9 @@ class WriterThread:
                     # Another put's evictions may have deleted a content that was there.
                     self._store.check(source)
                     self._store.accept(source)
-        except Exception as error:  # noqa: BLE001 - see above
+        except Exception as error:
+            if is_damage(error):
+                raise
             return refuse(error)
         return None
 
@@ -367,7 +372,7 @@ class WriterThread:
             pass
 
     def _flush(self) -> bool:
-        """Write some of the noted uses and all counts; return whether more is left."""
+        """Write some of the noted uses and all counts, which are lost if that fails; return whether more is left."""
         with self._lock:
             uses = {entry: self._uses.pop(entry) for entry in list(itertools.islice(self._uses, _USES_PER_FLUSH))}
             self._more_to_do |= (more := bool(self._uses))

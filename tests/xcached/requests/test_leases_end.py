@@ -225,6 +225,28 @@ def test_a_dead_connection_does_not_keep_other_waiters_from_their_notices():
         stopped.wait()
 
 
+def test_all_waiters_are_told_to_compile_when_the_daemon_leaves_also_if_a_connection_ends_meanwhile():
+    leases = Leases(
+        trusts=lambda reader, writer: True,
+        look_up=lambda caller, wanted: None,
+        expected=lambda caller, wanted: None,
+        call_later=lambda seconds, call: None,
+    )
+    first, dead, last = (Caller(os.getpid(), 0) for _ in range(3))
+    x, y = get_message(key_of("x"), 60.0), get_message(key_of("y"), 60.0)
+    leases.ask(first, x)
+    leases.ask(dead, y)
+    answers = []
+    # Answering the dead one passes its lease on to the last one, which has to be answered too.
+    leases.ask(dead, x).connect(answers.append, lambda reply: leases.leave(dead))
+    leases.ask(last, y).connect(lambda word: None, answers.append)
+    leases.ask(first, y).connect(lambda word: None, answers.append)
+    answers.clear()
+    leases.close()
+    assert len(leases) == 0
+    assert len(answers) == 2
+
+
 def test_waiters_are_answered_when_the_entry_cannot_be_read(place):
     """The daemon may run out of descriptors between storing a large entry and handing it to the waiters."""
     daemon = place.start_daemon()

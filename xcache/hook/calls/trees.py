@@ -50,7 +50,10 @@ def _encode(tree: Any, parts: list[Any]) -> Any:
     if kind in _NAMES:
         return [_NAMES[kind], data, children]
     if _is_named_tuple(kind) and _found(kind.__module__, kind.__qualname__) is kind:
-        return ["named", [kind.__module__, kind.__qualname__], children]
+        form = ["named", [kind.__module__, kind.__qualname__], children]
+        # If the program registered it as a node of its own, its fields are not all that it consists of.
+        if _decode(form, parts) == tree:
+            return form
     for number, part in enumerate(parts):
         if part == tree and _is_made_of_the_same(part, tree):
             return ["argument", number, []]

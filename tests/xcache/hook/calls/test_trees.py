@@ -15,6 +15,16 @@ from xcache.hook.structure.encoding import CannotSkipError
 Pair = collections.namedtuple("Pair", "left right")
 
 
+@jax.tree_util.register_pytree_node_class
+class Scaled(Pair):
+    def tree_flatten(self):
+        return (self.left,), self.right
+
+    @classmethod
+    def tree_unflatten(cls, right, children):
+        return cls(*children, right)
+
+
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass
 class Node:
@@ -54,6 +64,14 @@ def test_what_cannot_be_written_is_said():
     for value in (Node(1, "kind"), {("a", 1): 2}, [Node(1, object())]):
         with pytest.raises(CannotSkipError):
             trees.encode(structure(value), [structure((Node([1], "kind"),))])
+
+
+def test_a_named_tuple_that_is_registered_as_a_node_of_its_own_is_not_written_as_one():
+    """Its fields are not all that it consists of."""
+    with pytest.raises(CannotSkipError):
+        trees.encode(structure(Scaled([1], 2)), [])
+    argument = structure(Scaled([1], 2))
+    assert through(argument, [argument]) == argument
 
 
 def test_a_form_names_no_class_but_a_named_tuple():
