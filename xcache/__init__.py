@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xcache.direct import compile  # noqa: A004
     from xcache.hook import Handle, disable, enable, stats
     from xcache.hook.calls.jit import jit
-    from xcache.hook.calls.versions import version_of
+    from xcache.hook.calls.version_of import version_of
     from xcache.statistics import Statistics
 
 __all__ = ["Handle", "Statistics", "__version__", "compile", "disable", "enable", "jit", "stats", "version_of"]
@@ -26,7 +26,7 @@ _HOMES = {
     "disable": ("xcache.hook", "disable"),
     "enable": ("xcache.hook", "enable"),
     "jit": ("xcache.hook.calls.jit", "jit"),
-    "version_of": ("xcache.hook.calls.versions", "version_of"),
+    "version_of": ("xcache.hook.calls.version_of", "version_of"),
     "stats": ("xcache.hook", "stats"),
 }
 

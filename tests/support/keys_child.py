@@ -31,7 +31,7 @@ from xcache.errors import UncacheableError
 from xcache.executables import serialize
 from xcache.hook import jax_versions, wrapper
 from xcache.keys import cpu_clients, describe
-from xcache.keys.wire import fields, varint
+from xcache.keys.protobuf import fields, varint
 from xcache.request import Outcome
 
 LONGEST_SECONDS = 120

@@ -17,7 +17,7 @@ from jaxlib import xla_client
 from support import keys_jax, keys_sources
 from support.keys_child import NO_DEVICE
 from xcache.keys.flags import _counts
-from xcache.keys.wire import field_at
+from xcache.keys.protobuf import field_at
 
 # These are enough where the key is known to differ.
 FEW = ["cumsum", "dot", "while"]

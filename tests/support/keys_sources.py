@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xcache.keys.wire import field_at, fields, varint
+from xcache.keys.protobuf import field_at, fields, varint
 
 # FieldDescriptorProto: types and labels.
 _BOOL, _STRING, _ENUM, _MESSAGE, _REPEATED = 8, 9, 14, 11, 3

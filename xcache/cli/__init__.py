@@ -42,7 +42,7 @@ class Failure(click.ClickException):
         click.echo(f"xcache: {self.format_message()}", file=file, err=file is None)
 
 
-class Misunderstood(Failure):
+class WrongUsage(Failure):
     """A command was called in a way that makes no sense."""
 
     exit_code = 2
@@ -78,7 +78,7 @@ class Commands(click.Group):
         try:
             return super().invoke(ctx)
         except XcacheError as error:
-            kind = Misunderstood if isinstance(error, ConfigError) else Failure
+            kind = WrongUsage if isinstance(error, ConfigError) else Failure
             raise kind(_PREFIXES.get(type(error), "") + str(error)) from None
         except click.FileError as error:
             raise Failure(error.format_message()) from None

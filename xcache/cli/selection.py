@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from xcache.cli import Failure, Misunderstood, daemon_listing, store_file
+from xcache.cli import Failure, WrongUsage, daemon_listing, store_file
 from xcache.cli.output import print_line, printable
 from xcache.config import parsing
 from xcache.config.config import Config
@@ -50,14 +50,14 @@ def print_few(entries: Mapping[str, str]) -> None:
 
 
 def full_key(store: store_file.StoreReader | None, prefix: str) -> str:
-    """Return the key that begins with ``prefix``; raise Failure or Misunderstood unless there is exactly one."""
+    """Return the key that begins with ``prefix``; raise Failure or WrongUsage unless there is exactly one."""
     return _entry(store, prefix)[0]
 
 
 def _entry(store: store_file.StoreReader | None, prefix: str) -> tuple[str, str]:
     prefix = prefix.lower()
     if not _PREFIX.fullmatch(prefix):
-        raise Misunderstood(
+        raise WrongUsage(
             f"{prefix!r} is not the beginning of a key: {_LEAST_DIGITS} to {_KEY_LENGTH} hexadecimal digits,"
             " such as xcache ls prints"
         )
@@ -69,5 +69,5 @@ def _entry(store: store_file.StoreReader | None, prefix: str) -> tuple[str, str]
     if len(found) > 1:
         lines = [f"  {row['key']}  {printable(row['module_name'])}" for row in found[:_MAX_SHOWN]]
         more = ["  ..."] if len(found) > _MAX_SHOWN else []
-        raise Misunderstood("\n".join([f"more than one entry begins with {prefix}:", *lines, *more]))
+        raise WrongUsage("\n".join([f"more than one entry begins with {prefix}:", *lines, *more]))
     return found[0]["key"], found[0]["module_name"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from xcache.cli import Failure, Misunderstood, daemon, store_file
+from xcache.cli import Failure, WrongUsage, daemon, store_file
 from xcache.cli.config import length
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, note, print_table, printable, size
 from xcache.cli.rm import remove
@@ -92,11 +92,11 @@ def invalidate(
         "name": name,
     }
     if all(value is None for value in given.values()):
-        raise Misunderstood("say which entries: --toolchain, --jaxlib, --platform, --older-than or --name")
+        raise WrongUsage("say which entries: --toolchain, --jaxlib, --platform, --older-than or --name")
     for what, value in given.items():
         # The value is probably of an unset shell variable; as part of a name it would match everything.
         if value == "":
-            raise Misunderstood(f"--{what} is empty; to remove everything: xcache clear")
+            raise WrongUsage(f"--{what} is empty; to remove everything: xcache clear")
     reason = ", ".join(f"{what} {value}" for what, value in given.items() if value is not None)
     wanted = store_file.Wanted(
         toolchain=toolchain,
@@ -132,7 +132,7 @@ def _the_one(store: store_file.StoreReader, prefix: str) -> str:
         raise Failure(f"no toolchain begins with {printable(prefix)}; xcache toolchains lists them")
     if len(found) > 1:
         lines = [f"  {row['digest'][:_SHORT]}  {row['platform'] or ''} {row['jaxlib_version'] or ''}" for row in found]
-        raise Misunderstood("\n".join([f"more than one toolchain begins with {printable(prefix)}:", *lines]))
+        raise WrongUsage("\n".join([f"more than one toolchain begins with {printable(prefix)}:", *lines]))
     return str(found[0]["digest"])
 
 

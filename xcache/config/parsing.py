@@ -27,7 +27,7 @@ def parse_size(text: str) -> int:
     return _within(0, int(_parse_quantity(text, _UNITS)), _MAX_BYTES)
 
 
-def parse_size_or_none(text: str, least: int) -> int:
+def parse_size_or_no_limit(text: str, least: int) -> int:
     """Return a size of at least ``least`` bytes, or 0, which means no limit."""
     size = parse_size(text)
     return _within(least, size, _MAX_BYTES) if size else 0

@@ -61,7 +61,7 @@ SETTINGS = (
         20 * _GIB,
         "bytes the store may hold",
         "a size of at least 16K such as 10G or 512MiB; 0 for no limit",
-        lambda text: parsing.parse_size_or_none(text, _LEAST_STORE),
+        lambda text: parsing.parse_size_or_no_limit(text, _LEAST_STORE),
     ),
     Setting(
         "max_entries",

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from xcache.errors import UncacheableError
-from xcache.keys.wire import field_at, varint
+from xcache.keys.protobuf import field_at, varint
 from xcache.signals import reraise_if_the_programs
 
 # XLA's upper bound on the threads for the loops of one client, however many processors there are.

@@ -11,7 +11,7 @@ import functools
 
 from xcache.errors import UncacheableError
 from xcache.keys import named_files
-from xcache.keys.wire import field_at, fields, varint
+from xcache.keys.protobuf import field_at, fields, varint
 
 # CompileOptionsProto > executable_build_options > debug_options
 _BUILD = (3,)

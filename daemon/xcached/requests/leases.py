@@ -52,7 +52,7 @@ class Lease:
         self.waiters: dict[Waiter, None] = {}
 
 
-class _OfCaller:
+class _CallerLeases:
     """The leases and waits of one connection."""
 
     def __init__(self) -> None:
@@ -78,10 +78,10 @@ class Leases:
         self._by_key: dict[str, list[Lease]] = {}
         # The same leases by holder's user, oldest first.
         self._of_user: dict[int, dict[Lease, None]] = {}
-        self._of_caller: dict[Caller, _OfCaller] = {}
+        self._of_caller: dict[Caller, _CallerLeases] = {}
         # Leases that have waiters, and the number of each user's waits.
         self._waited_for: dict[Lease, None] = {}
-        self._waits: Counter[int] = Counter()
+        self._wait_counts: Counter[int] = Counter()
         self._holders = LeaseHolders()
         self._ticking = False
         self._last_number = 0
@@ -95,7 +95,7 @@ class Leases:
         if not wanted.wait > 0:
             return Reply(protocol.Missing(0))
         lease = self._trusted(caller, wanted.key)
-        if lease is not None and self._waits[caller.uid] < _MOST_WAITING:
+        if lease is not None and self._wait_counts[caller.uid] < _MOST_WAITING:
             return self._wait(lease, caller, wanted)
         if lease is not None or len(self._of_user.get(caller.uid, ())) >= _MOST_HELD:
             return Reply(protocol.Missing(0))
@@ -177,14 +177,14 @@ class Leases:
         lease = Lease(self._last_number, wanted, caller)
         self._by_key.setdefault(wanted.key, []).append(lease)
         self._of_user.setdefault(caller.uid, {})[lease] = None
-        self._of_caller.setdefault(caller, _OfCaller()).held[lease] = None
+        self._of_caller.setdefault(caller, _CallerLeases()).held[lease] = None
         return lease
 
     def _wait(self, lease: Lease, caller: Caller, wanted: protocol.Get) -> Later:
         seconds = min(wanted.wait, self._longest_wait(caller, wanted))
         waiter = Waiter(caller, wanted, Later(), time.monotonic() + seconds)
-        self._waits[caller.uid] += 1
-        self._of_caller.setdefault(caller, _OfCaller()).waits[waiter] = None
+        self._wait_counts[caller.uid] += 1
+        self._of_caller.setdefault(caller, _CallerLeases()).waits[waiter] = None
         self._enqueue(waiter, lease)
         _tell(lease, waiter, time.monotonic())
         if not self._ticking:
@@ -208,12 +208,12 @@ class Leases:
         if mine is None or waiter not in mine.waits:
             return
         del mine.waits[waiter]
-        self._waits[waiter.caller.uid] -= 1
-        if not self._waits[waiter.caller.uid]:
-            del self._waits[waiter.caller.uid]
+        self._wait_counts[waiter.caller.uid] -= 1
+        if not self._wait_counts[waiter.caller.uid]:
+            del self._wait_counts[waiter.caller.uid]
         self._forget_idle(waiter.caller, mine)
 
-    def _forget_idle(self, caller: Caller, mine: _OfCaller) -> None:
+    def _forget_idle(self, caller: Caller, mine: _CallerLeases) -> None:
         if not mine.held and not mine.waits:
             del self._of_caller[caller]
 

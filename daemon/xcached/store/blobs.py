@@ -59,29 +59,29 @@ class BlobFiles:
         except FileNotFoundError:
             return None
 
-    def bring(self, source: int, size: int, digest: str) -> Generator[None, None, Path | None]:
+    def copy_in(self, source: int, size: int, digest: str) -> Generator[None, None, Path | None]:
         """Check ``size`` bytes of a descriptor and copy them to a temporary file if the disk has room, in small steps.
 
         Returns the synced copy, for ``settle`` to name or ``discard`` to delete; None if the disk has no room.
         """
-        aside = self._new_aside(digest)
+        unfinished = self._new_unfinished(digest)
         try:
             try:
-                if self._has_plenty(aside, size):
-                    yield from self._copy(source, size, digest, aside)
-                    return aside
+                if self._has_plenty(unfinished, size):
+                    yield from self._copy(source, size, digest, unfinished)
+                    return unfinished
             except OSError as error:
                 if not _is_full(error):
                     raise
-                aside.unlink(missing_ok=True)
+                unfinished.unlink(missing_ok=True)
             yield from _check(source, size, digest)
         except OSError as error:
-            self.discard(aside)
+            self.discard(unfinished)
             raise RefusedError(_kind(error), f"{self._unfinished}: {error.strerror}") from None
         except BaseException:
-            self.discard(aside)
+            self.discard(unfinished)
             raise
-        self.discard(aside)
+        self.discard(unfinished)
         return None
 
     def check(self, source: int, size: int, digest: str) -> None:
@@ -91,37 +91,37 @@ class BlobFiles:
 
     def write(self, source: int, size: int, digest: str) -> None:
         """Copy ``size`` bytes from a descriptor to disk under ``digest``; on failure nothing is left."""
-        aside = self._new_aside(digest)
+        unfinished = self._new_unfinished(digest)
         try:
-            for _ in self._copy(source, size, digest, aside):
+            for _ in self._copy(source, size, digest, unfinished):
                 pass
-            self.settle(aside, digest)
+            self.settle(unfinished, digest)
         except OSError as error:
             raise RefusedError(_kind(error), f"{self._unfinished}: {error.strerror}") from None
         finally:
-            self.discard(aside)
+            self.discard(unfinished)
 
-    def settle(self, aside: Path, digest: str) -> None:
+    def settle(self, unfinished: Path, digest: str) -> None:
         """Rename a copy to its digest; from now on the content is stored."""
         target = self.path(digest)
         try:
             self._make_folders(target.parent)
             if self._shared:
-                self.deleted.replace(target, aside)
+                self.deleted.replace(target, unfinished)
             else:
-                aside.rename(target)
+                unfinished.rename(target)
             with self._counting:
-                self._in_progress.pop(aside.name, None)
+                self._in_progress.pop(unfinished.name, None)
             _sync_folder(target.parent)
         except OSError as error:
             raise RefusedError(_kind(error), f"{target.parent}: {error.strerror}") from None
 
-    def discard(self, aside: Path) -> None:
+    def discard(self, unfinished: Path) -> None:
         """Delete a copy that was not settled."""
         with contextlib.suppress(OSError):
-            aside.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
         with self._counting:
-            self._in_progress.pop(aside.name, None)
+            self._in_progress.pop(unfinished.name, None)
 
     def aside_bytes(self) -> int:
         """Return the bytes of unsettled copies: they take space on the disk, and may be discarded again."""
@@ -137,22 +137,22 @@ class BlobFiles:
             found = usage_of(self._folder.parent)
             return found._replace(free=found.free + sum(copy.written for copy in self._in_progress.values()))
 
-    def _new_aside(self, digest: str) -> Path:
+    def _new_unfinished(self, digest: str) -> Path:
         name = f"{digest}-{next(self._numbers)}"
         with self._counting:
             self._in_progress[name] = _Copy()
         return self._unfinished / name
 
-    def _copy(self, source: int, size: int, digest: str, aside: Path) -> Iterator[None]:
+    def _copy(self, source: int, size: int, digest: str, unfinished: Path) -> Iterator[None]:
         _require(source, size)
         self._make_folders(self._unfinished)
-        with open(aside, "wb", opener=_opener) as file:
+        with open(unfinished, "wb", opener=_opener) as file:
             found = hashlib.sha256()
             unsynced = 0
             for chunk in read_chunks(source, size):
                 found.update(chunk)
                 with self._counting:
-                    self._in_progress[aside.name].written += len(chunk)
+                    self._in_progress[unfinished.name].written += len(chunk)
                 file.write(chunk)
                 unsynced += len(chunk)
                 if unsynced >= _SYNC_EVERY_BYTES:
@@ -164,13 +164,13 @@ class BlobFiles:
             file.flush()
             os.fsync(file.fileno())
 
-    def _has_plenty(self, aside: Path, size: int) -> bool:
+    def _has_plenty(self, unfinished: Path, size: int) -> bool:
         """Return whether the disk has twice the room for this copy, beside all copies in progress."""
         with self._counting:
             to_come = sum(max(0, copy.expected - copy.written) for copy in self._in_progress.values())
             # Ask about the store's folder: the folder of the files may have been deleted.
             plenty = shutil.disk_usage(self._folder.parent).free >= to_come + 2 * size
-            self._in_progress[aside.name].expected = size if plenty else 0
+            self._in_progress[unfinished.name].expected = size if plenty else 0
         return plenty
 
     def _make_folders(self, needed: Path) -> None:

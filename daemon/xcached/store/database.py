@@ -90,7 +90,7 @@ class Database:
                 yield
         except sqlite3.Error as error:
             if is_full(error):
-                self.empty_journal()
+                self.checkpoint()
             raise
 
     def keep_reserve(self) -> int:
@@ -100,10 +100,10 @@ class Database:
     def use_reserve(self) -> bool:
         """Delete the reserve and empty the journal, to make room on a full disk; return whether there was a reserve."""
         kept = self.reserve.give_up()
-        self.empty_journal()
+        self.checkpoint()
         return kept
 
-    def empty_journal(self) -> None:
+    def checkpoint(self) -> None:
         """Checkpoint the journal without waiting for readers, so that the next write starts at its beginning."""
         with contextlib.suppress(sqlite3.OperationalError):
             self.writing.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()

@@ -32,23 +32,23 @@ class DeletedFiles:
             self._note(path)
 
     def delete(self, path: Path) -> bool:
-        """Delete a file, now or after its readers have had time; return whether it is gone now."""
-        aside = self._new_name()
+        """Delete a file, now or after its readers have had time; return whether it is deleted now."""
+        deleted = self._new_name()
         # Rename it first, so that nobody can open it any more.
-        path.rename(aside)
-        return self._let_go(aside)
+        path.rename(deleted)
+        return self._let_go(deleted)
 
     def replace(self, path: Path, other: Path) -> None:
         """Rename ``other`` to ``path``, where a file may exist and be open."""
-        aside = self._new_name()
+        deleted = self._new_name()
         # The old file may not exist, and some file systems have no hard links.
         with contextlib.suppress(OSError):
-            os.link(path, aside)
+            os.link(path, deleted)
         try:
             other.rename(path)
         finally:
-            if aside.exists():
-                self._let_go(aside)
+            if deleted.exists():
+                self._let_go(deleted)
 
     def release(self) -> None:
         """Truncate and delete some of the files whose time is over."""

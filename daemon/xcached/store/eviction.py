@@ -78,14 +78,14 @@ class Excess(NamedTuple):
         return self.bytes > 0 or self.entries > 0
 
 
-def choose(who_goes_first: Iterable[Candidate[Subject]], excess: Excess) -> list[Subject]:
-    """Return the entries to evict until the excess is gone; takes no more from ``who_goes_first`` than that needs."""
+def choose(candidates: Iterable[Candidate[Subject]], excess: Excess) -> list[Subject]:
+    """Return the entries to evict until the excess is gone; takes no more from ``candidates`` than that needs."""
     chosen: list[Subject] = []
     gone: Counter[str] = Counter()
     size, entries = excess
     if not excess:
         return chosen
-    for candidate in who_goes_first:
+    for candidate in candidates:
         chosen.append(candidate.entry)
         gone[candidate.program] += 1
         entries -= 1

@@ -15,7 +15,7 @@ from xcache.wire import protocol
 from xcached.caller import close_all
 from xcached.store.blobs import BlobFiles
 from xcached.store.store import Source
-from xcached.store.writer import PutJob, WriterThread, refuse
+from xcached.store.writer import PutJob, WriterThread, refuse_put
 
 logger = logging.getLogger("xcached")
 
@@ -115,7 +115,7 @@ class Intake:
         except StopIteration as end:
             self._writer.submit(end.value, task.user)
         except Exception as error:  # noqa: BLE001 - told to the client; the thread goes on
-            task.job.done.set_result(refuse(error))
+            task.job.done.set_result(refuse_put(error))
         else:
             return False
         return True
@@ -135,5 +135,5 @@ class Intake:
         """Check a content, and copy it to disk if there is room; if not, the writer thread makes room first."""
         if source.descriptor is None:
             return source
-        aside = yield from self._files.bring(source.descriptor, source.size, source.digest)
-        return source._replace(aside=aside, checked=True)
+        copy = yield from self._files.copy_in(source.descriptor, source.size, source.digest)
+        return source._replace(copy=copy, checked=True)

@@ -126,7 +126,7 @@ class Shortage:
             # Stop if nothing was returned: a database made without incremental vacuum never returns pages.
             return left if left < before else 0
         # The pages leave the file only with a checkpoint.
-        self._store.database.empty_journal()
+        self._store.database.checkpoint()
         return 0
 
     def shrink_journal(self) -> None:

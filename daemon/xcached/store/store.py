@@ -64,7 +64,7 @@ class Source(NamedTuple):
     content: bytes | None
     descriptor: int | None
     # A synced copy that is not yet renamed to its digest.
-    aside: Path | None = None
+    copy: Path | None = None
     # Whether the bytes were checked against the digest.
     checked: bool = False
 
@@ -72,8 +72,8 @@ class Source(NamedTuple):
         """Close the descriptor, and delete a copy that was not settled."""
         if self.descriptor is not None:
             os.close(self.descriptor)
-        if self.aside is not None:
-            files.discard(self.aside)
+        if self.copy is not None:
+            files.discard(self.copy)
 
 
 class Entry(NamedTuple):
@@ -178,8 +178,8 @@ class Store:
 
         An existing file is replaced, because it may be damaged.
         """
-        if source.aside is not None:
-            self.files.settle(source.aside, source.digest)
+        if source.copy is not None:
+            self.files.settle(source.copy, source.digest)
         elif source.descriptor is not None:
             self.files.write(source.descriptor, source.size, source.digest)
 

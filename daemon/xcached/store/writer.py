@@ -70,7 +70,7 @@ class PutJob(NamedTuple):
     @property
     def expected_seconds(self) -> float:
         """Its estimated time: contents already copied to disk only have to be renamed."""
-        still_to_write = sum(source.size for source in self.sources if source.aside is None)
+        still_to_write = sum(source.size for source in self.sources if source.copy is None)
         return _PUT_SECONDS + still_to_write / _BYTES_PER_SECOND
 
 
@@ -151,8 +151,8 @@ class WriterThread:
         """Note counts, to be written later with others; implausible ones are dropped."""
         with self._lock:
             for name, amount in counts.items():
-                known = name in self._counts or is_own_counter(name) or len(self._counts) < MOST_COUNTERS
-                if known and abs(amount) <= _LARGEST_COUNT:
+                may_count = name in self._counts or is_own_counter(name) or len(self._counts) < MOST_COUNTERS
+                if may_count and abs(amount) <= _LARGEST_COUNT:
                     self._counts[name] = self._counts.get(name, 0) + amount
 
     def stop(self, seconds: float) -> bool:
@@ -186,10 +186,10 @@ class WriterThread:
                 self._jobs.wait(_NEWCOMER_SECONDS if self._evictor.newcomers_must_go else _FLUSH_SECONDS)
             self._guard(self._flush)
             self._evictor.end_grace()
-            brought = self._do_some()
+            sizes = self._do_some()
             self._more_to_do = False
             self._guard(self._flush)
-            self._guard(functools.partial(self._make_room, brought, leaving=self._jobs.over))
+            self._guard(functools.partial(self._make_room, sizes, leaving=self._jobs.over))
         while self._guard(self._flush):
             pass
         self._guard(self._give_back_some)
@@ -199,7 +199,7 @@ class WriterThread:
 
     def _do_some(self) -> list[int]:
         """Do the jobs queued by now, for a limited time; return the sizes of the puts."""
-        brought: list[int] = []
+        sizes: list[int] = []
         until = time.monotonic() + _BATCH_SECONDS
         # Only jobs queued by now: later ones come after the evictions for these puts.
         count, most = 0, min(_BATCH_JOBS, len(self._jobs))
@@ -208,12 +208,12 @@ class WriterThread:
                 puts = self._puts_with(Turn(turn.user, turn.item), most - count)
                 self._put_together(puts)
                 self._guard(self._flush)
-                brought += [put.item.size for put in puts]
+                sizes += [put.item.size for put in puts]
                 count += len(puts)
             else:
                 self._do_one(turn)
                 count += 1
-        return brought
+        return sizes
 
     def _puts_with(self, first: Turn[PutJob], most: int) -> list[Turn[PutJob]]:
         """Return the puts that share a transaction with this one: those next in the queue."""
@@ -232,9 +232,9 @@ class WriterThread:
         began = time.monotonic()
         self._put([turn.item for turn in turns])
         expected = [turn.item.expected_seconds for turn in turns]
-        ratio = (time.monotonic() - began) / sum(expected) - 1.0
+        error_of_estimate = (time.monotonic() - began) / sum(expected) - 1.0
         for turn, seconds in zip(turns, expected, strict=True):
-            self._jobs.charge(turn.user, ratio * seconds)
+            self._jobs.charge(turn.user, error_of_estimate * seconds)
 
     def _do_one(self, turn: Turn[Job]) -> None:
         began = time.monotonic()
@@ -272,8 +272,8 @@ class WriterThread:
         sources = [source for job in jobs for source in job.sources]
         for source in sources:
             source.discard(self._store.files)
-        brought = [source.digest for source in sources if source.descriptor is not None]
-        self._guard(lambda: self._store.delete_files([*loose, *brought]))
+        arrived = [source.digest for source in sources if source.descriptor is not None]
+        self._guard(lambda: self._store.delete_files([*loose, *arrived]))
         for job, reply in zip(jobs, results, strict=True):
             job.done.set_result(reply)
 
@@ -300,7 +300,7 @@ class WriterThread:
             # One bad put must not take the others with it; a damaged database concerns them all.
             if is_damage(error):
                 raise
-            return refuse(error)
+            return refuse_put(error)
         return None
 
     def _accept(self, job: PutJob) -> protocol.Refused | None:
@@ -314,7 +314,7 @@ class WriterThread:
         except Exception as error:
             if is_damage(error):
                 raise
-            return refuse(error)
+            return refuse_put(error)
         return None
 
     def _is_wanted(self, job: PutJob) -> bool:
@@ -329,10 +329,10 @@ class WriterThread:
         except Exception as error:
             if is_damage(error):
                 raise
-            return refuse(error)
+            return refuse_put(error)
         return protocol.Stored(kept=True)
 
-    def _make_room(self, brought: list[int], *, leaving: bool = False) -> bool:
+    def _make_room(self, sizes: list[int], *, leaving: bool = False) -> bool:
         """Evict what exceeds the limits; return whether more is left.
 
         While jobs wait, it evicts only as much as was put, which keeps the excess from growing. It does the same when
@@ -340,8 +340,8 @@ class WriterThread:
         """
         gone, more = Tally(), False
         until = time.monotonic() + _EVICTION_SECONDS
-        self._owed_bytes += sum(brought)
-        self._owed_entries += len(brought)
+        self._owed_bytes += sum(sizes)
+        self._owed_entries += len(sizes)
         while (freed := self._evictor.evict_some()) is not None:
             gone.add(freed)
             self._owed_bytes -= freed.bytes
@@ -359,7 +359,7 @@ class WriterThread:
             logger.info("evicted %s", gone)
         if not self._jobs:
             self._more_to_do |= self._evictor.on_disk.give_back() > 0
-            if not brought:
+            if not sizes:
                 self._evictor.on_disk.shrink_journal()
         self._evictor.on_disk.keep_reserve()
         self._store.files.deleted.release()
@@ -417,7 +417,7 @@ class WriterThread:
             self._on_damage(error)
 
 
-def refuse(error: Exception) -> protocol.Refused:
+def refuse_put(error: Exception) -> protocol.Refused:
     """Return the refusal of a put; a defect of the daemon is logged with its traceback."""
     if not isinstance(error, _EXPECTED):
         logger.error("a put hit a defect of the daemon", exc_info=error)

@@ -182,7 +182,7 @@ def test_one_users_leases_and_waits_are_bounded_over_all_connections_and_another
     for caller in (greedy[0], other):
         leases.leave(caller)
     # Nothing is remembered of callers who have gone.
-    assert not any([leases._by_key, leases._of_user, leases._of_caller, leases._waited_for, leases._waits])
+    assert not any([leases._by_key, leases._of_user, leases._of_caller, leases._waited_for, leases._wait_counts])
 
 
 def test_a_dead_connection_does_not_keep_other_waiters_from_their_notices():

@@ -171,7 +171,7 @@ def test_a_copy_that_is_deleted_while_the_disk_is_asked_costs_no_entry(tmp_path,
         content = os.urandom(3 * SIZE)
         file.write(content)
         file.flush()
-        copying = made.store.files.bring(file.fileno(), len(content), digest(b"another"))
+        copying = made.store.files.copy_in(file.fileno(), len(content), digest(b"another"))
         monkeypatch.setattr(made.store.files, "_has_plenty", lambda aside, size: True)
         next(copying)
         (aside,) = (tmp_path / "blobs" / "unfinished").iterdir()

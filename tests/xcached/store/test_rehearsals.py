@@ -66,7 +66,7 @@ def test_nobody_goes_for_a_copy_that_may_yet_be_refused(tmp_path, monkeypatch):
         file.flush()
         fill(made, "abcdefghi", 100 * KB)
         before = made.keys()
-        copying = made.store.files.bring(file.fileno(), len(content), digest(b"another"))
+        copying = made.store.files.copy_in(file.fileno(), len(content), digest(b"another"))
         next(copying)
         assert made.store.files.aside_bytes() == len(content)
         made.sync()

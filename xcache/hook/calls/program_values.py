@@ -87,7 +87,7 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
     if code.is_own(value):
         encoding.write(text(describe_callable(value)))
         return
-    if encoding.is_repeated(b"F", value):
+    if encoding.met_before(b"F", value):
         return
     encoding.write(text(type_name(value)))
     _code(encoding, value.__code__)
@@ -105,7 +105,7 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
 
 def _code(encoding: ProgramEncoding, value: types.CodeType) -> None:
     """Write what code does, and not where it stands."""
-    if encoding.is_repeated(b"code", value):
+    if encoding.met_before(b"code", value):
         return
     encoding.encode_all((
         value.co_code, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars, value.co_flags,
@@ -164,7 +164,7 @@ def _wrapper(encoding: ProgramEncoding, value: Any) -> None:
     if code.is_own(value) and _found(value) is value:
         encoding.write(text(f"jax {type_name(value)}"))
         return
-    if encoding.is_repeated(b"W", value):
+    if encoding.met_before(b"W", value):
         return
     encoding.write(text(type_name(type(value))))
     held = {key: each for key, each in vars(value).items() if key not in _OF_A_FUNCTION}
@@ -245,7 +245,7 @@ def _array(encoding: ProgramEncoding, value: np.ndarray[Any, Any]) -> None:
 def _object(encoding: ProgramEncoding, value: Any) -> None:
     """Write an object by its class, its attributes, and its items if it is a list, tuple or dictionary."""
     kind = type(value)
-    if encoding.is_repeated(b"O", value):
+    if encoding.met_before(b"O", value):
         return
     encoding.encode(kind)
     slots = [name for base in kind.__mro__ for name in _slots(base)]

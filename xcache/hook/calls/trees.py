@@ -76,12 +76,12 @@ def _is_made_of_the_same(one: Any, other: Any) -> bool:
     if None in nodes:
         return nodes[0] is nodes[1]
     children = one.children(), other.children()
-    return _is_the_same(nodes[0][1], nodes[1][1]) and all(map(_is_made_of_the_same, *children))
+    return _is_same_data(nodes[0][1], nodes[1][1]) and all(map(_is_made_of_the_same, *children))
 
 
-def _is_the_same(one: Any, other: Any) -> bool:
+def _is_same_data(one: Any, other: Any) -> bool:
     if type(one) in (tuple, list) and type(other) is type(one):
-        return len(one) == len(other) and all(map(_is_the_same, one, other))
+        return len(one) == len(other) and all(map(_is_same_data, one, other))
     if type(one) in (str, int, float, bool) and type(other) is type(one):
         return repr(one) == repr(other)
     return one is other

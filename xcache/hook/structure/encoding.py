@@ -125,7 +125,7 @@ class Encoding:
         for value in values:
             self.encode(value)
 
-    def is_repeated(self, tag: bytes, value: Any) -> bool:
+    def met_before(self, tag: bytes, value: Any) -> bool:
         """Write an object's number; return whether the object was met before, so that its number says it all."""
         number = self._numbers.get(id(value))
         if number is not None:

@@ -22,7 +22,7 @@ _simplified_constants = getattr(config, "use_simplified_jaxpr_constants", None)
 @encodes(core.Jaxpr)
 def jaxpr(encoding: Encoding, value: Any) -> None:
     """Write a jaxpr; raise CannotSkipError if its lowering depends on anything outside it."""
-    if encoding.is_repeated(b"J", value):
+    if encoding.met_before(b"J", value):
         return
     if getattr(value, "is_high", False):
         raise CannotSkipError("high jaxpr")
@@ -51,7 +51,7 @@ def program(encoding: Encoding, value: Any) -> None:
 
 
 def _closed(encoding: Encoding, value: Any) -> None:
-    if not encoding.is_repeated(b"C", value):
+    if not encoding.met_before(b"C", value):
         jaxpr(encoding, value.jaxpr)
         _constants(encoding, value.consts)
 
@@ -132,12 +132,12 @@ def _constants(encoding: Encoding, constants: Iterable[Any]) -> None:
 
 def _constant(encoding: Encoding, value: Any) -> None:
     if isinstance(value, (np.ndarray, jax.Array)) or type(value) is values.TYPED_ARRAY:
-        if encoding.is_repeated(b"K", value):
+        if encoding.met_before(b"K", value):
             return
         encoding.constants.append(value)
     elif isinstance(value, (bool, int, float, complex, np.generic)):
         # Lowering emits one constant for each object, so an object used twice differs from two equal objects.
-        encoding.is_repeated(b"k", value)
+        encoding.met_before(b"k", value)
     else:
         raise CannotSkipError(f"unknown constant: {type_name(type(value))}")
     values.constant(encoding, value)
@@ -150,10 +150,10 @@ def literal(encoding: Encoding, value: Any) -> None:
     content = value.val
     is_array = isinstance(content, (np.ndarray, jax.Array)) or type(content) is values.TYPED_ARRAY
     if is_array and np.ndim(content):
-        encoding.is_repeated(b"l", value)
+        encoding.met_before(b"l", value)
         if _simplified_constants is not None and _simplified_constants.value and core.is_hoistable(value):
             # It becomes an argument: its value is not in the program.
-            encoding.is_repeated(b"K", content)
+            encoding.met_before(b"K", content)
             encoding.constants.append(content)
             encoding.write(b"hoisted")
         else:

@@ -129,7 +129,7 @@ def _tuple_with_attributes(encoding: Encoding, value: Any) -> None:
 
 
 def _temporary_axis(encoding: Encoding, value: Any) -> None:
-    encoding.is_repeated(b"axis", value)
+    encoding.met_before(b"axis", value)
 
 
 def _is_called(kind: type, value: Any) -> bool:

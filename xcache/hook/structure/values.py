@@ -58,14 +58,14 @@ def _bytes(encoding: Encoding, value: bytes) -> None:
 def _float(encoding: Encoding, value: float) -> None:
     if value != value:
         # jax compares parameters to lower equal ones once, and no two NaN objects are equal: their identity counts.
-        encoding.is_repeated(b"nan", value)
+        encoding.met_before(b"nan", value)
     encoding.write(tagged(b"f", np.float64(value).tobytes()))
 
 
 @encodes(complex)
 def _complex(encoding: Encoding, value: complex) -> None:
     if value != value:
-        encoding.is_repeated(b"nan", value)
+        encoding.met_before(b"nan", value)
     encoding.write(tagged(b"z", np.complex128(value).tobytes()))
 
 
