@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from support.conversation import Conversation, key_of, talking
@@ -237,6 +238,12 @@ start_logging(settings, to_stderr=False)
 for number in range(40000):
     logger.error(f"{number} " + "x" * 100)
 """
+
+
+def test_a_daemon_that_makes_its_store_loads_no_array_library(place):
+    """sqlite-utils would import numpy and pandas, for nothing that a migration needs."""
+    daemon = place.start_daemon()
+    assert "numpy" not in Path(f"/proc/{daemon.pid}/maps").read_text()
 
 
 def test_the_log_stays_bounded(place):

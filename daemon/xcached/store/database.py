@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sqlite3
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -192,7 +193,8 @@ class Database:
 
     def _migrate(self) -> None:
         # Importing sqlite-utils takes 200 ms; only a migration is worth that.
-        from sqlite_utils import Database as Tables
+        with _without("numpy", "pandas"):
+            from sqlite_utils import Database as Tables
 
         from xcached.store.schema import migrations
 
@@ -261,3 +263,16 @@ def _size_of(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+@contextlib.contextmanager
+def _without(*modules: str) -> Iterator[None]:
+    """Have imports of these modules fail: sqlite-utils takes those that it finds, with many megabytes each."""
+    hidden = dict.fromkeys(module for module in modules if module not in sys.modules)
+    # None makes an import fail; mypy does not know that.
+    sys.modules.update(hidden)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for module in hidden:
+            del sys.modules[module]
