@@ -26,15 +26,13 @@ def stats(place, source=COMPILE, **environment):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("value", ["1", "on", "ON"])
-def test_on(place, value):
-    first, _ = stats(place, XCACHE=value)
-    second, _ = stats(place, XCACHE=value)
-    assert (first["misses"], second["hits"], second["misses"]) == (1, 1, 0)
+def test_on(place):
+    found = [stats(place, XCACHE=value)[0] for value in ("1", "on", "ON")]
+    assert [(each["misses"], each["hits"]) for each in found] == [(1, 0), (0, 1), (0, 1)]
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("value", ["0", "off", "", None])
+@pytest.mark.parametrize("value", ["0", "", None])
 def test_off(place, value):
     found, stderr = stats(place, **({} if value is None else {"XCACHE": value}))
     assert (found["requests"], stderr) == (0, "")
@@ -162,8 +160,9 @@ assert xcache.enable.__name__ == "enable" and "readonly" in xcache.enable.__doc_
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("wrong", ["XCACHE_MAX_SIZE", "XCACHE_DAEMON_USER", "XCACHE"])
-@pytest.mark.parametrize("log", ["info", None])
+@pytest.mark.parametrize(
+    ("wrong", "log"), [("XCACHE_MAX_SIZE", "info"), ("XCACHE_DAEMON_USER", None), ("XCACHE", None), ("XCACHE", "info")]
+)
 def test_a_line_of_xcache_in_a_program_has_its_name_in_front(place, wrong, log):
     environment = {"XCACHE": "1", wrong: "no-such-one"} | ({"XCACHE_LOG": log} if log else {})
     said = [line for line in place.run(COMPILE, **environment).stderr.splitlines() if " 0 hits" not in line]

@@ -94,7 +94,7 @@ finally:
 HEEDS_NO_INTERRUPT = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-print([work(k) for k in range(30)])
+print([work(k) for k in range(12)])
 """
 
 ALARMED_ALL_THE_TIME = """
@@ -104,14 +104,14 @@ def count(number, frame):
     alarms += 1
 signal.signal(signal.SIGALRM, count)
 signal.setitimer(signal.ITIMER_REAL, 0.001, 0.001)
-print([work(k) for k in range(30)], alarms > 0)
+print([work(k) for k in range(12)], alarms > 0)
 signal.setitimer(signal.ITIMER_REAL, 0)
 """
 
 THREADS = """
 from concurrent.futures import ThreadPoolExecutor
 with ThreadPoolExecutor(8) as pool:
-    print(list(pool.map(work, range(32))))
+    print(list(pool.map(work, range(16))))
 """
 
 # One that compiles at that moment may end in C++'s terminate(), by Python's own doing, with or without xcache.
@@ -195,7 +195,7 @@ print([work(k) for k in range(5)])
 FEW_DESCRIPTORS = """
 import resource
 resource.setrlimit(resource.RLIMIT_NOFILE, (48, 48))
-print([work(k) for k in range(30)])
+print([work(k) for k in range(12)])
 """
 
 NO_DIRECTORY = """

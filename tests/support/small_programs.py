@@ -11,9 +11,9 @@ from typing import Any
 
 from support.places import Place
 
-COUNT = 40
+COUNT = 24
 TIMEOUT = "1s"
-# By the client's own account. A wait for each compile would cost half a minute.
+# By the client's own account. A wait for each compile would cost more than twice as much.
 LOST_AT_MOST = 10.0
 
 # A test inserts faults before the first compile and between the compiles.

@@ -12,7 +12,7 @@ from support.places import Place
 PROGRAM = """
 import dataclasses, json, jax, jax.numpy as jnp, numpy as np, xcache
 def f(x):
-    for i in range(300):
+    for i in range(120):
         x = jnp.tanh(x @ x) * (i + 1) + jnp.cos(x)
     return x
 x = jnp.linspace(0, 1, 48 * 48).reshape(48, 48)

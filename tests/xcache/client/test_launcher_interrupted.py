@@ -53,10 +53,15 @@ def test_an_interrupt_leaves_neither_lock_nor_pipe_open(place, monkeypatch, high
     monkeypatch.setattr(launching, "READY_FD", highest)
     monkeypatch.setattr(launching, "spawn", lambda *given: None)
     gc.collect()
+    # What was imported so far would be looked through after each line.
+    gc.freeze()
     before, met = descriptors(), set()
-    while start_interrupted(Launcher(place.config()), met):
-        gc.collect()
-        assert descriptors() == before, max(met)
+    try:
+        while start_interrupted(Launcher(place.config()), met):
+            gc.collect()
+            assert descriptors() == before, max(met)
+    finally:
+        gc.unfreeze()
     assert len(met) > 25
 
 
