@@ -87,6 +87,7 @@ print(json.dumps({"result": result, "traced": len(traced), "stats": dataclasses.
 """
 
 
+@pytest.mark.once
 @pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
 def test_checking_finds_a_version_that_did_not_change_with_its_code(place):
     assert said(place, PROGRAM, **ON, FACTOR="3")["result"] == 7
@@ -103,6 +104,7 @@ def test_checking_finds_a_version_that_did_not_change_with_its_code(place):
     assert said(place, PROGRAM, **ON, FACTOR="4", XCACHE_JIT="check")["stats"]["calls"] == {"checked": 1}
 
 
+@pytest.mark.once
 @pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
 @pytest.mark.parametrize("settings", [{}, {**ON, "XCACHE_LOWERING": "check"}], ids=["off", "lowering checked"])
 def test_a_check_that_compares_nothing_says_so(place, settings):

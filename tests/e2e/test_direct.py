@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 
+import pytest
 from support.program_files import program_text
 
 from xcache import direct
@@ -33,12 +34,14 @@ def test_a_program_that_asks_is_told_what_the_cache_did(place):
     assert place.run(example(), XCACHE_LOG="info").stderr == "xcache: 0 hits, 1 miss, 0.0 s saved\n"
 
 
+@pytest.mark.once
 def test_off_means_off(place):
     result = place.run(example() + "\nprint(xcache.stats().requests)", XCACHE="0")
     assert result.stdout.splitlines() == ["[0. 2. 4.]", "0"]
     assert not place.dir.exists()
 
 
+@pytest.mark.once
 def test_the_jaxlib_way_and_the_jax_way_share_statistics_and_daemon(place):
     source = example() + "\njax.jit(lambda v: v - 1)(jax.numpy.ones(3))\nprint(xcache.stats().requests)"
     result = place.run(source, XCACHE="1")

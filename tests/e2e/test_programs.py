@@ -16,26 +16,34 @@ UNCACHEABLE = {
     "partitioned": {"custom_partitioning": 1},
     "inspected": {"inspect_array_sharding": 1},
 }
+# The others have nothing more that lowering reads.
+CHECKED = ("plain", "exported", "sharded", "callback", "partitioned", "laid out")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_program_is_the_same_off_cold_and_warm(place, name):
+def test_a_program_is_the_same_off_cold_and_warm_and_whether_it_is_lowered_or_not(place, name):
     if name == "nested" and VERSION < (0, 8):
         pytest.skip("this jax cannot evaluate it")
-    off = run(place, PROGRAMS[name], mode=None, **NEEDS.get(name, {}))
-    cold = run(place, PROGRAMS[name], **NEEDS.get(name, {}))
-    warm = run(place, PROGRAMS[name], **NEEDS.get(name, {}))
-    assert off.result == cold.result == warm.result
-    assert off.complaints == cold.complaints == warm.complaints
+    needs = NEEDS.get(name, {})
+    off = run(place, PROGRAMS[name], mode=None, **needs)
+    cold, warm = (run(place, PROGRAMS[name], XCACHE_LOWERING="skip", **needs) for _ in range(2))
+    checked = [run(place, PROGRAMS[name], XCACHE_LOWERING="check", **needs)] if name in CHECKED else []
     assert off.stats["requests"] == 0
-    assert warm.stats["uncacheable"] == UNCACHEABLE.get(name, warm.stats["uncacheable"])
-    for ran in (cold, warm):
+    for ran in (cold, warm, *checked):
+        assert ran.result == off.result
+        assert ran.complaints == off.complaints
         uncacheable = ran.stats["uncacheable"]
         assert ran.stats["errors"] == {}
         assert ran.stats["hits"] + ran.stats["misses"] + sum(uncacheable.values()) == ran.stats["requests"] > 0
+        assert not {"contradiction", "error"} & ran.stats["lowerings"].keys()
+        assert ran in checked or "checked" not in ran.stats["lowerings"]
+    assert warm.stats["uncacheable"] == UNCACHEABLE.get(name, warm.stats["uncacheable"])
     # A program may well compile the same thing twice.
-    assert cold.stats["misses"] > 0 or uncacheable
+    assert cold.stats["misses"] > 0 or cold.stats["uncacheable"]
     assert warm.stats["misses"] == 0
+    if cold.stats["lowerings"].get("no alias"):
+        assert warm.stats["lowerings"]["skipped"] > 0
+        assert all(ran.stats["lowerings"]["checked"] > 0 for ran in checked)
 
 
 @pytest.mark.parametrize(("program", "compiles"), [(SORT, 1), (TOP_K, 3)], ids=["sort", "top_k"])
@@ -94,6 +102,7 @@ print(xcache.stats().hits)
 """
 
 
+@pytest.mark.once
 def test_the_number_of_processors_a_program_may_use_counts(place):
     first, again, pinned = (
         place.run(PINNED.format(pin=pin), XCACHE="1").stdout.strip()

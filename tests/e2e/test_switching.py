@@ -89,6 +89,7 @@ def test_enable_and_disable_from_code(place):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.once
 def test_enable_before_jax_is_used(place):
     source = "import xcache; xcache.enable()\n" + COMPILE + STATS
     for hits in (0, 1):
@@ -242,6 +243,7 @@ except Exception as error:
     assert place.run(source, XCACHE="1").stdout == place.run(source).stdout != ""
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     "program",
     [
