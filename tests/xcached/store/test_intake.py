@@ -99,14 +99,14 @@ def test_an_entry_that_is_there_costs_no_copy(place, talk):
     assert talk.ask(message, [CONTENT]) == protocol.Stored(False)
 
 
-@pytest.mark.parametrize("where", ["bring", "admit", "settle", "put"])
+@pytest.mark.parametrize("where", ["copy_in", "admit", "settle", "put"])
 def test_a_defect_is_told_to_the_client_and_logged_with_where_it_came_up(tmp_path, monkeypatch, caplog, where):
     with shelf(tmp_path) as made:
 
         def fail(*arguments):
             raise ZeroDivisionError(where)
 
-        of = {"bring": made.store.files, "admit": made.evictor, "settle": made.store.files, "put": made.store}[where]
+        of = {"copy_in": made.store.files, "admit": made.evictor, "settle": made.store.files, "put": made.store}[where]
         with monkeypatch.context() as patch:
             patch.setattr(of, where, fail)
             answer = made.put(key_of("a"), CONTENT, b"program")
