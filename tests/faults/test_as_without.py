@@ -8,6 +8,7 @@ import time
 
 import pytest
 from support.alongside import ended, makes_no_difference, running, write
+from support.marks import thorough
 
 pytestmark = pytest.mark.slow
 
@@ -259,7 +260,14 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+# One of each kind of end, and what programs do most.
+USUAL = (
+    *("exits", "raises", "is terminated", "catches SIGTERM", "threads", "compiles at exit", "forks"),
+    *("few descriptors", "has its own descriptors", "runs a loop"),
+)
+
+
+@pytest.mark.parametrize("name", thorough(PROGRAMS, usual=USUAL))
 def test_a_program_that(place, name):
     source, code = PROGRAMS[name]
     assert makes_no_difference(place, source).code == code
@@ -291,7 +299,7 @@ print(len(results) < 60, [results[k] if k in results else work(k) for k in range
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", thorough(range(2), usual=(0,)))
 def test_interrupts_at_any_time_reach_the_program_and_it_goes_on(place, seed):
     program = write(place, INTERRUPTED.format(seed=seed))
     expected = f"True {[28.0 * k + 8 for k in range(60)]}\n"

@@ -16,6 +16,7 @@ import pytest
 from support.campaigns import Campaign
 from support.command_line import Shell
 from support.conversation import key_of, talking
+from support.marks import thorough
 from support.places import digest, get_message, until
 
 from xcache.errors import RefusedError
@@ -121,7 +122,7 @@ def test_a_daemon_that_meets_it_answers_or_leaves(place, damage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", thorough(DAMAGES, usual=("a header that is none", "cut in the middle")))
 def test_it_is_set_aside_and_a_fresh_store_works(place, damage):
     fill(place)
     database = place.dir / "store.db"

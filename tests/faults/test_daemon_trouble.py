@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import pytest
+from support.marks import thorough
 from support.peers import Talk, fake_daemon, relaying
 from support.places import until
 from support.small_programs import LOST_AT_MOST, Running, hardly_noticed
@@ -91,10 +92,11 @@ MISBEHAVIOURS = [
     finds_rubbish,
     hands_over_a_pipe,
 ]
+USUAL = (refuses_everything, says_nothing_after_hello, answers_noise, finds_rubbish)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("behave", MISBEHAVIOURS, ids=lambda behave: behave.__name__)
+@pytest.mark.parametrize("behave", thorough(MISBEHAVIOURS, usual=USUAL), ids=lambda behave: behave.__name__)
 def test_something_else_that_answers_in_its_place(place, reference, behave: Callable[[Talk], None]):
     with fake_daemon(place.socket, behave) as daemon:
         errors = hardly_noticed(Running(place).ended(), reference)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.marks import thorough
 from support.program_files import program_text
 from support.small_programs import Running, hardly_noticed
 
@@ -75,7 +76,11 @@ REPLACEMENTS = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("replaced", REPLACEMENTS, ids=lambda replaced: replaced.__name__)
+@pytest.mark.parametrize(
+    "replaced",
+    thorough(REPLACEMENTS, usual=(replaced_by_a_file, replaced_by_a_socket_that_nobody_accepts_on)),
+    ids=lambda replaced: replaced.__name__,
+)
 def test_a_socket_that_is(warm, reference, replaced):
     with replaced(warm.socket):
         errors = hardly_noticed(Running(warm).ended(), reference)

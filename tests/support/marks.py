@@ -1,0 +1,13 @@
+"""Marks for some of a test's cases."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
+
+
+def thorough(cases: Iterable[Any], usual: Container[Any]) -> list[Any]:
+    """Return the cases; those that are not among the ``usual`` ones run only with scripts/test --thorough."""
+    return [case if case in usual else pytest.param(case, marks=pytest.mark.thorough) for case in cases]
