@@ -37,7 +37,8 @@ class Trouble:
         """Warn of an error whose kind and text are both new; log any other at debug level."""
         with self._lock:
             first = self._warned.isdisjoint((kind, error))
-            self._warned |= {kind, error}
+            if first:
+                self._warned |= {kind, error}
             if not self._is_silent:
                 level = logging.WARNING if first else logging.DEBUG
                 logger.log(level, "%s (%s); %s", error, kind, effect)

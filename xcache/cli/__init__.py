@@ -31,7 +31,7 @@ _COMMANDS = {
     "service": "service",
 }
 # These messages need a subject in front of them.
-_PREFIXES = {ConnectionLostError: "the daemon was lost: ", RefusedError: "the daemon refuses: "}
+_PREFIXES = {ConnectionLostError: "the daemon does not answer: ", RefusedError: "the daemon refuses: "}
 
 
 class Failure(click.ClickException):

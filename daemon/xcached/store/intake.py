@@ -25,7 +25,7 @@ MOST_IN_FLIGHT_BYTES = 4 * 1024**3
 
 
 class _Task(NamedTuple):
-    """A put, and the generator that brings its contents in."""
+    """A put, and the generator that copies its contents to disk."""
 
     job: PutJob
     user: int | None
@@ -53,10 +53,10 @@ class Intake:
         """
         uid, size = job.writer.uid, sum(source.size for source in job.sources if source.descriptor is not None)
         with self._changed:
-            there = self._in_flight.get(uid, 0)
-            too_much = most_in_flight and there and there + size > most_in_flight
+            in_flight = self._in_flight.get(uid, 0)
+            too_much = most_in_flight and in_flight and in_flight + size > most_in_flight
             if not too_much:
-                self._in_flight[uid] = there + size
+                self._in_flight[uid] = in_flight + size
                 tasks = self._tasks.setdefault(uid, deque())
                 tasks.append(_Task(job, user, self._steps(job)))
                 if len(tasks) == 1:
@@ -66,7 +66,7 @@ class Intake:
                     self._start()
         if too_much:
             close_all(source.descriptor for source in job.sources if source.descriptor is not None)
-            text = f"user {uid} has {there} bytes in flight; {size} more are too many"
+            text = f"user {uid} has {in_flight} bytes in flight; {size} more are too many"
             job.done.set_result(protocol.Refused("store busy", text))
         else:
             job.done.add_done_callback(lambda _: self._landed(uid, size))
@@ -123,15 +123,15 @@ class Intake:
     def _steps(self, job: PutJob) -> Generator[None, None, PutJob]:
         executable = program = None
         try:
-            executable = yield from self._bring(job.executable)
-            program = yield from self._bring(job.program)
+            executable = yield from self._copy_in(job.executable)
+            program = yield from self._copy_in(job.program)
         except BaseException:
             for source in (executable or job.executable, program or job.program):
                 source.discard(self._files)
             raise
         return job._replace(executable=executable, program=program)
 
-    def _bring(self, source: Source) -> Generator[None, None, Source]:
+    def _copy_in(self, source: Source) -> Generator[None, None, Source]:
         """Check a content, and copy it to disk if there is room; if not, the writer thread makes room first."""
         if source.descriptor is None:
             return source

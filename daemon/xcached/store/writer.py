@@ -34,7 +34,7 @@ _USES_PER_FLUSH = 500
 _FLUSH_SECONDS = 5.0
 # Seconds to return free pages for when the daemon leaves.
 _LAST_VACUUM_SECONDS = 1.0
-# A newcomer that is worth less than all other entries is evicted after this time.
+# Seconds that a newcomer stays although it is worth less than all other entries.
 _NEWCOMER_SECONDS = 0.5
 # Length of a user's queue beyond which notes, which no client waits for, are dropped.
 _MOST_NOTES = 2000
