@@ -158,7 +158,9 @@ class Database:
         finally:
             self.writing.execute(f"PRAGMA busy_timeout = {int(_WRITING_BUSY_SECONDS * 1000)}")
         if busy:
-            raise RefusedError("store busy", "another process has kept a read transaction on the database open for too long")
+            raise RefusedError(
+                "store busy", "another process has kept a read transaction on the database open for too long"
+            )
 
     def _check_in_place(self) -> None:
         """Raise GoneError if the database was deleted or replaced: writes to the open file would be lost."""

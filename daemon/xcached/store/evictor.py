@@ -254,7 +254,9 @@ class Evictor:
             return
         self.on_disk.cut_down_other_data(needed)
         if self.on_disk.checkpoint_is_blocked:
-            raise RefusedError("store busy", "another process has kept a read transaction on the database open for too long")
+            raise RefusedError(
+                "store busy", "another process has kept a read transaction on the database open for too long"
+            )
         lacking = self.on_disk.lacking(needed)
         gone = Tally()
         # Space that other programs filled is regained in the background, not while a client waits.

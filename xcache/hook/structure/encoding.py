@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 _Handler = TypeVar("_Handler", bound=Callable[["Encoding", Any], None])
@@ -175,3 +176,8 @@ def _find(value: Any) -> Callable[[Encoding, Any], None]:
             HANDLERS[kind] = handler
             return handler
     raise CannotSkipError(f"unknown type: {type_name(kind)}")
+
+
+def are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:
+    """Return whether two sequences hold the same objects: a wrapper may say that it equals the function in it."""
+    return len(these) == len(those) and all(map(operator.is_, these, those))

@@ -20,7 +20,7 @@ from jax._src.interpreters import mlir
 
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.code import is_of_jax, is_of_jaxs_files
-from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.encoding import CannotSkipError, are_same
 from xcache.hook.structure.rules import is_late, rule_tables
 
 # Packages from which jax imports functions and objects by name.
@@ -85,7 +85,7 @@ class _Patches:
             names, key, value = self._replacement
             return names.get(key) is value
         try:
-            return all(get(names) == functions for names, get, functions in self._watched)
+            return all(are_same(get(names), functions) for names, get, functions in self._watched)
         except KeyError:
             return False
 
@@ -141,7 +141,7 @@ class _Patches:
     def _describe(self, module: str, names: dict[str, Any], keys: list[str], values: tuple[Any, ...]) -> str | None:
         """Describe the functions and constants of a module; return why one cannot be described, or None."""
         known = self._described.get(module)
-        if known is None or known[0] != values:
+        if known is None or not are_same(known[0], values):
             lines = []
             for key, value in zip(keys, values, strict=True):
                 try:

@@ -11,7 +11,7 @@ from jax._src.interpreters import mlir
 
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.code import Seen, is_own, is_own_primitive
-from xcache.hook.structure.encoding import CannotSkipError, Encoding, tagged, type_name
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, are_same, tagged, type_name
 from xcache.hook.structure.rules import is_late, rule_tables, rules_of
 
 # Parameters that lowering does not look at: functions for differentiation and the like, which jax has used by then.
@@ -39,7 +39,7 @@ def token(primitive: Any, in_kernel: bool) -> bytes:
     """Return what stands for a primitive and its lowering rules; raise CannotSkipError unless all are jax's own."""
     rules = rules_of(primitive)
     known = _examined.get((primitive, in_kernel))
-    if known is None or not _are_same(known[0], rules):
+    if known is None or not are_same(known[0], rules):
         known = _examined[primitive, in_kernel] = rules, _examine(primitive, rules, in_kernel)
     if isinstance(known[1], str):
         raise CannotSkipError(known[1])
@@ -85,10 +85,6 @@ def _name_of(rule: Any) -> str:
     return known[1]
 
 
-def _are_same(these: list[Any], those: list[Any]) -> bool:
-    return len(these) == len(those) and all(a is b for a, b in zip(these, those, strict=True))
-
-
 class _Registries:
     """jax's tables of rules, which any rule may use: lowering ``softmax`` lowers ``exp`` on the way."""
 
@@ -100,9 +96,8 @@ class _Registries:
     def check(self) -> None:
         """Raise CannotSkipError if somebody has replaced a rule of jax's own by code of the program's."""
         tables = (*rule_tables(), mlir.ir_type_handlers, mlir._constant_handlers)
-        # Lists compare their items by identity first, so that this takes microseconds.
         now = [list(table.values()) for table in tables]
-        if now != self._seen:
+        if not (len(now) == len(self._seen) and all(map(are_same, now, self._seen))):
             # A rule's name has the names of the rules that it uses.
             _named.clear()
             _examined.clear()

@@ -413,6 +413,37 @@ def test_a_mock_in_jax_makes_all_be_lowered(structures):
     assert not structures.of(lambda x: x * 2, X).startswith("<")
 
 
+class Wrapper:
+    """Wraps a function as wrapt does: it says that it equals the function."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.wrapped(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self.wrapped == other
+
+    def __hash__(self) -> int:
+        return hash(self.wrapped)
+
+
+def test_a_wrapper_that_equals_what_it_wraps_makes_all_be_lowered(structures, registered, monkeypatch):
+    from jax._src.interpreters import mlir
+
+    before = structures.of(lambda x: jnp.sin(x), X)
+    with monkeypatch.context() as patch:
+        patch.setattr(mlir, "delegate_lowering", Wrapper(mlir.delegate_lowering))
+        assert structures.of(lambda x: jnp.sin(x), X).startswith("<function of jax replaced")
+    assert structures.of(lambda x: jnp.sin(x), X) == before
+    mlir._lowerings[lax.sin_p] = Wrapper(mlir._lowerings[lax.sin_p])
+    assert structures.of(lambda x: jnp.sin(x), X).startswith("<")
+
+
 def test_who_imported_a_module_of_jax_s_does_not_count(structures, monkeypatch):
     from jax._src.lax import lax as module
 
