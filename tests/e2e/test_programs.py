@@ -17,7 +17,7 @@ UNCACHEABLE = {
     "inspected": {"inspect_array_sharding": 1},
 }
 # The others have nothing more that lowering reads.
-CHECKED = ("plain", "exported", "sharded", "callback", "partitioned", "laid out")
+CHECKED = ("plain", "exported", "sharded", "laid out")
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from support.alongside import ended, makes_no_difference, running, write
+from support.marks import thorough
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +41,10 @@ def test_a_program_without_standard_descriptors(place):
     assert place.query("SELECT count(*) FROM entries") == [(30,)]
 
 
-@pytest.mark.parametrize("flags", [("-I",), ("-O",), ("-X", "dev", "-W", "error"), ("-X", "faulthandler", "-u")])
+FLAGS = (("-I",), ("-O",), ("-X", "dev", "-W", "error"), ("-X", "faulthandler", "-u"))
+
+
+@pytest.mark.parametrize("flags", thorough(FLAGS, usual=(FLAGS[0], FLAGS[2])))
 def test_a_python_with(place, flags):
     assert makes_no_difference(place, "print([work(k) for k in range(5)])", *flags).code == 0
 

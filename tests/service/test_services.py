@@ -6,6 +6,7 @@ import re
 
 import pytest
 from support.machine import booted, why_not
+from support.marks import thorough
 from support.places import until
 from support.services import (
     DAMAGES,
@@ -26,6 +27,7 @@ from xcache import __version__
 
 pytestmark = pytest.mark.slow
 both = pytest.mark.parametrize("kind", ["user", "system"])
+either = pytest.mark.parametrize("kind", thorough(("user", "system"), usual=("system",)))
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +101,7 @@ def test_the_whole_life_of_a_service(machine, service):
     assert service.xcache("service", "status", f"--{service.kind}", code=1).stdout.startswith("service   not installed")
 
 
-@both
+@either
 def test_clients_that_come_at_once_activate_one_daemon(machine, service):
     service.install()
     service.systemctl("stop", "xcached.service")
@@ -111,7 +113,7 @@ def test_clients_that_come_at_once_activate_one_daemon(machine, service):
     assert service.daemons() == [service.main_pid()]
 
 
-@both
+@either
 def test_a_daemon_that_hangs_is_restarted(machine, service):
     service.install()
     service.override("WatchdogSec=1s")
@@ -147,7 +149,7 @@ def test_a_change_of_the_settings_takes_effect_and_one_that_is_wrong_is_refused(
     assert service.says("dir cannot change from .* while the daemon runs; restart it")
 
 
-@both
+@either
 def test_it_logs_to_the_journal_with_levels(machine, service):
     service.install()
     service.configure('max_size = "lots"')
@@ -181,7 +183,7 @@ def test_xcache_is_upgraded_underneath(machine, service):
     assert service.talk("a")[0] == "found"
 
 
-@both
+@either
 def test_it_leaves_when_idle_and_comes_back_when_asked(machine, service):
     service.install()
     service.configure('idle_exit = "300ms"')
@@ -202,7 +204,7 @@ def test_it_leaves_when_idle_and_comes_back_when_asked(machine, service):
     assert service.daemons() == [service.main_pid()]
 
 
-@both
+@either
 def test_a_stopped_service_finishes_the_requests_in_flight(machine, service):
     service.install()
     path = "/opt/tests"
@@ -216,7 +218,7 @@ def test_a_stopped_service_finishes_the_requests_in_flight(machine, service):
     assert service.daemons() == []
 
 
-@both
+@either
 def test_a_damaged_database_is_replaced_by_the_same_process(machine, service):
     """It executes itself again, with the socket and the lock in hand."""
     service.install()
