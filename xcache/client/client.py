@@ -29,7 +29,7 @@ from xcache.wire import protocol
 Result = TypeVar("Result")
 
 # A client that waits for another's compile hears from the daemon four times a second. A longer silence is charged.
-_SIGN_OF_LIFE_SECONDS = 1.0
+_HEARTBEAT_SECONDS = 1.0
 # A complaint has the daemon read the whole entry, which may be large.
 _COMPLAIN_SECONDS = 30.0
 # Shorter waits for another program's compile are not logged at info level.
@@ -67,7 +67,7 @@ class Client:
         since = start = own_time()
         wait = self._breaker.begin()
         # The wait is for the daemon until it gives its first heartbeat, and then for another program's compile.
-        is_waiting, first_sign = True, start
+        is_waiting, first_heartbeat = True, start
         waited_for: protocol.Wait | None = None
         said = False
 
@@ -79,11 +79,11 @@ class Client:
             since = now
 
         def waiting(word: protocol.Wait) -> float:
-            nonlocal is_waiting, first_sign, waited_for, said
+            nonlocal is_waiting, first_heartbeat, waited_for, said
             heard()
             if waited_for is None:
-                first_sign = since
-            waited = since - first_sign
+                first_heartbeat = since
+            waited = since - first_heartbeat
             if waited > message.wait + self._config.timeout:
                 raise ConnectionLostError(f"no answer within {message.wait:g} s and more")
             if waited >= _LOGGED_WAIT_SECONDS and not said:
@@ -94,7 +94,7 @@ class Client:
                 )
             waited_for = word
             is_waiting = True
-            self._breaker.continue_wait(wait, _SIGN_OF_LIFE_SECONDS)
+            self._breaker.continue_wait(wait, _HEARTBEAT_SECONDS)
             return wait.seconds
 
         def get(connection: Connection, timeout: float) -> SealedEntry | Absent:
@@ -116,7 +116,7 @@ class Client:
             found = found._replace(wait=wait)
         if waited_for is None:
             return found
-        waited = since - first_sign
+        waited = since - first_heartbeat
         level = logging.INFO if said else logging.DEBUG
         logger.log(level, "waited %.1f s for process %d (%s)", waited, waited_for.pid, waited_for.program)
         return found._replace(waited=waited)

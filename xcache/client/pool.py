@@ -24,11 +24,11 @@ class Pool:
 
     def __init__(self, connector: Connector) -> None:
         self._connector = connector
-        # All connections, and those of them that no thread uses. One that an interrupt takes away from its thread is
-        # held by nobody else, and closes.
+        # All connections. One that an interrupt takes away from its thread is held by nobody else, and closes.
         self._open: weakref.WeakSet[Connection] = weakref.WeakSet()
-        # The connections that threads are making.
+        # Connections that threads are making.
         self._coming: set[object] = set()
+        # Connections that no thread uses.
         self._idle: list[Connection] = []
         # Connections on which a load was announced that is not over yet.
         self._loading: set[Connection] = set()

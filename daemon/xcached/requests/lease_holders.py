@@ -43,32 +43,32 @@ class LeaseHolders:
 class _Holder:
     def __init__(self, pid: int, now: float) -> None:
         self._pid = pid
-        self._looked = self._ran = self._went = self.children_read = now
+        self._looked_at = self._last_ran_at = self._last_unstopped_at = self.children_read = now
         self._ticks = -1
 
     def look(self, now: float, left: Iterator[int]) -> str:
         """Return why the process is not worth waiting for, or ""; ``left`` limits how many children are read."""
         seen = see(self._pid)
-        gap, self._looked = now - self._looked, now
+        gap, self._looked_at = now - self._looked_at, now
         if seen is None or gap > _LONGEST_GAP_SECONDS:
-            self._ran = self._went = now
+            self._last_ran_at = self._last_unstopped_at = now
             return ""
         if seen.state not in ("T", "t") and not is_frozen(self._pid):
-            self._went = now
-        if now - self._went >= _STOPPED_SECONDS:
+            self._last_unstopped_at = now
+        if now - self._last_unstopped_at >= _STOPPED_SECONDS:
             return "is stopped"
         ticks = seen.ticks
-        if now - self._ran > _STOPPED_SECONDS:
+        if now - self._last_ran_at > _STOPPED_SECONDS:
             # Children are read only if the process itself is idle, since there may be many.
             children = ticks_of_children(self._pid, left)
             if children is None:
                 return ""
             ticks, self.children_read = ticks + children, now
         if ticks > self._ticks:
-            self._ran = now
+            self._last_ran_at = now
         self._ticks = ticks
-        if now - self._ran >= (_STUCK_SECONDS if seen.state == "D" else _IDLE_SECONDS):
-            return f"has not run for {now - self._ran:.0f} s"
+        if now - self._last_ran_at >= (_STUCK_SECONDS if seen.state == "D" else _IDLE_SECONDS):
+            return f"has not run for {now - self._last_ran_at:.0f} s"
         return ""
 
 

@@ -16,8 +16,8 @@ from xcached.requests.lease_holders import LeaseHolders
 
 logger = logging.getLogger("xcached")
 
-# Seconds between notices to waiting clients, which give the daemon up after a second of silence.
-_NOTIFY_SECONDS = 0.25
+# Seconds between heartbeats to waiting clients, which give the daemon up after a second of silence.
+_HEARTBEAT_SECONDS = 0.25
 # A client waits at most this many times the last compile's time, and this many seconds more.
 _WAIT_FACTOR, _WAIT_EXTRA_SECONDS = 3.0, 5.0
 _MOST_SHOWN = 200
@@ -94,7 +94,7 @@ class Leases:
         # "not >", because NaN must not wait either.
         if not wanted.wait > 0:
             return Reply(protocol.Missing(0))
-        lease = self._trusted(caller, wanted.key)
+        lease = self._lease_to_wait_for(caller, wanted.key)
         if lease is not None and self._wait_counts[caller.uid] < _MOST_WAITING:
             return self._wait(lease, caller, wanted)
         if lease is not None or len(self._of_user.get(caller.uid, ())) >= _MOST_HELD:
@@ -189,7 +189,7 @@ class Leases:
         _tell(lease, waiter, time.monotonic())
         if not self._ticking:
             self._ticking = True
-            self._call_later(_NOTIFY_SECONDS, self._tick)
+            self._call_later(_HEARTBEAT_SECONDS, self._tick)
         return waiter.answer
 
     def _enqueue(self, waiter: Waiter, lease: Lease) -> None:
@@ -252,13 +252,13 @@ class Leases:
         self._forget_idle(lease.holder, mine)
 
     def _pass_on(self, lease: Lease) -> None:
-        """Grant the lease to the first waiter; waiters that do not trust it form a line of their own."""
+        """Grant the lease to the first waiter. A waiter that does not trust that user gets a lease of its own."""
         if not lease.is_current:
             return
         self._end(lease)
         granted = []
         for waiter in list(lease.waiters):
-            following = self._trusted(waiter.caller, lease.key)
+            following = self._lease_to_wait_for(waiter.caller, lease.key)
             if following is not None:
                 self._enqueue(waiter, following)
             else:
@@ -269,7 +269,7 @@ class Leases:
         for answer, number in granted:
             answer.give(Reply(protocol.Missing(number)))
 
-    def _trusted(self, caller: Caller, key: str) -> Lease | None:
+    def _lease_to_wait_for(self, caller: Caller, key: str) -> Lease | None:
         """Return the lease that a client would wait for."""
         trusted = (lease for lease in self._by_key.get(key, ()) if self._trusts(caller.uid, lease.holder.uid))
         return next(trusted, None)
@@ -294,7 +294,7 @@ class Leases:
                     _tell(lease, waiter, now)
         self._ticking = bool(self._waited_for)
         if self._ticking:
-            self._call_later(_NOTIFY_SECONDS, self._tick)
+            self._call_later(_HEARTBEAT_SECONDS, self._tick)
 
 
 def _tell(lease: Lease, waiter: Waiter, now: float) -> None:

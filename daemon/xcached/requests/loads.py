@@ -40,15 +40,15 @@ class Loads:
         self._endings.close()
 
     def _begin(self, caller: Caller, message: protocol.Loading) -> None:
-        self._has_loaded(caller)
+        self._end_load(caller)
         # Count only entries it was given: a client that made them up could keep the writer thread busy.
         if caller.process.was_given(message.key, message.digest):
             caller.loading = Load(message.key, message.digest, time.monotonic(), message.ahead)
 
     def _end(self, caller: Caller, message: protocol.Loaded) -> None:
-        self._has_loaded(caller)
+        self._end_load(caller)
 
-    def _has_loaded(self, caller: Caller) -> None:
+    def _end_load(self, caller: Caller) -> None:
         """Note that the process survived a load, whether or not it succeeded."""
         load, caller.loading = caller.loading, None
         if load is not None and not load.ahead:

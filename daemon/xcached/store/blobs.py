@@ -181,7 +181,7 @@ class BlobFiles:
                 _sync_folder(folder.parent)
 
     def delete(self, digest: str) -> bool:
-        """Delete a content; return whether that worked or it was gone already."""
+        """Delete a content; return whether it is deleted now: not if it was gone, or is still open to a reader."""
         return self.delete_file(self.path(digest))
 
     def delete_file(self, path: Path) -> bool:

@@ -44,7 +44,7 @@ class Freed(NamedTuple):
     reason: str
 
 
-class TooMuch(NamedTuple):
+class ExceededLimit(NamedTuple):
     """An exceeded limit: the reason, the user whose entries have to go (None: anybody's), and by how much."""
 
     reason: str
@@ -133,7 +133,7 @@ class Evictor:
 
     def _go_on(self) -> Freed | None:
         """Carry out the next part of a plan; None when none is left."""
-        if self._planned and next(self._too_much(self.on_disk.lacking()), None) is None:
+        if self._planned and next(self._exceeded_limits(self.on_disk.lacking()), None) is None:
             # Another removal has solved it meanwhile.
             self._planned.clear()
         while self._planned:
@@ -152,7 +152,7 @@ class Evictor:
 
         The disk lacks ``lacking`` bytes.
         """
-        for too_much in self._too_much(lacking):
+        for too_much in self._exceeded_limits(lacking):
             spared = coming if too_much.reason == "disk" else None
             candidates = self._candidates.of(
                 too_much.uid,
@@ -277,7 +277,7 @@ class Evictor:
         if lacking > 0:
             raise RefusedError("disk full", f"{needed} bytes more would leave less free than min_free demands")
 
-    def _too_much(self, lacking: int) -> Iterator[TooMuch]:
+    def _exceeded_limits(self, lacking: int) -> Iterator[ExceededLimit]:
         """Yield every exceeded limit; the one that takes the fewest evictions comes first."""
         limits = self._store.limits
         if limits.user_quota:
@@ -285,7 +285,7 @@ class Evictor:
                 theirs, entries = self._taken_by(uid)
                 surplus = Excess(theirs - limits.user_quota, entries - limits.most_entries_of_one_user())
                 if surplus:
-                    yield TooMuch("quota", uid, surplus)
+                    yield ExceededLimit("quota", uid, surplus)
                 else:
                     self._store.grown.discard(uid)
         totals = self._store.totals_now()
@@ -298,7 +298,7 @@ class Evictor:
         if lacking > 0 and not self.on_disk.evictions_are_useless:
             yield self._whose_entries_go("disk", "bytes", min(lacking, ENOUGH_TO_JUDGE_BYTES), _ROW_BYTES)
 
-    def _whose_entries_go(self, reason: str, what: str, excess: int, row: int = 0) -> TooMuch:
+    def _whose_entries_go(self, reason: str, what: str, excess: int, row: int = 0) -> ExceededLimit:
         """In a shared store, the user who has the most makes room, down to a fair share.
 
         If the store has one user, or everything is pinned, the limit names no user. Each entry counts for ``row`` bytes
@@ -320,7 +320,7 @@ class Evictor:
                     break
             else:
                 uid = None
-        return TooMuch(reason, uid, Excess(**{what: over}))
+        return ExceededLimit(reason, uid, Excess(**{what: over}))
 
     def _evict(self, chosen: Sequence[Entry], reason: str, *, keeps_pages: bool = False) -> Freed:
         """Evict entries; ``keeps_pages``: leave the freed pages in the database, where the coming entry needs them."""

@@ -257,9 +257,9 @@ class WriterThread:
         try:
             # Make room for all puts first: an eviction could remove bytes that another put is about to share.
             refusals = [self._admit(job) for job in jobs]
-            accepted = [why or self._accept(job) for job, why in zip(jobs, refusals, strict=True)]
+            refusals = [refused or self._accept(job) for job, refused in zip(jobs, refusals, strict=True)]
             with self._store.transaction():
-                for job, refused in zip(jobs, accepted, strict=True):
+                for job, refused in zip(jobs, refusals, strict=True):
                     results.append(refused or self._put_one(job, loose))
                 # Count them here, since a flush of its own would cost another sync.
                 kept = [job.put.stored_size for job, r in zip(jobs, results, strict=True) if r == protocol.Stored(True)]

@@ -23,8 +23,9 @@ def jit(fun: Callable[..., Any] | None = None, *, version: str, **options: Any) 
     change with them, a later process runs the old program; ``xcache.version_of`` makes a good one. Without ``fun``,
     return a decorator.
 
-    The function has one more method than jax's: ``prepare`` loads or compiles several calls at once and runs none. It
-    is plain ``jax.jit`` with the cache off, under another transformation, and where tracing has an effect.
+    The function has one more method than jax's: ``prepare`` loads or compiles several calls at once and runs none. The
+    function behaves as plain ``jax.jit`` with the cache off, under another transformation, and where tracing has an
+    effect.
     """
     if not isinstance(version, str):
         raise TypeError(f"version must be a str, not {type(version).__name__}")

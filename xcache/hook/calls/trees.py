@@ -71,7 +71,7 @@ def _decode(form: Any, parts: list[Any]) -> Any:
 
 
 def _is_made_of_the_same(one: Any, other: Any) -> bool:
-    """Return whether two equal trees hold the same objects: what the program calls equal may differ to it."""
+    """Return whether two equal trees hold the same objects: the program's ``__eq__`` may call different ones equal."""
     nodes = one.node_data(), other.node_data()
     if None in nodes:
         return nodes[0] is nodes[1]

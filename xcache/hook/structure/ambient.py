@@ -18,7 +18,8 @@ from jax._src import mesh as meshes
 from xcache.hook.structure.code import ROOTS
 from xcache.hook.structure.encoding import Encoding
 
-# Settings that say where to log, dump or cache, or which devices to open: the devices themselves are encoded.
+# Settings that say where to log, dump or cache, which devices to open (the devices themselves are encoded), or what a
+# location holds (jax strips locations; locations.py adds these settings for kernels).
 _HARMLESS = frozenset((
     "jax_compilation_cache_dir", "jax_compilation_cache_max_size", "jax_enable_compilation_cache", "jax_log_compiles",
     "jax_logging_level", "jax_dump_ir_to", "jax_dump_ir_modes", "jax_include_debug_info_in_dumps",
@@ -35,9 +36,9 @@ _HARMLESS = frozenset((
 
 @functools.cache
 def jax_files() -> str:
-    """Return a digest of the versions of jax, jaxlib and numpy, and of the name, size and mtime of each of their files.
+    """Return a digest of the versions of jax, jaxlib and numpy, and of the files of jax and jaxlib.
 
-    An edited checkout has the version that it had before.
+    Each ``.py`` and ``.so`` file counts by name, size and mtime: an edited checkout keeps its version.
     """
     found = sorted(line for number, root in enumerate(ROOTS) for line in _files(root, f"{number}"))
     versions = f"jax {jax.__version__} jaxlib {jaxlib.__version__} numpy {np.__version__}"
@@ -83,7 +84,7 @@ configuration = _Configuration()
 
 
 def trace_context() -> tuple[Any, ...]:
-    """Return jax's trace context; no mesh and an empty one are the same to whoever asks for it."""
+    """Return jax's trace context; jax treats an empty mesh as no mesh."""
     return tuple(
         None if isinstance(value, (meshes.Mesh, meshes.AbstractMesh)) and value.empty else value
         for value in config.trace_context()

@@ -17,7 +17,7 @@ FALLBACKS.extend(
 )
 # This number is part of every digest. It changes with every change of what is written, or how.
 _FORMAT = 4
-# Names of arguments are only in locations.
+# Names of arguments appear only in locations. The backend is written as a text.
 _LEFT_OUT = ("arg_names", "backend")
 
 

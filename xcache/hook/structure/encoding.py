@@ -16,7 +16,7 @@ _Handler = TypeVar("_Handler", bound=Callable[["Encoding", Any], None])
 
 
 class CannotSkipError(Exception):
-    """Lowering, or tracing, cannot be skipped, for this reason: its kind, and what of the program, after a colon.
+    """Lowering or tracing cannot be skipped. The reason is its kind and, after a colon, the part concerned.
 
     ``where`` names the primitive and parameter, if any.
     """

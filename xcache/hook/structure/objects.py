@@ -132,7 +132,7 @@ def _temporary_axis(encoding: Encoding, value: Any) -> None:
     encoding.met_before(b"axis", value)
 
 
-def _is_called(kind: type, value: Any) -> bool:
+def _acts_as_function(kind: type, value: Any) -> bool:
     """Return whether an object is there to be called, so that its attributes do not tell what it does."""
     return (
         callable(value)
@@ -153,7 +153,7 @@ def encoder_for(value: Any) -> Any:
         return _debug_info
     if not code.is_of_jax(kind.__module__) or isinstance(value, (xla_client.Device, dict, int, str, float)):
         return None
-    if _is_called(kind, value):
+    if _acts_as_function(kind, value):
         return code.function
     if kind.__name__ == "_TempAxisName":
         return _temporary_axis

@@ -2,8 +2,8 @@
 
 All modules of jax are examined when the first program is described, and again when modules were imported since. The
 functions and constants of the modules that lower, and the functions of those that they use, are compared before each
-program. A constant may be any, and a function of jax's in the wrong place is jax's own code, too: the digest says what
-each of these names leads to.
+program. Any constant is accepted, and so is a function of jax's in the wrong place, which is jax's own code, too: the
+digest says what each of these names leads to.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ class _Patches:
         self._known_types: set[type] = set()
 
     def check(self) -> None:
-        """Raise CannotSkipError if a function of jax's is not its own."""
+        """Raise CannotSkipError if a function in a module of jax's is not jax's own."""
         are_unchanged = self._are_unchanged()
         if not are_unchanged or len(self._modules) != len(sys.modules):
             # Noted last: another thread must not pass before all is examined.
             modules = frozenset(sys.modules)
             imported = modules - self._modules
-            # jax imports some modules when it lowers, which then run no code of the program's.
+            # Modules that jax imports while it lowers run no code of the program's, so only they are examined.
             is_partial = are_unchanged and self._reason is None and all(map(_is_of_a_library, imported))
             self._reason = self._examine(imported if is_partial else modules)
             self._modules = modules
@@ -97,12 +97,15 @@ class _Patches:
         return self._digests[with_late]
 
     def _examine(self, names: Collection[str]) -> str | None:
-        """Examine the modules of these names that are jax's, describe them and the others; return the first reason."""
+        """Examine those of these modules that are jax's, and describe the modules that lower and those they use.
+
+        Return the first reason why lowering cannot be skipped, or None.
+        """
         watched: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = []
         modules = {
             name: module
             for name, module in list(sys.modules.items())
-            # The others hand on names of these.
+            # jax's other modules only re-export names of these.
             if name.startswith(("jax._src.", "jaxlib.")) and isinstance(module, types.ModuleType)
         }
         seen: set[int] = set()
@@ -122,7 +125,7 @@ class _Patches:
         with_late = _with_used(modules, lowering)
         for name in with_late:
             namespace = vars(modules[name])
-            # Constants of other modules note, for instance, that something was initialized.
+            # Constants of the modules that these use may change as jax works: some note that something was initialized.
             kinds = _FUNCTIONS_AND_CONSTANTS if name in lowering else _FUNCTIONS
             keys = [key for key, value in namespace.items() if type(value) in kinds and not key.startswith("__")]
             if len(keys) > 1:
@@ -171,7 +174,7 @@ class _Patches:
         return inner is None or inner is value or self._is_acceptable(inner)
 
     def _is_function_acceptable(self, function: types.FunctionType) -> bool:
-        if function.__code__.co_filename not in self._known_files and not self._is_of_a_library(function):
+        if function.__code__.co_filename not in self._known_files and not self._is_from_accepted_file(function):
             return False
         # A decorator of jax's may have wrapped a function of the program's.
         inner = getattr(function, "__wrapped__", None)
@@ -185,7 +188,7 @@ class _Patches:
                     return False
         return True
 
-    def _is_of_a_library(self, function: types.FunctionType) -> bool:
+    def _is_from_accepted_file(self, function: types.FunctionType) -> bool:
         """Return whether a function is jax's, from a file of jax's, or of a library that jax imports."""
         module, file = function.__globals__.get("__name__", ""), function.__code__.co_filename
         is_acceptable = is_of_jaxs_files(function) or (not is_of_jax(module) and _is_of_a_library(module))

@@ -30,9 +30,9 @@ KERNELS = frozenset(("pallas_call", "core_map", "mpmd_map"))
 
 # Each primitive's rules when it was examined, and its token or the reason why it has none.
 _examined: dict[tuple[Any, bool], tuple[list[Any], bytes | str]] = {}
-# By id: each rule with its name, and with the reason if it has none. No exception, because that would hold the frames
-# in which it was raised, with all that the program has there.
-_named: dict[int, tuple[Any, str, str | None]] = {}
+# By id: each rule with its description, and with the reason if it has none. No exception, because that would hold the
+# frames in which it was raised, with all that the program has there.
+_descriptions: dict[int, tuple[Any, str, str | None]] = {}
 
 
 def token(primitive: Any, in_kernel: bool) -> bytes:
@@ -48,7 +48,7 @@ def token(primitive: Any, in_kernel: bool) -> bytes:
 
 def are_late(used: Iterable[Any]) -> bool:
     """Return whether one of these primitives has a rule that is not there before a program imports more than jax."""
-    return any(is_late(_name_of(rule)) for primitive in used for rule in rules_of(primitive))
+    return any(is_late(_description_of(rule)) for primitive in used for rule in rules_of(primitive))
 
 
 def unused(primitive: Any) -> tuple[str, ...]:
@@ -64,22 +64,22 @@ def _examine(primitive: Any, rules: list[Any], in_kernel: bool) -> bytes | str:
     if not is_own_primitive(primitive):
         return f"primitive outside jax: {primitive.name}"
     try:
-        told = "|".join((primitive.name, type(primitive).__qualname__, *map(_name_of, rules)))
+        told = "|".join((primitive.name, type(primitive).__qualname__, *map(_description_of, rules)))
     except CannotSkipError as reason:
         return str(reason)
     return tagged(b"p", primitive.name.encode() + b" " + hashlib.blake2b(told.encode(), digest_size=12).digest())
 
 
-def _name_of(rule: Any) -> str:
-    """Return a rule's name, made once; raise CannotSkipError if it holds something that cannot be described."""
-    known = _named.get(id(rule))
+def _description_of(rule: Any) -> str:
+    """Return a rule's description, made once; raise CannotSkipError if it holds something that cannot be described."""
+    known = _descriptions.get(id(rule))
     if known is None:
         made, refused = "", None
         try:
             made = describe_callable(rule)
         except CannotSkipError as reason:
             refused = str(reason)
-        known = _named[id(rule)] = rule, made, refused
+        known = _descriptions[id(rule)] = rule, made, refused
     if known[2] is not None:
         raise CannotSkipError(known[2])
     return known[1]
@@ -98,8 +98,8 @@ class _Registries:
         tables = (*rule_tables(), mlir.ir_type_handlers, mlir._constant_handlers)
         now = [list(table.values()) for table in tables]
         if not (len(now) == len(self._seen) and all(map(are_same, now, self._seen))):
-            # A rule's name has the names of the rules that it uses.
-            _named.clear()
+            # A rule's description contains those of the rules that it uses.
+            _descriptions.clear()
             _examined.clear()
             self._reason = self._examine(tables)
             self._seen = now
@@ -129,7 +129,7 @@ class _Registries:
                 if not is_own(entry, seen):
                     return f"rule of jax replaced: {said}"
                 try:
-                    rule = _name_of(entry)
+                    rule = _description_of(entry)
                 except CannotSkipError:
                     # Any rule may use it.
                     return f"rule of jax that cannot be described: {said}"
