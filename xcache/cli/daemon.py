@@ -167,8 +167,8 @@ def _find_any(settings: Config, connect: Callable[[Config], Connection] | None =
 
 def _is_held_by_none(settings: Config) -> bool:
     """Return whether no daemon has the store, as far as this user can see; a service manager may listen for it."""
-    machines = settings.daemon_uid()
-    if machines is not None and not _is_of(settings.dir, machines):
+    machine_uid = settings.daemon_uid()
+    if machine_uid is not None and not _is_of(settings.dir, machine_uid):
         # The machine's daemon has another store than the settings name, or one that this user cannot see.
         return False
     return os.access(settings.dir, os.R_OK | os.X_OK) and not Launcher(settings).held()

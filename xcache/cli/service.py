@@ -65,12 +65,12 @@ def install(kind: str, as_json: bool) -> None:
     """
     scope = _ready_scope(kind, to_serve=True)
     done = Progress(quiet=as_json)
-    managers = _variables(scope.systemctl)
+    manager_variables = _variables(scope.systemctl)
     for name in ("XCACHE_CONFIG", "XCACHE_DIR", "XCACHE_SOCKET"):
-        if os.environ.get(name, managers.get(name)) != managers.get(name):
+        if os.environ.get(name, manager_variables.get(name)) != manager_variables.get(name):
             note(f"{name} is set here, but the service knows nothing of it; put its settings into a file")
     _check_python(scope)
-    if scope.is_machines:
+    if scope.is_for_all_users:
         account.prepare(scope.settings.daemon_user, ACCOUNT_HOME, done)
     account.prepare_store(scope.settings, done)
     changed = [unit for unit in NAMES if _write(scope, unit, done)]
@@ -87,7 +87,7 @@ def install(kind: str, as_json: bool) -> None:
         _systemctl(scope, "start", SOCKET)
         done(f"started {SOCKET}: systemd listens on {scope.settings.socket}")
     welcome = _replace_older(scope, done)
-    if not scope.is_machines and not _lingers():
+    if not scope.is_for_all_users and not _lingers():
         note("the service runs only while you are logged in; to keep it at other times: loginctl enable-linger")
     if not done.said:
         done("everything is as it should be")
@@ -138,7 +138,7 @@ def uninstall(kind: str, purge: bool, as_json: bool) -> None:
         shutil.rmtree(scope.settings.dir)
         done(f"removed the store {scope.settings.dir}")
     _remove_empty(scope)
-    if scope.is_machines:
+    if scope.is_for_all_users:
         account.take_back(scope.settings.daemon_user, keep=scope.settings.dir, done=done)
     if not done.said:
         done("nothing was installed")
@@ -256,9 +256,9 @@ def _write(scope: Scope, unit: str, done: Progress) -> bool:
 
 def _check_python(scope: Scope) -> None:
     """Raise UnavailableError unless the daemon runs from here without the caller's environment and privileges."""
-    user = _NOBODY_UID if scope.is_machines else None
+    user = _NOBODY_UID if scope.is_for_all_users else None
     # Python finds the packages of pip --user under HOME.
-    home = "/" if scope.is_machines else scope.homes.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
+    home = "/" if scope.is_for_all_users else scope.homes.get("HOME") or pwd.getpwuid(os.getuid()).pw_dir
     command = [sys.executable, "-P", "-m", "xcached", "--version"]
     try:
         result = subprocess.run(
@@ -278,7 +278,7 @@ def _check_python(scope: Scope) -> None:
     except OSError as error:
         problem = str(error)
     if problem:
-        whom = "other accounts" if scope.is_machines else "the service manager"
+        whom = "other accounts" if scope.is_for_all_users else "the service manager"
         raise UnavailableError(f"{whom} cannot run the daemon from here ({' '.join(command)}): {problem}")
 
 
@@ -312,14 +312,14 @@ def _knock(scope: Scope) -> Any:
     try:
         return daemon.await_activated(scope.settings)
     except UnavailableError as error:
-        journal = "journalctl -u xcached" if scope.is_machines else "journalctl --user -u xcached"
+        journal = "journalctl -u xcached" if scope.is_for_all_users else "journalctl --user -u xcached"
         raise UnavailableError(f"the daemon does not answer: {error}; for more: {journal}") from None
 
 
 def _remove_empty(scope: Scope) -> None:
     """Remove folders that are empty now."""
     folders: list[Path] = [scope.settings.socket.parent, scope.folder / "sockets.target.wants"]
-    if scope.is_machines:
+    if scope.is_for_all_users:
         folders.append(ACCOUNT_HOME)
     else:
         folders += [scope.folder, scope.folder.parent]

@@ -15,7 +15,7 @@ from xcache.config import config
 from xcache.wire import protocol
 
 _COUNTS = ("requests", "hits", "misses", "stores", "evictions", "quarantined", "invalidated")
-_LATER = ("invalidated_by_hand", "stale_removed")
+_INVALIDATED = ("invalidated_by_hand", "stale_removed")
 _BYTES = ("bytes_read", "bytes_written")
 _SECONDS = ("compile_seconds", "load_seconds", "wait_seconds", "saved_seconds")
 _SHOWN_CHANGES = 10
@@ -72,7 +72,7 @@ def _arranged(amounts: Mapping[str, float]) -> dict[str, Any]:
     """Arrange the rows of the statistics table in the shape that --json documents."""
     left = dict(amounts)
     since = left.pop("since", None)
-    counts: dict[str, Any] = {name: int(left.pop(name, 0)) for name in (*_COUNTS, *_LATER, *_BYTES)}
+    counts: dict[str, Any] = {name: int(left.pop(name, 0)) for name in (*_COUNTS, *_INVALIDATED, *_BYTES)}
     seconds = {name: float(left.pop(name, 0.0)) for name in _SECONDS}
     groups: dict[str, dict[str, int]] = {}
     for group in _GROUPS:

@@ -35,7 +35,7 @@ class Scope(NamedTuple):
     """Variables whose values in the service manager differ from those of the user's programs."""
 
     @property
-    def is_machines(self) -> bool:
+    def is_for_all_users(self) -> bool:
         """Whether it is the service for all users."""
         return self.name == "system"
 
@@ -89,9 +89,11 @@ def scope_of(kind: str, variables: Callable[[tuple[str, ...]], Mapping[str, str]
             "XDG_RUNTIME_DIR is not set, so this user has no service manager here; log in as this user first"
         )
     systemctl = ("systemctl", "--user")
-    managers = variables(systemctl)
+    manager_variables = variables(systemctl)
     # The service gets the manager's settings, not those of this command's environment.
-    environ = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)} | _ours(managers)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith(_PREFIX)} | _ours(
+        manager_variables
+    )
     settings = config.load(environ)
     if settings.daemon_user and not to_serve:
         # The user's service was installed before the machine had one for all.
@@ -105,7 +107,7 @@ def scope_of(kind: str, variables: Callable[[tuple[str, ...]], Mapping[str, str]
     usual = settings.socket == Path(runtime) / "xcache" / "xcached.sock"
     socket = "%t/xcache/xcached.sock" if usual else without_specifiers(str(settings.socket))
     # Values set in a shell reach neither the manager nor the services it starts.
-    theirs = _homes(managers)
+    theirs = _homes(manager_variables)
     homes = {name: path for name, path in _homes(environ).items() if path != theirs[name]}
     return Scope(kind, Path(theirs["XDG_CONFIG_HOME"], "systemd", "user"), systemctl, settings, socket, homes)
 

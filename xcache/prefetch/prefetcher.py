@@ -146,7 +146,7 @@ class Prefetcher:
             else:
                 loaded = None
             self._forget(slot)
-            self._load_waiting()
+            self._start_threads()
             return loaded or slot.item.entry
 
     def is_over(self) -> bool:
@@ -213,12 +213,12 @@ class Prefetcher:
             return
         self._waiting += 1
         try:
-            self._load_waiting()
+            self._start_threads()
             self._changed.wait_for(lambda: slot.done, slot.patience)
         finally:
             self._waiting -= 1
 
-    def _load_waiting(self) -> None:
+    def _start_threads(self) -> None:
         """Start threads for the waiting items, once the program has asked for one or there is room again."""
         # A copy, because a signal handler that compiles comes here again and changes the slots.
         slots = list(self._slots.values())

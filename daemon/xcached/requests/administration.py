@@ -53,7 +53,7 @@ class Administration:
             while (freed := self._evictor.evict_some()) is not None:
                 tally.add(freed)
                 yield
-            on_disk.sweep_other_data()
+            on_disk.trim_all()
             for count in self._store.sweep_by_steps():
                 tally.files += count
                 yield

@@ -22,7 +22,7 @@ _MOST_STALE = 1000
 _MOST_SHARERS = EVICTED_AT_ONCE + 1
 
 
-class Standing(NamedTuple):
+class EntryAtUse(NamedTuple):
     """An entry, and its last use in the order of all uses."""
 
     entry: Entry
@@ -39,12 +39,13 @@ class Candidates:
 
     def of(
         self, uid: int | None, due: Mapping[Entry, int], *, only_theirs: bool, without_end: bool
-    ) -> Iterator[Candidate[Standing]]:
+    ) -> Iterator[Candidate[EntryAtUse]]:
         """Yield entries of one user or of all in the order of eviction, ``due`` newcomers first.
 
         Entries of stale toolchains come next, unsorted and whatever their worth: nobody can be served them any more,
-        and sorting them after a jaxlib upgrade would cost a walk over them all. Both may be of any user, unless
-        ``only_theirs``. Unless ``without_end``, the entries end after one step's worth.
+        and sorting them after a jaxlib upgrade would cost a walk over them all. Newcomers and stale
+        entries may be of any user, unless ``only_theirs``. Unless ``without_end``, the entries end after as many as one
+        step evicts.
         """
         whose = uid if only_theirs else None
         first = {candidate.entry.entry: candidate for candidate in self._still_due(due, whose)}
@@ -62,13 +63,13 @@ class Candidates:
         )
         return [Entry(key, writer) for key, writer, last in cursor.fetchall() if (last or 0.0) < oldest]
 
-    def _still_due(self, due: Mapping[Entry, int], whose: int | None) -> Iterator[Candidate[Standing]]:
+    def _still_due(self, due: Mapping[Entry, int], whose: int | None) -> Iterator[Candidate[EntryAtUse]]:
         """Yield the newcomers that nobody has used since they were chosen."""
         for (key, writer), used_order in due.items():
             if whose is None or writer == whose:
                 yield from self._rows("entries.key = ? AND used_order = ?", (key, used_order), writer, "", 1)
 
-    def _others(self, uid: int | None, whose: int | None, most: int) -> Iterator[Candidate[Standing]]:
+    def _others(self, uid: int | None, whose: int | None, most: int) -> Iterator[Candidate[EntryAtUse]]:
         pairs = list(itertools.islice(self._stale(), _MOST_STALE))
         stale = (json.dumps(pairs),) if pairs else ()
         among = "(SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]') FROM json_each(?))"
@@ -84,7 +85,7 @@ class Candidates:
 
     def _rows(
         self, which: str, values: Sequence[str | int], uid: int | None, sorting: str, most: int
-    ) -> Iterator[Candidate[Standing]]:
+    ) -> Iterator[Candidate[EntryAtUse]]:
         """Query candidates; a program that several entries share counts as freed with the last of them."""
         cursor = self._db.execute(
             # CROSS JOIN fixes the order of the tables: the worth index, then two look-ups per row taken.
@@ -102,5 +103,5 @@ class Candidates:
         # Close before anything changes.
         with contextlib.closing(cursor):
             for key, writer, order, size, program, program_size, sharers in cursor:
-                standing = Standing(Entry(key, writer), order)
+                standing = EntryAtUse(Entry(key, writer), order)
                 yield Candidate(standing, size, f"{writer} {program}", program_size, sharers)

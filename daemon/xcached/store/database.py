@@ -82,7 +82,7 @@ class Database:
     def transaction(self, *, frees: bool = False) -> Iterator[None]:
         """Commit everything inside, durably, or nothing of it.
 
-        RefusedError while the journal is too large; a transaction that ``frees`` room may grow it to twice that.
+        Raise RefusedError while the journal is too large; a transaction that ``frees`` room may grow it to twice that.
         """
         self._check_in_place()
         self._check_journal(MOST_JOURNAL_BYTES * (2 if frees else 1))
@@ -110,7 +110,7 @@ class Database:
             self.writing.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def shrink_journal(self, most: int) -> None:
-        """Truncate the journal if it is larger than ``most`` or than usual; RefusedError if a reader prevents it."""
+        """Truncate the journal if it is larger than ``most`` or than usual; raise RefusedError if a reader prevents it."""
         with contextlib.suppress(sqlite3.OperationalError):
             self._check_journal(min(most, _USUAL_JOURNAL_BYTES))
 
@@ -146,7 +146,7 @@ class Database:
             raise
 
     def _check_journal(self, most: int) -> None:
-        """Truncate a journal larger than ``most``; RefusedError if a reader prevents it."""
+        """Truncate a journal larger than ``most``; raise RefusedError if a reader prevents it."""
         try:
             if self._journal.stat().st_size <= most:
                 return

@@ -77,17 +77,17 @@ class Disk:
     """The disk's free bytes: asked of the file system once a second, less the bytes written since."""
 
     def __init__(
-        self, look: Callable[[], DiskUsage], min_free: str, as_good: Callable[[int], int] = lambda _: 0
+        self, look: Callable[[], DiskUsage], min_free: str, reclaimable: Callable[[int], int] = lambda _: 0
     ) -> None:
-        """``look`` asks the file system; ``as_good`` returns bytes that are in use but can be had back at any time.
+        """``look`` asks the file system; ``reclaimable`` returns bytes that are in use but can be had back at any time.
 
         It is told how many bytes must stay free.
         """
         self._look = look
-        self._as_good = as_good
+        self._reclaimable_bytes = reclaimable
         self._min_free = min_free
         self._asked = 0.0
-        self._free = self._spare = self._to_leave = self._written = 0
+        self._free = self._reclaimable = self._to_leave = self._written = 0
 
     @property
     def seen(self) -> tuple[int, int]:
@@ -112,17 +112,17 @@ class Disk:
         self._written += size
 
     def _lacking(self, needed: int) -> int:
-        return self._to_leave + self._written + needed - self._free - self._spare
+        return self._to_leave + self._written + needed - self._free - self._reclaimable
 
     def ask(self) -> int:
         """Ask the file system now; return the bytes that are free or can be had back."""
         self._free, total = self._look()
         self._to_leave = _to_leave(self._min_free, total)
         # Read both at the same moment: bytes of one are missing from the other.
-        self._spare = self._as_good(self._to_leave)
+        self._reclaimable = self._reclaimable_bytes(self._to_leave)
         self._written = 0
         self._asked = time.monotonic()
-        return self._free + self._spare
+        return self._free + self._reclaimable
 
 
 class Progress:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from xcache.errors import RefusedError
 from xcache.wire import protocol
-from xcached.store.candidates import EVICTED_AT_ONCE, Candidates, Standing
+from xcached.store.candidates import EVICTED_AT_ONCE, Candidates, EntryAtUse
 from xcached.store.database import is_full
 from xcached.store.disk import ENOUGH_TO_JUDGE_BYTES
 from xcached.store.eviction import Excess, choose
@@ -56,7 +56,7 @@ class Batch(NamedTuple):
     """The entries to evict next, and why; and the newcomers among them, with their order of use."""
 
     reason: str
-    going: list[Standing]
+    going: list[EntryAtUse]
     newcomers: dict[Entry, int]
 
 
@@ -142,7 +142,7 @@ class Evictor:
                 return self._evict(going, part.reason)
         return None
 
-    def _may_still_go(self, one: Standing) -> bool:
+    def _may_still_go(self, one: EntryAtUse) -> bool:
         """Return whether an entry may go: unpinned, and neither replaced nor used since it was chosen."""
         sql = "SELECT 1 FROM entries WHERE key = ? AND writer_uid = ? AND used_order = ? AND pinned = 0"
         return self._db.execute(sql, (*one.entry, one.used_order)).fetchone() is not None

@@ -32,7 +32,7 @@ class Pins:
         self._by_user: dict[int, PinnedTotal] = {}
 
     def pin(self, entries: Iterable[Entry], share: Share) -> int:
-        """Pin entries; RefusedError if their writer, or all users together, may not pin so much.
+        """Pin entries; raise RefusedError if their writer, or all users together, may not pin so much.
 
         Returns how many entries were not pinned before.
         """

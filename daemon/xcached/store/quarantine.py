@@ -68,7 +68,7 @@ class Quarantine:
 
     def sweep(self) -> None:
         """Forget rows beyond the limits, oldest first, and delete files that have no row."""
-        most = self._store.share_beside(_MOST_KEPT_BYTES)
+        most = self._store.most_other_data(_MOST_KEPT_BYTES)
         sql = "SELECT id, writer_uid, file, stored_size FROM quarantined ORDER BY id"
         rows = [_Row(*row) for row in self._db.execute(sql)]
         gone = []
@@ -99,8 +99,8 @@ class Quarantine:
         file = self._copy(entry)
         with self._store.transaction():
             self._add_row(entry, reason, file)
-            loose = self._store.remove([entry])
-        self._store.delete_files(loose)
+            maybe_orphaned = self._store.remove([entry])
+        self._store.delete_files(maybe_orphaned)
         self.sweep()
         logger.warning("%s is quarantined: %s", entry.key[:12], reason)
 

@@ -93,7 +93,7 @@ class Runs:
 
     def _forget_what_is_too_large(self) -> None:
         """Within a transaction: forget the oldest runs of the user with the most bytes, until the rest fits."""
-        most = self._store.share_beside(_MOST_BYTES)
+        most = self._store.most_other_data(_MOST_BYTES)
         while True:
             sizes = self._db.execute("SELECT uid, sum(size) FROM runs GROUP BY uid ORDER BY 2 DESC").fetchall()
             excess = sum(size for _, size in sizes) - most

@@ -38,7 +38,7 @@ class Shortage:
 
     def set_min_free(self, min_free: str) -> None:
         """Change how much must stay free."""
-        self._disk = Disk(self._store.files.disk, min_free, self._as_good_as_free)
+        self._disk = Disk(self._store.files.disk, min_free, self._reclaimable)
 
     @property
     def seen(self) -> tuple[int, int]:
@@ -100,9 +100,9 @@ class Shortage:
         if needed and lacking > taken:
             return
         self._store.bytes_when_disk_ran_short = taken
-        self.sweep_other_data()
+        self.trim_all()
 
-    def sweep_other_data(self) -> None:
+    def trim_all(self) -> None:
         """Cut each kind of data that is not entries down to its share of the store."""
         for trim in self._trim_other_data:
             trim()
@@ -155,7 +155,7 @@ class Shortage:
         count: int = self._db.execute("PRAGMA freelist_count").fetchone()[0]
         return count * self._page_size
 
-    def _as_good_as_free(self, to_leave: int) -> int:
+    def _reclaimable(self, to_leave: int) -> int:
         """Return what the disk would gain from a checkpoint of the journal and from returning free pages.
 
         The journal's growth is temporary: no entry is evicted for it, up to a share of the space that must stay free.

@@ -33,9 +33,9 @@ _MOST_MARKS = 2000
 # Compile times per user, and aliases; a small store keeps fewer.
 _MOST_ROWS, _LEAST_ROWS = 100_000, 1000
 # The runs may take at most this fraction (1/n) of the store, and so may the quarantine.
-_BESIDE_DIVISOR = 20
+_OTHER_DATA_DIVISOR = 20
 # Lower bound of that share on a disk short of space, enough for the runs of some programs.
-_LEAST_BESIDE_BYTES = 1024**2
+_LEAST_OTHER_DATA_BYTES = 1024**2
 # Removals of a user's entries between two trims of the compile times, which take some milliseconds each.
 _REMOVALS_PER_TRIM = 500
 MOST_COUNTERS = 1000
@@ -123,12 +123,12 @@ class Store:
         """Return the time to store for a use now: the wall clock's, or the guarded clock's if that is later."""
         return max(time.time(), self.age_clock.now(self.limits.max_age))
 
-    def share_beside(self, most: int) -> int:
+    def most_other_data(self, most: int) -> int:
         """Return the bytes allowed for one kind of data beside entries: ``most``, or less in a small store."""
         if self.limits.max_size:
-            most = min(most, self.limits.max_size // _BESIDE_DIVISOR)
+            most = min(most, self.limits.max_size // _OTHER_DATA_DIVISOR)
         if self.bytes_when_disk_ran_short is not None:
-            most = min(most, max(_LEAST_BESIDE_BYTES, self.bytes_when_disk_ran_short // _BESIDE_DIVISOR))
+            most = min(most, max(_LEAST_OTHER_DATA_BYTES, self.bytes_when_disk_ran_short // _OTHER_DATA_DIVISOR))
         return most
 
     def close(self) -> None:
@@ -186,11 +186,11 @@ class Store:
     def put(self, put: protocol.Put, executable: Source, program: Source, writer: Writer) -> list[str]:
         """Within a transaction: add or replace an entry. Return digests that may be unreferenced now."""
         pinned = self._refers("entries", key=put.key, writer_uid=writer.uid, pinned=1)
-        loose = self.remove([Entry(put.key, writer.uid)], staying=put.program_digest)
+        maybe_orphaned = self.remove([Entry(put.key, writer.uid)], staying=put.program_digest)
         usage = used(self._usage_before(Entry(put.key, writer.uid)), self._tick())
-        loose += self._insert_blob(executable)
+        maybe_orphaned += self._insert_blob(executable)
         if not self._refers("programs", digest=put.program_digest, writer_uid=writer.uid):
-            loose += self._insert_blob(program)
+            maybe_orphaned += self._insert_blob(program)
             self._insert(
                 "programs",
                 digest=put.program_digest,
@@ -251,7 +251,7 @@ class Store:
             **{f"{name}_component": put.components.get(name) for name in protocol.DESCRIBED_COMPONENTS},
         )
         self.grown.add(writer.uid)
-        return loose
+        return maybe_orphaned
 
     def mark_not_cacheable(self, mark: protocol.MarkNotCacheable, uid: int) -> None:
         """Within a transaction: mark a key as not cacheable; the user's oldest marks are forgotten."""
@@ -271,7 +271,7 @@ class Store:
 
         ``staying`` is a program that the next entry uses: its aliases would go with it.
         """
-        loose: list[str] = []
+        maybe_orphaned: list[str] = []
         for entry in entries:
             self._db.execute("DELETE FROM not_cacheable WHERE key = ? AND writer_uid = ?", entry)
             row = self._db.execute(
@@ -282,19 +282,19 @@ class Store:
             blob, program, pinned = row
             self.pins_changed |= bool(pinned)
             self._db.execute("DELETE FROM entries WHERE key = ? AND writer_uid = ?", entry)
-            loose += self._drop_blob(blob)
+            maybe_orphaned += self._drop_blob(blob)
             owned = (program, entry.writer_uid)
             if program != staying and not self._refers("entries", program=program, writer_uid=entry.writer_uid):
                 found = self._db.execute(
                     "SELECT blob FROM programs WHERE digest = ? AND writer_uid = ?", owned
                 ).fetchone()
                 self._db.execute("DELETE FROM programs WHERE digest = ? AND writer_uid = ?", owned)
-                loose += self._drop_blob(found[0]) if found else ()
+                maybe_orphaned += self._drop_blob(found[0]) if found else ()
             self._went[entry.writer_uid] += 1
             if self._went[entry.writer_uid] >= _REMOVALS_PER_TRIM:
                 del self._went[entry.writer_uid]
                 self.forget_oldest("compile_times", entry.writer_uid, self.most_rows(entry.writer_uid))
-        return loose
+        return maybe_orphaned
 
     def let_go(self, entries: Sequence[Entry], counted_as: str = "") -> int:
         """Remove entries and delete their files, even on a full disk; return how many files."""
@@ -303,7 +303,7 @@ class Store:
             going = entries[at : at + together]
             try:
                 with self.transaction(frees=True):
-                    loose = self.remove(going)
+                    maybe_orphaned = self.remove(going)
                     if counted_as:
                         self.add_statistics({counted_as: len(going)})
             except sqlite3.Error as error:
@@ -312,7 +312,7 @@ class Store:
                 # A smaller transaction may fit into the space there is.
                 together = max(1, together // 2)
             else:
-                files += self.delete_files(loose)
+                files += self.delete_files(maybe_orphaned)
                 at += together
         return files
 

@@ -253,14 +253,14 @@ class WriterThread:
                 self._put([job])
             return
         results: list[protocol.Message] = []
-        loose: list[str] = []
+        maybe_orphaned: list[str] = []
         try:
             # Make room for all puts first: an eviction could remove bytes that another put is about to share.
             refusals = [self._admit(job) for job in jobs]
             refusals = [refused or self._accept(job) for job, refused in zip(jobs, refusals, strict=True)]
             with self._store.transaction():
                 for job, refused in zip(jobs, refusals, strict=True):
-                    results.append(refused or self._put_one(job, loose))
+                    results.append(refused or self._put_one(job, maybe_orphaned))
                 # Count them here, since a flush of its own would cost another sync.
                 kept = [job.put.stored_size for job, r in zip(jobs, results, strict=True) if r == protocol.Stored(True)]
                 if kept:
@@ -273,7 +273,7 @@ class WriterThread:
         for source in sources:
             source.discard(self._store.files)
         arrived = [source.digest for source in sources if source.descriptor is not None]
-        self._guard(lambda: self._store.delete_files([*loose, *arrived]))
+        self._guard(lambda: self._store.delete_files([*maybe_orphaned, *arrived]))
         for job, reply in zip(jobs, results, strict=True):
             job.done.set_result(reply)
 
@@ -320,12 +320,12 @@ class WriterThread:
     def _is_wanted(self, job: PutJob) -> bool:
         return job.put.overwrite or not self._store.has(job.entry)
 
-    def _put_one(self, job: PutJob, loose: list[str]) -> protocol.Message:
+    def _put_one(self, job: PutJob, maybe_orphaned: list[str]) -> protocol.Message:
         if not job.put.overwrite and self._store.has(job.entry):
             return protocol.Stored(kept=False)
         try:
             with self._store.savepoint():
-                loose += self._store.put(job.put, job.executable, job.program, job.writer)
+                maybe_orphaned += self._store.put(job.put, job.executable, job.program, job.writer)
         except Exception as error:
             if is_damage(error):
                 raise
