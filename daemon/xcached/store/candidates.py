@@ -43,9 +43,8 @@ class Candidates:
         """Yield entries of one user or of all in the order of eviction, ``due`` newcomers first.
 
         Entries of stale toolchains come next, unsorted and whatever their worth: nobody can be served them any more,
-        and sorting them after a jaxlib upgrade would cost a walk over them all. Newcomers and stale
-        entries may be of any user, unless ``only_theirs``. Unless ``without_end``, the entries end after as many as one
-        step evicts.
+        and sorting them after a jaxlib upgrade would cost a walk over them all. Newcomers and stale entries may be of
+        any user, unless ``only_theirs``. Unless ``without_end``, the entries end after as many as one step evicts.
         """
         whose = uid if only_theirs else None
         first = {candidate.entry.entry: candidate for candidate in self._still_due(due, whose)}

@@ -110,7 +110,7 @@ class Database:
             self.writing.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def shrink_journal(self, most: int) -> None:
-        """Truncate the journal if it is larger than ``most`` or than usual; raise RefusedError if a reader prevents it."""
+        """Truncate a journal larger than ``most`` or than usual; raise RefusedError if a reader prevents it."""
         with contextlib.suppress(sqlite3.OperationalError):
             self._check_journal(min(most, _USUAL_JOURNAL_BYTES))
 
