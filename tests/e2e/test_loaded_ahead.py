@@ -103,6 +103,7 @@ def test_entries_made_with_other_flags_are_not_loaded(place):
     assert said == {"hits": 0, "misses": 6, "prefetched": 0}
 
 
+@pytest.mark.once
 def test_children_and_threads_of_a_program_are_right(place):
     run(place)
     last = """
@@ -170,6 +171,7 @@ def test_a_client_of_the_program_s_own_gets_nothing_of_jax_s(place):
     assert run(place, numbers=[], first=WAIT.format(count=6) + own) == {"hits": 6, "misses": 0, "prefetched": 0}
 
 
+@pytest.mark.once
 def test_a_program_without_a_default_backend_waits_for_nothing(place):
     """Its compiles are for a client of its own: jax is never asked for a backend, and nothing is loaded ahead."""
     for expected in ("0 4 0", "4 0 0"):
@@ -185,6 +187,7 @@ assert instantiated and all(instantiated), instantiated
 """
 
 
+@pytest.mark.once
 def test_code_that_the_program_has_registered_does_not_run_before_it_is_asked_for(place):
     """Loading makes the state of such calls, from what may not be set up yet; it is cached all the same."""
     assert run(place, first=REGISTER, last=CALLED) == {"hits": 0, "misses": 7, "prefetched": 0}

@@ -64,6 +64,7 @@ def test_custom_partitioning_is_cached_when_the_user_says_its_pointer_does_not_c
     assert (warm.stats["misses"], warm.stats["uncacheable"]) == (0, {})
 
 
+@pytest.mark.once
 def test_the_surroundings_that_do_not_count(place):
     surroundings = (
         {"PYTHONHASHSEED": "7"},

@@ -262,8 +262,8 @@ PROGRAMS = {
 
 # One of each kind of end, and what programs do most.
 USUAL = (
-    *("exits", "raises", "is terminated", "catches SIGTERM", "threads", "compiles at exit", "forks"),
-    *("few descriptors", "has its own descriptors", "runs a loop"),
+    *("raises", "is terminated", "catches SIGTERM", "threads", "compiles at exit", "forks", "few descriptors"),
+    "runs a loop",
 )
 
 

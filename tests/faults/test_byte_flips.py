@@ -12,7 +12,7 @@ from support.places import TESTS
 
 @pytest.mark.slow
 def test_a_damaged_entry_is_never_loaded_and_healed_in_one_run(place, campaign):
-    rounds = campaign.rounds(42)
+    rounds = campaign.rounds(28)
     done = subprocess.run(
         [sys.executable, str(TESTS / "support" / "flips.py"), str(rounds), str(campaign.seed)],
         env=place.with_support | {"XCACHE": "1", "XCACHE_LOG": "error"},

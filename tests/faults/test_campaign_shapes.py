@@ -37,7 +37,7 @@ from support.shapes import (
 
 pytestmark = pytest.mark.slow
 
-USUAL = 6
+USUAL = 4
 # Long enough for a program that is just starting its daemon on a busy machine; the states of trouble set their own.
 TIMEOUT = 20.0
 TROUBLED = {STOPPED: 0.5, SLOW: 1.0}

@@ -35,7 +35,7 @@ NEVER_HERE = {"DropAlias"}
 BREAKS_AT = {"AskStatus": "Predict"}
 # The short form has some of each: later than the timeout, and sooner.
 SHORT = (
-    *((0.4, "warm", ALL), (2.0, "cold", ALL), (0.4, "warm", "Get"), (0.4, "cold", "AskStatus")),
+    *((0.4, "warm", ALL), (2.0, "cold", ALL), (0.4, "warm", "Get")),
     *((0.4, "damaged", "Complain"), (2.0, "cold", "AskFiles"), (0.4, "warm, nothing ahead", "AskAlias")),
 )  # fmt: skip
 # One call is watched to a few hundredths of a second, and a busy machine wakes a program late.

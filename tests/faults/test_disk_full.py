@@ -13,6 +13,7 @@ import pytest
 from support.conversation import Conversation, key_of, talking
 from support.ledger import Ledger
 from support.load import Client
+from support.marks import thorough
 from support.places import until
 from support.verdict import check
 
@@ -141,7 +142,7 @@ def test_a_disk_is_never_filled(place):
         place.stop()
 
 
-@pytest.mark.parametrize("count", [1, 30, 200, 700])
+@pytest.mark.parametrize("count", thorough([1, 30, 200, 700], usual=(30, 700)))
 @pytest.mark.parametrize("way", ["makes room", "is cleared", "is started"])
 def test_a_disk_that_is_full_to_the_last_byte(place, way, count):
     """Making room takes room, wherever in its journal the database is just then."""

@@ -86,7 +86,7 @@ def ended(place, child: subprocess.Popen[bytes]) -> None:
 def test_killed_at_any_call_while_working(place, campaign):
     ledger, choose = Ledger(), random.Random(f"work {campaign.seed}")
     child, calls = count_calls_of_work(place, ledger, choose)
-    for call, number in chosen(points(calls, CALLS), 6, campaign, choose):
+    for call, number in chosen(points(calls, CALLS), 4, campaign, choose):
         with contextlib.suppress(ConnectionError), attached(child.pid, *fault(call, number, KILL)):
             work(place, ledger, choose)
         campaign.fault()
@@ -106,7 +106,7 @@ def test_a_failure_of_any_call_while_working(place, campaign):
         for error in ERRORS[call]
         for often in ("", "+")
     ]
-    for call, number, error, often in chosen(found, 6, campaign, choose):
+    for call, number, error, often in chosen(found, 4, campaign, choose):
         when = f"{call} {number}{often} {error}"
         with attached(child.pid, *fault(call, f"{number}{often}", error)):
             work(place, ledger, choose, refused=True)

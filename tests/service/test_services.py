@@ -126,7 +126,7 @@ def test_a_daemon_that_hangs_is_restarted(machine, service):
     assert not until(lambda: service.show("NRestarts") != "1", 3.0)
 
 
-@both
+@either
 def test_a_change_of_the_settings_takes_effect_and_one_that_is_wrong_is_refused(machine, service):
     service.install()
     _, pid = service.talk("a")
@@ -162,7 +162,7 @@ def test_it_logs_to_the_journal_with_levels(machine, service):
     ]  # fmt: skip
 
 
-@both
+@either
 def test_xcache_is_upgraded_underneath(machine, service):
     service.install()
     what, old = service.talk("a")
