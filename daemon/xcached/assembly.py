@@ -75,9 +75,9 @@ def assemble(
     )
     runs = Runs(store)
     # The toolchains are built below; the writer thread, which asks for the stale ones, starts after them.
-    evictor = Evictor(store, stale=lambda: toolchains.useless(), trim_other_data=(quarantine.sweep, runs.sweep))
+    evictor = Evictor(store, stale=lambda: toolchains.useless(), trim_other_data=(quarantine.trim, runs.trim))
     writer = WriterThread(store, damaged_behind, evictor)
-    writer.call(quarantine.sweep)
+    writer.call(quarantine.trim)
     intake = Intake(store.files, writer)
     strikes = Strikes(store, writer, quarantine)
     endings = ProcessEnds(loop)
@@ -103,7 +103,7 @@ def assemble(
         | Predictions(runs, lookup, writer).handlers
         | AliasRequests(alias_rows, lookup, writer).handlers
         | Announcements(toolchains).handlers
-        | Inspection(store, evictor.on_disk, settings, writer, leases, trust, connections).handlers
+        | Inspection(store, evictor.shortage, settings, writer, leases, trust, connections).handlers
         | Pinning(store, evictor.pins, settings, writer, trust).handlers
         | Removals(store, writer, trust, rows, strikes, clear_other_data).handlers
         | Administration(store, evictor, writer, trust, stop).handlers

@@ -31,9 +31,9 @@ logger = logging.getLogger("xcached")
 _FREE_FOR_ONE = 3
 # Seconds of accepting before connected clients are served again.
 _ACCEPT_SECONDS = 0.005
-# Connections that may wait to be accepted, where users share a daemon. One user's flood may fill this line, and every
-# newcomer waits until it has moved up: with the 4096 of most systems for seconds. A client that finds it full tries
-# again 500 times a second.
+# Connections that may wait to be accepted, where users share a daemon. One user's flood may fill it, and every newcomer
+# waits until it has moved up: with the 4096 of most systems for seconds. A client that finds it full tries again 500
+# times a second.
 _SHARED_BACKLOG = 512
 # Checks for silent clients within the time that silence may last.
 _CHECKS_PER_SILENCE = 4
@@ -109,7 +109,7 @@ class Server:
             self._admit(accepted)
 
     def _admit(self, accepted: socket.socket) -> None:
-        """Queue a connection for its user's turn, or close it: all users' wait in one line to be accepted.
+        """Queue a connection for its user's turn, or close it: all users share the backlog.
 
         So nothing is done here that costs more than a few system calls.
         """

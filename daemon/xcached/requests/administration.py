@@ -48,20 +48,20 @@ class Administration:
 
     def _collect_garbage(self, caller: Caller, message: protocol.CollectGarbage) -> Answer:
         def collect() -> Generator[None, None, protocol.Message]:
-            tally, on_disk = Tally(), self._evictor.on_disk
+            tally, shortage = Tally(), self._evictor.shortage
             self._evictor.end_grace()
             while (freed := self._evictor.evict_some()) is not None:
                 tally.add(freed)
                 yield
-            on_disk.trim_all()
+            shortage.trim_all()
             for count in self._store.sweep_by_steps():
                 tally.files += count
                 yield
-            free = on_disk.free_page_bytes()
-            while on_disk.give_back():
+            free = shortage.free_page_bytes()
+            while shortage.give_back():
                 yield
             # Other jobs in between may have left more free pages.
-            given_back = max(0, free - on_disk.free_page_bytes())
+            given_back = max(0, free - shortage.free_page_bytes())
             return protocol.Collected(tally.entries, tally.bytes, tally.files, dict(tally.reasons), given_back)
 
         if not self._trust.administers(caller.uid):

@@ -27,7 +27,7 @@ class Inspection:
     def __init__(
         self,
         store: Store,
-        on_disk: Shortage,
+        shortage: Shortage,
         settings: LiveSettings,
         writer: WriterThread,
         leases: Leases,
@@ -35,7 +35,7 @@ class Inspection:
         connections: Callable[[], int],
     ) -> None:
         self._store = store
-        self._on_disk = on_disk
+        self._on_disk = shortage
         self._settings = settings
         self._writer = writer
         self._leases = leases

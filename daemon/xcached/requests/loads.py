@@ -58,5 +58,5 @@ class Loads:
         # Each reader may complain once of each entry this daemon gave it; another daemon may have given it.
         if not caller.process.take_back(message.key, message.digest):
             return Reply(protocol.Done())
-        steps = self._quarantine.complain(message.key, message.digest, caller.uid, message.reason, whole=message.whole)
+        steps = self._quarantine.examine(message.key, message.digest, caller.uid, message.reason, whole=message.whole)
         return self._writer.call_by_steps(steps, caller.uid)

@@ -52,9 +52,9 @@ class Database:
         self.path = directory / protocol.DATABASE
         self._journal = directory / f"{protocol.DATABASE}-wal"
         self.reserve = Reserve(directory)
-        self._note = directory / f"{protocol.DATABASE}.is-damaged"
+        self._damage_marker = directory / f"{protocol.DATABASE}.is-damaged"
         try:
-            if self._note.exists():
+            if self._damage_marker.exists():
                 self._set_aside()
             try:
                 self._open()
@@ -76,7 +76,7 @@ class Database:
     def note_damage(self) -> None:
         """Have the next daemon that opens this database replace it."""
         with contextlib.suppress(OSError):
-            self._note.touch(mode=0o600)
+            self._damage_marker.touch(mode=0o600)
 
     @contextlib.contextmanager
     def transaction(self, *, frees: bool = False) -> Iterator[None]:
@@ -250,7 +250,7 @@ class Database:
         for suffix in _SUFFIXES:
             with contextlib.suppress(FileNotFoundError):
                 self.path.with_name(self.path.name + suffix).rename(self.path.with_name(name + suffix))
-        self._note.unlink(missing_ok=True)
+        self._damage_marker.unlink(missing_ok=True)
         # When damage recurs, the newest copies are the most useful.
         all_of_it = self.path.parent.glob(f"{self.path.name}.damaged-*")
         kept = sorted(path for path in all_of_it if not path.name.endswith(_SUFFIXES[1:]))

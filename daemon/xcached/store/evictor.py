@@ -85,7 +85,7 @@ class Evictor:
         self._store = store
         self._db = store.database.writing
         self._candidates = Candidates(self._db, stale)
-        self.on_disk = Shortage(store, trim_other_data)
+        self.shortage = Shortage(store, trim_other_data)
         self.pins = Pins(store)
         # Entries used from this order on are newcomers.
         self._new_from = store.used_order + 1
@@ -98,7 +98,7 @@ class Evictor:
     def set_limits(self, limits: Limits) -> None:
         """Change the store's limits."""
         self._store.set_limits(limits)
-        self.on_disk.set_min_free(limits.min_free)
+        self.shortage.set_min_free(limits.min_free)
 
     @property
     def newcomers_must_go(self) -> bool:
@@ -115,8 +115,8 @@ class Evictor:
         """Evict some entries if a limit is exceeded; None if none is, or nothing may go."""
         if (freed := self._go_on()) is not None:
             return freed
-        self.on_disk.cut_down_other_data()
-        lacking = self.on_disk.lacking()
+        self.shortage.cut_down_other_data()
+        lacking = self.shortage.lacking()
         if (batch := self._next(lacking)) is not None:
             if self._store.used_order < self._new_from:
                 return self._evict([one.entry for one in batch.going], batch.reason)
@@ -133,7 +133,7 @@ class Evictor:
 
     def _go_on(self) -> Freed | None:
         """Carry out the next part of a plan; None when none is left."""
-        if self._planned and next(self._exceeded_limits(self.on_disk.lacking()), None) is None:
+        if self._planned and next(self._exceeded_limits(self.shortage.lacking()), None) is None:
             # Another removal has solved it meanwhile.
             self._planned.clear()
         while self._planned:
@@ -195,10 +195,10 @@ class Evictor:
             with self._store.rehearsal():
                 if put is not None:
                     put()
-                pages_before = self.on_disk.free_page_bytes()
+                pages_before = self.shortage.free_page_bytes()
                 files = self._remove_in_rehearsal(list(newcomers))
                 while more > 0:
-                    left = lacking - files - (self.on_disk.free_page_bytes() - pages_before)
+                    left = lacking - files - (self.shortage.free_page_bytes() - pages_before)
                     if (batch := self._next(left, coming, more)) is None or batch.newcomers:
                         suffices = batch is None and left <= 0
                         break
@@ -242,36 +242,36 @@ class Evictor:
         if limits.max_entries and self.pins.of_all().entries >= limits.max_entries:
             raise RefusedError("store full", f"all {limits.max_entries} entries that max_entries allows are pinned")
         self._make_room_on_disk(Entry(put.key, uid), together, write)
-        self.on_disk.writes(together)
+        self.shortage.writes(together)
 
     def is_short_of(self, size: int) -> bool:
         """Return whether entries have to go before this many bytes can be written."""
-        return self.on_disk.lacking(size) > 0
+        return self.shortage.lacking(size) > 0
 
     def _make_room_on_disk(self, coming: Entry, needed: int, write: Callable[[], object]) -> None:
-        if self.on_disk.lacking(needed) <= 0:
-            self.on_disk.give_back_for_file(needed)
+        if self.shortage.lacking(needed) <= 0:
+            self.shortage.give_back_for_file(needed)
             return
-        self.on_disk.cut_down_other_data(needed)
-        if self.on_disk.checkpoint_is_blocked:
+        self.shortage.cut_down_other_data(needed)
+        if self.shortage.checkpoint_is_blocked:
             raise RefusedError(
                 "store busy", "another process has kept a read transaction on the database open for too long"
             )
-        lacking = self.on_disk.lacking(needed)
+        lacking = self.shortage.lacking(needed)
         gone = Tally()
         # Space that other programs filled is regained in the background, not while a client waits.
         for _ in range(_ADMISSION_ATTEMPTS):
-            if not 0 < lacking <= needed + ENOUGH_TO_JUDGE_BYTES or self.on_disk.evictions_are_useless:
+            if not 0 < lacking <= needed + ENOUGH_TO_JUDGE_BYTES or self.shortage.evictions_are_useless:
                 break
             plan = self._rehearse(lacking, write, coming)
             if not plan.suffices or plan.newcomers:
                 break
             # In one turn: other users' writes must not take the space in between.
             for part in (part for found in plan.going for part in _in_parts(found)):
-                if self.on_disk.lacking(needed) > 0:
+                if self.shortage.lacking(needed) > 0:
                     gone.add(self._evict([one.entry for one in part.going], part.reason, keeps_pages=True))
-            self.on_disk.give_back_for_file(needed)
-            lacking = self.on_disk.lacking(needed) - _PAGES_TOLERANCE_BYTES
+            self.shortage.give_back_for_file(needed)
+            lacking = self.shortage.lacking(needed) - _PAGES_TOLERANCE_BYTES
         if gone.entries:
             logger.info("evicted %s for a put", gone)
         if lacking > 0:
@@ -295,7 +295,7 @@ class Evictor:
             yield self._whose_entries_go("size", "bytes", excess)
         if (most := limits.most_entries()) and (excess := totals["entries"] - most) > 0:
             yield self._whose_entries_go("count", "entries", excess)
-        if lacking > 0 and not self.on_disk.evictions_are_useless:
+        if lacking > 0 and not self.shortage.evictions_are_useless:
             yield self._whose_entries_go("disk", "bytes", min(lacking, ENOUGH_TO_JUDGE_BYTES), _ROW_BYTES)
 
     def _whose_entries_go(self, reason: str, what: str, excess: int, row: int = 0) -> ExceededLimit:
@@ -324,7 +324,7 @@ class Evictor:
 
     def _evict(self, chosen: Sequence[Entry], reason: str, *, keeps_pages: bool = False) -> Freed:
         """Evict entries; ``keeps_pages``: leave the freed pages in the database, where the coming entry needs them."""
-        before, free_before = self._store.totals_now(), self.on_disk.available_bytes() if reason == "disk" else 0
+        before, free_before = self._store.totals_now(), self.shortage.available_bytes() if reason == "disk" else 0
         files = self._store.let_go(chosen, "evictions")
         for entry in chosen:
             self._newcomers_due.pop(entry, None)
@@ -333,9 +333,9 @@ class Evictor:
         after = self._store.totals_now()
         freed = Freed(before["entries"] - after["entries"], before["bytes"] - after["bytes"], files, reason)
         if reason == "disk":
-            self.on_disk.note(freed.bytes, self.on_disk.available_bytes() - free_before)
+            self.shortage.note(freed.bytes, self.shortage.available_bytes() - free_before)
             if not keeps_pages:
-                self.on_disk.give_back()
+                self.shortage.give_back()
         return freed
 
     def _taken_by(self, uid: int) -> tuple[int, int]:

@@ -38,7 +38,7 @@ class Quarantine:
         self._may_judge = may_judge
         folder.mkdir(mode=0o700, exist_ok=True)
 
-    def complain(self, key: str, digest: str, reader: int, reason: str, *, whole: bool) -> Steps:
+    def examine(self, key: str, digest: str, reader: int, reason: str, *, whole: bool) -> Steps:
         """Check an entry that a reader could not use. A damaged one is quarantined, whoever reports it.
 
         If the reader says the bytes are ``whole``, jaxlib refused them and the reader compiled the same program. Its
@@ -64,9 +64,9 @@ class Quarantine:
         """Forget the quarantined entries of one user (None: of all)."""
         with self._store.transaction():
             self._db.execute("DELETE FROM quarantined WHERE writer_uid = coalesce(?, writer_uid)", (uid,))
-        self.sweep()
+        self.trim()
 
-    def sweep(self) -> None:
+    def trim(self) -> None:
         """Forget rows beyond the limits, oldest first, and delete files that have no row."""
         most = self._store.most_other_data(_MOST_KEPT_BYTES)
         sql = "SELECT id, writer_uid, file, stored_size FROM quarantined ORDER BY id"
@@ -101,7 +101,7 @@ class Quarantine:
             self._add_row(entry, reason, file)
             maybe_orphaned = self._store.remove([entry])
         self._store.delete_files(maybe_orphaned)
-        self.sweep()
+        self.trim()
         logger.warning("%s is quarantined: %s", entry.key[:12], reason)
 
     def _keep(self, entry: Entry, reason: str) -> None:
@@ -109,7 +109,7 @@ class Quarantine:
         file = self._copy(entry)
         with self._store.transaction():
             self._add_row(entry, reason, file)
-        self.sweep()
+        self.trim()
         logger.warning("%s will be replaced: %s", entry.key[:12], reason)
 
     def _add_row(self, entry: Entry, reason: str, file: str | None) -> None:

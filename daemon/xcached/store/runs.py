@@ -86,7 +86,7 @@ class Runs:
         with self._store.transaction():
             self._forget("uid = coalesce(?, uid)", uid)
 
-    def sweep(self) -> None:
+    def trim(self) -> None:
         """Forget the oldest runs until the rest fits."""
         with self._store.transaction():
             self._forget_what_is_too_large()

@@ -358,17 +358,17 @@ class WriterThread:
         if gone.entries:
             logger.info("evicted %s", gone)
         if not self._jobs:
-            self._more_to_do |= self._evictor.on_disk.give_back() > 0
+            self._more_to_do |= self._evictor.shortage.give_back() > 0
             if not sizes:
-                self._evictor.on_disk.shrink_journal()
-        self._evictor.on_disk.keep_reserve()
+                self._evictor.shortage.shrink_journal()
+        self._evictor.shortage.keep_reserve()
         self._store.files.deleted.release()
         return more
 
     def _give_back_some(self) -> None:
         """Return free pages before the daemon leaves: the next one may not start for days."""
         until = time.monotonic() + _LAST_VACUUM_SECONDS
-        while self._evictor.on_disk.give_back() and time.monotonic() < until:
+        while self._evictor.shortage.give_back() and time.monotonic() < until:
             pass
 
     def _flush(self) -> bool:

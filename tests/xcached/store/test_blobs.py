@@ -22,7 +22,7 @@ def files(tmp_path):
     return BlobFiles(tmp_path / "blobs")
 
 
-def on_disk(tmp_path: Path) -> list[str]:
+def shortage(tmp_path: Path) -> list[str]:
     return sorted(path.name for path in (tmp_path / "blobs").rglob("*") if path.is_file())
 
 
@@ -39,7 +39,7 @@ def test_a_blob_is_read_as_it_was_written(files, tmp_path, size):
         os.lseek(source, size // 2, os.SEEK_SET)
         files.write(source, size, digest(content))
     assert read(files, digest(content)) == content
-    assert on_disk(tmp_path) == [name for folder in files.by_folder() for name in folder] == [digest(content)]
+    assert shortage(tmp_path) == [name for folder in files.by_folder() for name in folder] == [digest(content)]
     assert stat.S_IMODE(files.path(digest(content)).stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "blobs" / "unfinished").stat().st_mode) == 0o700
 
@@ -64,7 +64,7 @@ def test_a_blob_other_than_announced_is_refused_and_leaves_nothing(files, tmp_pa
     with open_file(CONTENT) as source, pytest.raises(RefusedError) as caught:
         files.write(source, size, name)
     assert caught.value.kind == kind
-    assert on_disk(tmp_path) == []
+    assert shortage(tmp_path) == []
 
 
 def test_a_descriptor_that_cannot_be_read_from_is_refused(files, tmp_path):
@@ -80,7 +80,7 @@ def test_a_descriptor_that_cannot_be_read_from_is_refused(files, tmp_path):
     with pytest.raises(RefusedError):
         files.write(folder, 10, digest(b"x"))
     os.close(folder)
-    assert on_disk(tmp_path) == []
+    assert shortage(tmp_path) == []
 
 
 def test_a_failed_write_leaves_what_was_there(files):

@@ -237,10 +237,10 @@ def test_free_pages_of_the_database_are_as_good_as_free(tmp_path, monkeypatch):
         def look(store):
             store.let_go([Entry(key_of("a"), WRITER.uid)])
             store.database.shrink_journal(0)
-            free = made.evictor.on_disk.free_page_bytes()
+            free = made.evictor.shortage.free_page_bytes()
             made.evictor.end_grace()
             small.held = small.size
-            full = made.evictor.on_disk.available_bytes()
+            full = made.evictor.shortage.available_bytes()
             for to_leave in (full, full + 1):
                 made.evictor.set_limits(made.store.limits._replace(min_free=str(to_leave)))
                 found.append(made.evictor.evict_some())

@@ -62,7 +62,7 @@ def left_free(disk: SmallDisk, held: int) -> protocol.Message:
 def test_nobody_goes_for_a_false_digest(tmp_path, disk, size):
     with shelf(tmp_path, min_free=str(LEAST_FREE)) as made:
         fill(made, "abcdefghij", 2 * MB)
-        made.call(lambda _: left_free(disk, made.evictor.on_disk.available_bytes() - LEAST_FREE - size // 2))
+        made.call(lambda _: left_free(disk, made.evictor.shortage.available_bytes() - LEAST_FREE - size // 2))
         answer = made.put(key_of("false"), content("false", size), b"p", digest=key_of("other"))
         assert isinstance(answer, protocol.Refused) and answer.kind == "wrong digest", answer
         assert names_in(made, "abcdefghij") == "abcdefghij"

@@ -151,7 +151,7 @@ def test_collecting_garbage_forgets_runs_that_are_too_large(tmp_path):
         for number in range(60):
             remember(made, 2, f"program {number}")
     with shelf(tmp_path, max_size=10 * MB) as made:
-        made.call(lambda store: Runs(store).sweep())
+        made.call(lambda store: Runs(store).trim())
         assert made.query("SELECT sum(size) < 500000 AND count(*) > 5 FROM runs") == [(1,)]
 
 

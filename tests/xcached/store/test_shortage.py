@@ -48,16 +48,16 @@ def test_no_entry_goes_for_the_growth_of_the_journal(tmp_path, monkeypatch):
     SmallDisk(tmp_path, monkeypatch, 80 * MB)
     with shelf(tmp_path, min_free=str(40 * MB)) as made:
         free: list[int] = []
-        made.call(lambda store: free.append(made.evictor.on_disk.available_bytes()))
+        made.call(lambda store: free.append(made.evictor.shortage.available_bytes()))
         fill(made, 150)
-        made.call(lambda store: free.append(made.evictor.on_disk.available_bytes()))
+        made.call(lambda store: free.append(made.evictor.shortage.available_bytes()))
         assert journal_of(made) > 2 * MB
         made.call(lambda store: store.database.shrink_journal(0))
         assert journal_of(made) == 0
-        made.call(lambda store: free.append(made.evictor.on_disk.available_bytes()))
+        made.call(lambda store: free.append(made.evictor.shortage.available_bytes()))
         made.call(lambda store: store.let_go(store.entries_of(None)) and None)
         assert journal_of(made) > 0
-        made.call(lambda store: free.append(made.evictor.on_disk.available_bytes()))
+        made.call(lambda store: free.append(made.evictor.shortage.available_bytes()))
     at_first, filled, shrunk, emptied = free
     assert filled == shrunk
     assert 3 * MB < at_first - filled < 4 * MB

@@ -21,7 +21,7 @@ from xcache.hook.calls.trees import REGISTRY
 from xcache.hook.structure import ambient
 from xcache.hook.structure.encoding import CannotSkipError, text
 from xcache.hook.structure.patches import patches
-from xcache.hook.structure.primitives import registries
+from xcache.hook.structure.primitives import rules_in_tables
 
 # This number is part of every digest. It changes with every change of what is written, or how.
 _FORMAT = 3
@@ -48,7 +48,7 @@ def describe(
     """
     if jax.process_count() > 1:
         raise CannotSkipError("several processes")
-    registries.check()
+    rules_in_tables.check()
     patches.check()
     signature, leaves = jax_jit.parse_arguments(
         arguments, tuple(keywords.values()), tuple(keywords), options.static_argnums, options.static_argnames, REGISTRY
@@ -57,8 +57,8 @@ def describe(
     encoding.write(b"xcache call %d " % _FORMAT)
     for part in (ambient.jax_files(), version, _source_digest(fun), ambient.backend(xla_bridge.get_backend())):
         encoding.write(text(part))
-    encoding.write(registries.digest(with_late=True))
-    encoding.write(patches.digest(with_late=True))
+    encoding.write(rules_in_tables.digest(with_imported_later=True))
+    encoding.write(patches.digest(with_imported_later=True))
     encoding.encode(ambient.trace_context())
     encoding.write(ambient.configuration.digest())
     encoding.encode((meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))

@@ -21,7 +21,7 @@ from jax._src.interpreters import mlir
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.code import is_of_jax, is_of_jaxs_files
 from xcache.hook.structure.encoding import CannotSkipError, are_same
-from xcache.hook.structure.rules import is_late, rule_tables
+from xcache.hook.structure.rules import is_imported_later, rule_tables
 
 # Packages from which jax imports functions and objects by name.
 _LIBRARIES = frozenset((
@@ -89,12 +89,12 @@ class _Patches:
         except KeyError:
             return False
 
-    def digest(self, *, with_late: bool) -> bytes:
+    def digest(self, *, with_imported_later: bool) -> bytes:
         """Return a digest of what the names of those modules lead to; the last ``check`` has made it.
 
-        ``with_late`` adds the modules that a program may import after jax.
+        ``with_imported_later`` adds the modules that a program may import after jax.
         """
-        return self._digests[with_late]
+        return self._digests[with_imported_later]
 
     def _examine(self, names: Collection[str]) -> str | None:
         """Examine those of these modules that are jax's, and describe the modules that lower and those they use.
@@ -121,9 +121,9 @@ class _Patches:
                 seen.add(id(value))
         homes = {_defining_module(entry) for table in rule_tables() for entry in table.values()}
         lowering = {mlir.__name__, *(home for home in homes if home in modules)}
-        without_late = _with_used(modules, [name for name in lowering if not is_late(f"{name}.")])
-        with_late = _with_used(modules, lowering)
-        for name in with_late:
+        without_imported_later = _with_used(modules, [name for name in lowering if not is_imported_later(f"{name}.")])
+        with_imported_later = _with_used(modules, lowering)
+        for name in with_imported_later:
             namespace = vars(modules[name])
             # Constants of the modules that these use may change as jax works: some note that something was initialized.
             kinds = _FUNCTIONS_AND_CONSTANTS if name in lowering else _FUNCTIONS
@@ -133,7 +133,7 @@ class _Patches:
                 watched.append((namespace, get, get(namespace)))
                 if reason := self._describe(name, namespace, keys, watched[-1][2]):
                     return reason
-        self._digests = {False: self._digest_of(without_late), True: self._digest_of(with_late)}
+        self._digests = {False: self._digest_of(without_imported_later), True: self._digest_of(with_imported_later)}
         self._watched = watched
         return None
 

@@ -12,7 +12,7 @@ from jax._src.interpreters import mlir
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.code import Seen, is_own, is_own_primitive
 from xcache.hook.structure.encoding import CannotSkipError, Encoding, are_same, tagged, type_name
-from xcache.hook.structure.rules import is_late, rule_tables, rules_of
+from xcache.hook.structure.rules import is_imported_later, rule_tables, rules_of
 
 # Parameters that lowering does not look at: functions for differentiation and the like, which jax has used by then.
 _UNUSED = {
@@ -46,9 +46,9 @@ def token(primitive: Any, in_kernel: bool) -> bytes:
     return known[1]
 
 
-def are_late(used: Iterable[Any]) -> bool:
+def use_imported_later(used: Iterable[Any]) -> bool:
     """Return whether one of these primitives has a rule that is not there before a program imports more than jax."""
-    return any(is_late(_description_of(rule)) for primitive in used for rule in rules_of(primitive))
+    return any(is_imported_later(_description_of(rule)) for primitive in used for rule in rules_of(primitive))
 
 
 def unused(primitive: Any) -> tuple[str, ...]:
@@ -85,7 +85,7 @@ def _description_of(rule: Any) -> str:
     return known[1]
 
 
-class _Registries:
+class _RuleTables:
     """jax's tables of rules, which any rule may use: lowering ``softmax`` lowers ``exp`` on the way."""
 
     def __init__(self) -> None:
@@ -106,13 +106,13 @@ class _Registries:
         if self._reason is not None:
             raise CannotSkipError(self._reason)
 
-    def digest(self, *, with_late: bool) -> bytes:
+    def digest(self, *, with_imported_later: bool) -> bytes:
         """Return a digest of which rule each primitive has; the last ``check`` has made it.
 
-        A rule of jax's in the wrong place is jax's own code, too. ``with_late`` adds the rules of what a program may
-        import after jax.
+        A rule of jax's in the wrong place is jax's own code, too. ``with_imported_later`` adds the rules of what a
+        program may import after jax.
         """
-        return self._digests[with_late]
+        return self._digests[with_imported_later]
 
     def _examine(self, tables: Sequence[dict[Any, Any]]) -> str | None:
         described: dict[bool, list[str]] = {False: [], True: []}
@@ -133,7 +133,7 @@ class _Registries:
                 except CannotSkipError:
                     # Any rule may use it.
                     return f"rule of jax that cannot be described: {said}"
-                described[is_late(rule)].append(f"{number} {said} {rule}")
+                described[is_imported_later(rule)].append(f"{number} {said} {rule}")
         digests = [
             hashlib.blake2b("\n".join(sorted(described[late])).encode(), digest_size=16) for late in (False, True)
         ]
@@ -141,7 +141,7 @@ class _Registries:
         return None
 
 
-registries = _Registries()
+rules_in_tables = _RuleTables()
 
 
 def _primitive(encoding: Encoding, value: Any) -> None:

@@ -23,6 +23,6 @@ def rules_of(primitive: Any) -> list[Any]:
     return [entry for entry in (table.get(primitive) for table in rule_tables()) if entry is not None]
 
 
-def is_late(name: str) -> bool:
+def is_imported_later(name: str) -> bool:
     """Return whether the name of a rule or module has one in it that ``import jax`` does not import."""
     return any(module in name for module in _IMPORTED_LATE)
