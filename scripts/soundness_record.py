@@ -163,11 +163,13 @@ def recording(folder: Path) -> Iterator[Recorder]:
 
     # xcache does not count its own Replacement as a changed jax.
     mlir.lower_jaxpr_to_module = skipping.Replacement(original, lower)
+    # mypy takes a class in a module for a constant.
     digest.Encoding = _Kept  # type: ignore[misc]
     try:
         yield recorder
     finally:
-        mlir.lower_jaxpr_to_module, digest.Encoding = original, encoding  # type: ignore[misc]
+        mlir.lower_jaxpr_to_module = original
+        digest.Encoding = encoding  # type: ignore[misc]
 
 
 _until_the_end = contextlib.ExitStack()

@@ -16,7 +16,7 @@ class Trouble:
     """Counts errors, and warns of those whose kind and text are both new. Thread-safe."""
 
     def __init__(self, counting: Counting, warned: set[str]) -> None:
-        """``warned`` holds the kinds and texts that this process or its parent has met."""
+        """``warned`` holds the kinds and texts that this process or its parent has warned of."""
         self._counting = counting
         self._warned = warned
         self._is_silent = False

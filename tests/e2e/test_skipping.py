@@ -1,4 +1,4 @@
-"""Whoever asks for a module gets the real one, and checking finds an alias that is wrong; see also test_programs.py."""
+"""A request for a module gets the real one, and checking finds a wrong alias; see also test_programs.py."""
 
 from __future__ import annotations
 

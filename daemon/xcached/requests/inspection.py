@@ -35,7 +35,7 @@ class Inspection:
         connections: Callable[[], int],
     ) -> None:
         self._store = store
-        self._on_disk = shortage
+        self._shortage = shortage
         self._settings = settings
         self._writer = writer
         self._leases = leases
@@ -51,7 +51,7 @@ class Inspection:
     def _status(self, caller: Caller, message: protocol.AskStatus) -> Answer:
         totals = self._store.reader.totals()
         settings = self._settings.now
-        free, to_stay_free = self._on_disk.seen
+        free, to_stay_free = self._shortage.seen
         facts: dict[str, protocol.Scalar] = {
             "pid": os.getpid(),
             "version": __version__,

@@ -87,12 +87,12 @@ class Disk:
         self._reclaimable_bytes = reclaimable
         self._min_free = min_free
         self._asked = 0.0
-        self._free = self._reclaimable = self._to_leave = self._written = 0
+        self._free = self._reclaimable = self._to_stay_free = self._written = 0
 
     @property
     def seen(self) -> tuple[int, int]:
         """The bytes that were free when last asked (0: never asked), and those that must stay free."""
-        return self._free, self._to_leave
+        return self._free, self._to_stay_free
 
     def has_room_for(self, size: int) -> bool:
         """Return whether a file of this size can be written now, by the file system's last answer."""
@@ -112,14 +112,14 @@ class Disk:
         self._written += size
 
     def _lacking(self, needed: int) -> int:
-        return self._to_leave + self._written + needed - self._free - self._reclaimable
+        return self._to_stay_free + self._written + needed - self._free - self._reclaimable
 
     def ask(self) -> int:
         """Ask the file system now; return the bytes that are free or can be had back."""
         self._free, total = self._look()
-        self._to_leave = _to_leave(self._min_free, total)
+        self._to_stay_free = _to_stay_free(self._min_free, total)
         # Read both at the same moment: bytes of one are missing from the other.
-        self._reclaimable = self._reclaimable_bytes(self._to_leave)
+        self._reclaimable = self._reclaimable_bytes(self._to_stay_free)
         self._written = 0
         self._asked = time.monotonic()
         return self._free + self._reclaimable
@@ -150,7 +150,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def _to_leave(min_free: str, disk: int) -> int:
+def _to_stay_free(min_free: str, disk: int) -> int:
     """Return the bytes that must stay free on a disk of this size."""
     if min_free.endswith("%"):
         return min(int(disk * float(min_free[:-1]) / 100), _MOST_FREE_BY_SHARE_BYTES)

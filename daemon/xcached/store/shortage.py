@@ -83,12 +83,12 @@ class Shortage:
         self._disk.writes(2 * max(0, totals["other_bytes"] - self._other_bytes))
         self._other_bytes = totals["other_bytes"]
         lacking = self.lacking(needed)
-        free, to_leave = self._disk.seen
+        free, to_stay_free = self._disk.seen
         self.checkpoint_is_blocked = False
-        if free < to_leave or lacking > 0:
+        if free < to_stay_free or lacking > 0:
             # The space that the journal has taken does not count as lacking, but other programs miss it.
             try:
-                self._store.database.shrink_journal(to_leave // _JOURNAL_DIVISOR)
+                self._store.database.shrink_journal(to_stay_free // _JOURNAL_DIVISOR)
             except RefusedError:
                 self.checkpoint_is_blocked = True
             lacking = self.lacking(needed)
@@ -131,8 +131,8 @@ class Shortage:
 
     def shrink_journal(self) -> None:
         """When idle on a disk short of space, empty the journal."""
-        free, to_leave = self._disk.seen
-        if free < to_leave:
+        free, to_stay_free = self._disk.seen
+        if free < to_stay_free:
             with contextlib.suppress(RefusedError):
                 self._store.database.shrink_journal(0)
 
@@ -155,7 +155,7 @@ class Shortage:
         count: int = self._db.execute("PRAGMA freelist_count").fetchone()[0]
         return count * self._page_size
 
-    def _reclaimable(self, to_leave: int) -> int:
+    def _reclaimable(self, to_stay_free: int) -> int:
         """Return what the disk would gain from a checkpoint of the journal and from returning free pages.
 
         The journal's growth is temporary: no entry is evicted for it, up to a share of the space that must stay free.
@@ -163,5 +163,5 @@ class Shortage:
         count: int = self._db.execute("PRAGMA page_count").fetchone()[0]
         journal, database = self._store.database.sizes()
         self._journal_bytes = journal
-        spare_journal = min(journal, to_leave // _JOURNAL_DIVISOR)
+        spare_journal = min(journal, to_stay_free // _JOURNAL_DIVISOR)
         return self.free_page_bytes() + spare_journal + database - count * self._page_size

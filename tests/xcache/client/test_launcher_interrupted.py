@@ -53,7 +53,7 @@ def test_an_interrupt_leaves_neither_lock_nor_pipe_open(place, monkeypatch, high
     monkeypatch.setattr(launching, "READY_FD", highest)
     monkeypatch.setattr(launching, "spawn", lambda *given: None)
     gc.collect()
-    # What was imported so far would be looked through after each line.
+    # Else each line would look through all that is imported.
     gc.freeze()
     before, met = descriptors(), set()
     try:

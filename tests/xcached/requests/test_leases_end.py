@@ -267,3 +267,26 @@ def test_waiters_are_answered_when_the_entry_cannot_be_read(place):
                 assert isinstance(answer, protocol.Found) or answer == protocol.Missing(0)
         finally:
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_waiter_that_left_is_not_looked_up_for_another_users_entry():
+    looked_up = []
+
+    def look_up(caller: Caller, wanted: protocol.Get) -> Reply:
+        looked_up.append(caller)
+        return Reply(protocol.Missing(0))
+
+    leases = Leases(
+        trusts=lambda reader, writer: True,
+        look_up=look_up,
+        expected=lambda caller, wanted: None,
+        call_later=lambda seconds, call: None,
+    )
+    holder, first, second = (Caller(os.getpid(), 0) for _ in range(3))
+    wanted = get_message(KEY, PATIENT)
+    leases.ask(holder, wanted)
+    # The answer to the first finds that the second one's connection has ended.
+    leases.ask(first, wanted).connect(lambda word: None, lambda reply: leases.leave(second))
+    leases.ask(second, wanted)
+    leases.settle(KEY, writer=1)
+    assert looked_up == [first]

@@ -50,3 +50,14 @@ def structures(monkeypatch: pytest.MonkeyPatch) -> Iterator[Structures]:
     monkeypatch.setattr(mlir, "lower_jaxpr_to_module", Replacement(original, lower))
     yield made
     jax.clear_caches()
+
+
+@pytest.fixture
+def registered() -> Iterator[Callable[..., None]]:
+    """Register lowering rules for the length of a test."""
+    from jax._src.interpreters import mlir
+
+    before = dict(mlir._lowerings)
+    yield mlir.register_lowering
+    mlir._lowerings.clear()
+    mlir._lowerings.update(before)

@@ -1,0 +1,174 @@
+"""Changed functions, classes and constants of jax's change the structure, or have all lowered."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+X = np.ones((8, 8), np.float32)
+
+
+def test_a_function_of_jax_s_in_the_wrong_place_counts(structures, monkeypatch):
+    from jax._src.lax import lax as module
+
+    before = structures.of(lambda x: x * 2, X)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "exp", module.log)
+        changed = structures.of(lambda x: x * 2, X)
+    assert changed != before
+    assert not changed.startswith("<")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_partials_of_jax_s_that_change_places_count(structures, monkeypatch):
+    from jax._src.lax import lax as module
+
+    before = structures.of(lambda x: x * 2, X)
+    with monkeypatch.context() as patch:
+        equal, unequal = module._opaque_eq_hlo, module._opaque_ne_hlo
+        patch.setattr(module, "_opaque_eq_hlo", unequal)
+        patch.setattr(module, "_opaque_ne_hlo", equal)
+        assert structures.of(lambda x: x * 2, X) not in (before, "")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_a_function_of_jax_s_that_cannot_be_described_has_all_lowered(structures, monkeypatch):
+    from jax._src.lax import lax as module
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "_opaque_eq_hlo", functools.partial(module._opaque_eq_hlo, np.ones(8)))
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax that cannot be described")
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+def test_a_module_that_jax_imports_late_does_not_count_for_a_program_without_it(structures):
+    before = structures.of(lambda x: x * 2, X)
+    from jax.experimental import sparse  # noqa: F401
+
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_a_function_that_emits_operations_is_watched(structures, monkeypatch):
+    from jax._src.lib.mlir.dialects import hlo
+
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+    original = hlo.multiply
+    monkeypatch.setattr(hlo, "multiply", lambda *a, **k: original(*a, **k))
+    assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+
+
+def test_a_function_of_jax_s_in_the_wrong_place_counts_in_a_module_that_lowering_uses(structures, monkeypatch):
+    from jax._src.lib.mlir.dialects import hlo
+
+    before = structures.of(lambda x: x * 2, X)
+    with monkeypatch.context() as patch:
+        patch.setattr(hlo, "multiply", hlo.add)
+        assert structures.of(lambda x: x * 2, X) not in (before, "")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_a_constant_of_a_module_that_lowers_counts(structures, monkeypatch):
+    from jax._src.interpreters import mlir
+
+    before = structures.of(lambda x: x * 2, X)
+    with monkeypatch.context() as patch:
+        patch.setattr(mlir, "DEVICE_TO_DEVICE_TYPE", mlir.DEVICE_TO_DEVICE_TYPE + 1)
+        assert structures.of(lambda x: x * 2, X) not in (before, "")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_a_decorator_of_jax_s_does_not_hide_a_function_of_the_program_s(structures, monkeypatch):
+    from jax._src.interpreters import mlir
+    from jax._src.traceback_util import api_boundary
+
+    original = mlir.delegate_lowering
+    with monkeypatch.context() as patch:
+        patch.setattr(mlir, "delegate_lowering", api_boundary(lambda *a, **k: original(*a, **k)))
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+@pytest.mark.parametrize("kind", [property, staticmethod, classmethod, functools.cached_property])
+def test_code_of_the_program_s_in_a_class_of_jax_s_has_all_lowered(kind, structures, monkeypatch):
+    from jax._src import core
+
+    monkeypatch.setattr(core.ShapedArray, "of_the_program", kind(lambda *_: 1), raising=False)
+    # An import has all modules examined.
+    monkeypatch.setitem(sys.modules, "imported_by_a_test", types.ModuleType("imported_by_a_test"))
+    assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+
+
+def test_a_patched_helper_of_jax_makes_all_be_lowered(structures):
+    from jax._src.interpreters import mlir
+
+    original = mlir.delegate_lowering
+    try:
+        mlir.delegate_lowering = functools.wraps(original)(lambda *a, **k: original(*a, **k))
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    finally:
+        mlir.delegate_lowering = original
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+def test_a_mock_in_jax_makes_all_be_lowered(structures):
+    from unittest import mock
+
+    from jax._src.lax import lax as module
+
+    with mock.patch.object(module, "_nary_lower_hlo", mock.MagicMock(wraps=module._nary_lower_hlo)):
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+class Wrapper:
+    """Wraps a function as wrapt does: it says that it equals the function."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.wrapped(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.wrapped, name)
+
+    def __eq__(self, other: object) -> bool:
+        return self.wrapped == other
+
+    def __hash__(self) -> int:
+        return hash(self.wrapped)
+
+
+def test_a_wrapper_that_equals_what_it_wraps_makes_all_be_lowered(structures, registered, monkeypatch):
+    from jax._src.interpreters import mlir
+
+    before = structures.of(lambda x: jnp.sin(x), X)
+    with monkeypatch.context() as patch:
+        patch.setattr(mlir, "delegate_lowering", Wrapper(mlir.delegate_lowering))
+        assert structures.of(lambda x: jnp.sin(x), X).startswith("<function of jax replaced")
+    assert structures.of(lambda x: jnp.sin(x), X) == before
+    mlir._lowerings[lax.sin_p] = Wrapper(mlir._lowerings[lax.sin_p])
+    assert structures.of(lambda x: jnp.sin(x), X).startswith("<")
+
+
+def test_who_imported_a_module_of_jax_s_does_not_count(structures, monkeypatch):
+    from jax._src.lax import lax as module
+
+    # pytest imports jax's test helpers by a loader of its own.
+    monkeypatch.setattr(module, "__loader__", structures)
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+def test_modules_of_jax_s_that_it_imports_late_are_its_own(structures):
+    # With flags of absl and classes of libraries in them.
+    from jax._src import tpu_custom_call  # noqa: F401
+    from jax.experimental import pallas  # noqa: F401
+
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
