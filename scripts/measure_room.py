@@ -13,9 +13,10 @@ from pathlib import Path
 from unittest import mock
 
 from xcache.wire import protocol
+from xcached.store.entries import Source, Writer
 from xcached.store.evictor import Evictor
 from xcached.store.limits import Limits
-from xcached.store.store import Source, Store, Writer
+from xcached.store.store import Store
 
 # As many entries have one program as is usual; some programs are shared by many.
 _SHARERS = 3

@@ -11,7 +11,8 @@ from micro import KIB, MIB, Times, content, get_of, put_of, timed
 from stores import key
 
 from xcache.wire import envelope, framing, hashing
-from xcached.store.store import Source, Store, Writer
+from xcached.store.entries import Source, Writer
+from xcached.store.store import Store
 
 _TURNS, _TURNS_OF_LARGE = 2000, 300
 

@@ -26,8 +26,8 @@ from support.stores import WRITER, Shelf, quick_folder, source_of
 from xcache.errors import RefusedError
 from xcache.wire import protocol
 from xcached.store import memory_files
+from xcached.store.entries import EntryKey, Source
 from xcached.store.pins import Share
-from xcached.store.store import Entry, Source
 from xcached.store.writer import PutJob, refusal
 
 KB = 1000
@@ -104,7 +104,7 @@ class Round:
         self.judge(before, taken)
 
     def pin(self, standing: dict[tuple[str, int], Kept]) -> None:
-        entries = [Entry(*self.choose.choice(list(standing)))]
+        entries = [EntryKey(*self.choose.choice(list(standing)))]
         share = Share(5, 500 * KB) if self.shared else Share()
         self.made.call(lambda store: self.made.evictor.pins.pin(entries, share) and None)
 

@@ -16,11 +16,12 @@ from support.conversation import open_file
 from support.places import put_message
 from xcache.wire import protocol
 from xcached.requests.removals import removed
+from xcached.store.entries import EntryKey, Source, Writer
 from xcached.store.evictor import Evictor
 from xcached.store.intake import Intake
 from xcached.store.limits import Limits
 from xcached.store.schema import ROWS
-from xcached.store.store import Entry, Source, Store, Writer
+from xcached.store.store import Store
 from xcached.store.writer import PutJob, WriterThread
 
 WRITER = Writer(1, 2, "test")
@@ -94,7 +95,7 @@ class Shelf:
 
     def begin_remove(self, *keys: str) -> Future[protocol.Message]:
         """Remove entries; return the pending answer."""
-        return self.begin_call(lambda store: removed(store, [Entry(key, WRITER.uid) for key in keys]))
+        return self.begin_call(lambda store: removed(store, [EntryKey(key, WRITER.uid) for key in keys]))
 
     def remove(self, *keys: str) -> protocol.Message:
         """Remove entries."""

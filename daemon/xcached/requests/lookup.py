@@ -12,9 +12,10 @@ from xcached.caller import Caller, Reply
 from xcached.requests.process_ends import ProcessEnds
 from xcached.requests.strikes import Strikes
 from xcached.requests.trust import ROOT, Trust
+from xcached.store.entries import EntryKey
 from xcached.store.quarantine import Quarantine
 from xcached.store.reader import FoundAlias, Hit
-from xcached.store.store import Entry, Store
+from xcached.store.store import Store
 from xcached.store.writer import WriterThread
 from xcached.toolchains.toolchains import Toolchains
 
@@ -105,7 +106,7 @@ class Lookup:
 
     def hand_over(self, caller: Caller, key: str, hit: Hit) -> Reply | None:
         """Return the answer with the entry; None, and the entry is quarantined, if it is damaged."""
-        entry = Entry(key, hit.writer_uid)
+        entry = EntryKey(key, hit.writer_uid)
         descriptor = None
         wrong, lost = "" if hit.answer else "its row is damaged", False
         if not wrong and not hit.is_inline:

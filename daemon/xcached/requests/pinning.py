@@ -8,8 +8,9 @@ from xcache.wire import protocol
 from xcached.caller import Answer, Caller, Handlers
 from xcached.host.reload import LiveSettings
 from xcached.requests.trust import Trust
+from xcached.store.entries import EntryKey
 from xcached.store.pins import Pins, Share
-from xcached.store.store import Entry, Store
+from xcached.store.store import Store
 from xcached.store.writer import WriterThread
 
 # One user may pin at most this fraction (1/n) of the store's bytes and entries.
@@ -50,7 +51,7 @@ class Pinning:
         now = self._pins.of_all() if self._trust.administers(caller.uid) else self._pins.of(caller.uid)
         return protocol.Pinned(changed, entries - changed, *now)
 
-    def _changeable(self, caller: Caller, keys: Sequence[str]) -> list[Entry]:
+    def _changeable(self, caller: Caller, keys: Sequence[str]) -> list[EntryKey]:
         """Return the entries under these keys that this user may change."""
         under = [entry for key in keys for entry in self._store.entries_under(key) if self._store.has(entry)]
         return [entry for entry in under if self._trust.may_change(caller.uid, entry.writer_uid)]

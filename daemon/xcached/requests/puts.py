@@ -13,9 +13,10 @@ from xcached.caller import Answer, Caller, Handlers, Reply, duplicates
 from xcached.host.reload import LiveSettings
 from xcached.requests.leases import Leases
 from xcached.requests.strikes import Strikes
+from xcached.store.entries import Source, Writer
 from xcached.store.intake import MOST_IN_FLIGHT_BYTES, Intake
 from xcached.store.memory_files import check, close_files, memory_file
-from xcached.store.store import Source, Store, Writer
+from xcached.store.store import Store
 from xcached.store.writer import PutJob, WriterThread, refusal
 
 _LARGEST = 2**53

@@ -8,7 +8,8 @@ from xcache.wire import protocol
 from xcached.caller import Answer, Caller, Handlers
 from xcached.requests.strikes import Strikes
 from xcached.requests.trust import Trust
-from xcached.store.store import Entry, Store
+from xcached.store.entries import EntryKey
+from xcached.store.store import Store
 from xcached.store.writer import WriterThread
 from xcached.toolchains.rows import ToolchainRows
 
@@ -72,7 +73,7 @@ class Removals:
         return done
 
 
-def removed(store: Store, entries: Sequence[Entry]) -> protocol.Removed:
+def removed(store: Store, entries: Sequence[EntryKey]) -> protocol.Removed:
     """Remove entries; return how many entries and bytes that removed."""
     before = store.totals_now()
     store.let_go(entries)

@@ -12,8 +12,8 @@ import sqlite3
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from xcached.store.entries import EntryKey
 from xcached.store.eviction import Candidate
-from xcached.store.store import Entry
 
 EVICTED_AT_ONCE = 64
 # Stale toolchains whose entries are evicted first.
@@ -25,7 +25,7 @@ _MOST_SHARERS = EVICTED_AT_ONCE + 1
 class EntryAtUse(NamedTuple):
     """An entry, and its last use in the order of all uses."""
 
-    entry: Entry
+    entry: EntryKey
     used_order: int
 
 
@@ -38,7 +38,7 @@ class Candidates:
         self._stale = stale
 
     def of(
-        self, uid: int | None, due: Mapping[Entry, int], *, only_theirs: bool, without_end: bool
+        self, uid: int | None, due: Mapping[EntryKey, int], *, only_theirs: bool, without_end: bool
     ) -> Iterator[Candidate[EntryAtUse]]:
         """Yield entries of one user or of all in the order of eviction, ``due`` newcomers first.
 
@@ -47,22 +47,22 @@ class Candidates:
         any user, unless ``only_theirs``. Unless ``without_end``, the entries end after as many as one step evicts.
         """
         whose = uid if only_theirs else None
-        first = {candidate.entry.entry: candidate for candidate in self._still_due(due, whose)}
+        first = {candidate.subject.entry: candidate for candidate in self._still_due(due, whose)}
         yield from first.values()
         for candidate in self._others(uid, whose, -1 if without_end else EVICTED_AT_ONCE):
-            if candidate.entry.entry not in first:
+            if candidate.subject.entry not in first:
                 yield candidate
 
-    def unused_since(self, oldest: float) -> list[Entry]:
+    def unused_since(self, oldest: float) -> list[EntryKey]:
         """Return some entries whose last use is before ``oldest`` by the wall clock."""
         cursor = self._db.execute(
             "SELECT key, writer_uid, CAST(last_used_at AS REAL) FROM entries WHERE pinned = 0"
             " ORDER BY used_order LIMIT ?",
             (EVICTED_AT_ONCE,),
         )
-        return [Entry(key, writer) for key, writer, last in cursor.fetchall() if (last or 0.0) < oldest]
+        return [EntryKey(key, writer) for key, writer, last in cursor.fetchall() if (last or 0.0) < oldest]
 
-    def _still_due(self, due: Mapping[Entry, int], whose: int | None) -> Iterator[Candidate[EntryAtUse]]:
+    def _still_due(self, due: Mapping[EntryKey, int], whose: int | None) -> Iterator[Candidate[EntryAtUse]]:
         """Yield the newcomers that nobody has used since they were chosen."""
         for (key, writer), used_order in due.items():
             if whose is None or writer == whose:
@@ -102,5 +102,5 @@ class Candidates:
         # Close before anything changes.
         with contextlib.closing(cursor):
             for key, writer, order, size, program, program_size, sharers in cursor:
-                standing = EntryAtUse(Entry(key, writer), order)
+                standing = EntryAtUse(EntryKey(key, writer), order)
                 yield Candidate(standing, size, f"{writer} {program}", program_size, sharers)

@@ -28,7 +28,7 @@ _LEAST = 1e-300
 class Candidate(NamedTuple, Generic[Subject]):
     """An entry that could be evicted, and what that frees: its bytes, and the program with its last entry."""
 
-    entry: Subject
+    subject: Subject
     size: int
     program: str = ""
     program_size: int = 0
@@ -86,7 +86,7 @@ def choose(candidates: Iterable[Candidate[Subject]], excess: Excess) -> list[Sub
     if not excess:
         return chosen
     for candidate in candidates:
-        chosen.append(candidate.entry)
+        chosen.append(candidate.subject)
         gone[candidate.program] += 1
         entries -= 1
         size -= candidate.size

@@ -17,11 +17,12 @@ from xcache.wire import protocol
 from xcached.store.candidates import EVICTED_AT_ONCE, Candidates, EntryAtUse
 from xcached.store.database import is_full
 from xcached.store.disk import ENOUGH_TO_JUDGE_BYTES
+from xcached.store.entries import EntryKey
 from xcached.store.eviction import Excess, choose
 from xcached.store.limits import Limits
 from xcached.store.pins import Pins
 from xcached.store.shortage import Shortage
-from xcached.store.store import Entry, Store
+from xcached.store.store import Store
 
 logger = logging.getLogger("xcached")
 
@@ -57,14 +58,14 @@ class Batch(NamedTuple):
 
     reason: str
     going: list[EntryAtUse]
-    newcomers: dict[Entry, int]
+    newcomers: dict[EntryKey, int]
 
 
 class Plan(NamedTuple):
     """The entries to evict now, and the newcomers to evict later."""
 
     going: list[Batch]
-    newcomers: dict[Entry, int]
+    newcomers: dict[EntryKey, int]
     # Whether every limit is kept then.
     suffices: bool
 
@@ -90,8 +91,8 @@ class Evictor:
         # Entries used from this order on are newcomers.
         self._new_from = store.used_order + 1
         # Newcomers to evict after the next end_grace(), and those whose time has come.
-        self._newcomers_for_later: dict[Entry, int] = {}
-        self._newcomers_due: dict[Entry, int] = {}
+        self._newcomers_for_later: dict[EntryKey, int] = {}
+        self._newcomers_due: dict[EntryKey, int] = {}
         # Remaining parts of a plan; other jobs run in between.
         self._planned: deque[Batch] = deque()
 
@@ -147,7 +148,7 @@ class Evictor:
         sql = "SELECT 1 FROM entries WHERE key = ? AND writer_uid = ? AND used_order = ? AND pinned = 0"
         return self._db.execute(sql, (*one.entry, one.used_order)).fetchone() is not None
 
-    def _next(self, lacking: int, coming: Entry | None = None, most: int = EVICTED_AT_ONCE) -> Batch | None:
+    def _next(self, lacking: int, coming: EntryKey | None = None, most: int = EVICTED_AT_ONCE) -> Batch | None:
         """Choose the entries to evict next, newcomers included; ``coming`` is spared when the disk is short.
 
         The disk lacks ``lacking`` bytes.
@@ -162,7 +163,7 @@ class Evictor:
                 # One newcomer may cost many others.
                 without_end=self._store.used_order >= self._new_from,
             )
-            candidates = (one for one in candidates if one.entry.entry != spared)
+            candidates = (one for one in candidates if one.subject.entry != spared)
             chosen = choose(itertools.islice(candidates, most), too_much.excess)
             # Evict newcomers that are due first: with their programs they may free more than was computed.
             due = [one for one in chosen if self._newcomers_due.get(one.entry) == one.used_order]
@@ -181,14 +182,14 @@ class Evictor:
         old = [one for one in batch.going if one.entry not in batch.newcomers]
         return Plan([batch._replace(going=old)] if old else [], batch.newcomers, suffices=False)
 
-    def _rehearse(self, lacking: int, put: Callable[[], object] | None = None, coming: Entry | None = None) -> Plan:
+    def _rehearse(self, lacking: int, put: Callable[[], object] | None = None, coming: EntryKey | None = None) -> Plan:
         """Decide what to evict, newcomers included, before removing anything: no entry goes for one that cannot stay.
 
         Evictions are tried out in a transaction that is undone. A newcomer that would have to go is taken out first,
         and the rest is tried again without it. ``put`` writes the rows of the entry ``coming``. The disk lacked
         ``lacking`` bytes at the start; what comes free is computed, because an undone transaction frees nothing.
         """
-        newcomers: dict[Entry, int] = {}
+        newcomers: dict[EntryKey, int] = {}
         while True:
             going: list[Batch] = []
             more, batch, suffices = _MOST_REHEARSED, None, False
@@ -209,7 +210,7 @@ class Evictor:
                 return Plan(going, newcomers, suffices)
             newcomers |= batch.newcomers
 
-    def _remove_in_rehearsal(self, entries: Sequence[Entry]) -> int:
+    def _remove_in_rehearsal(self, entries: Sequence[EntryKey]) -> int:
         """Within a rehearsal: remove entries; return how many bytes of files that would free."""
         sizes: dict[str, int] = {}
         for entry in entries:
@@ -241,14 +242,14 @@ class Evictor:
                 raise RefusedError("store full", f"{together} bytes do not fit beside {pinned} pinned bytes")
         if limits.max_entries and self.pins.of_all().entries >= limits.max_entries:
             raise RefusedError("store full", f"all {limits.max_entries} entries that max_entries allows are pinned")
-        self._make_room_on_disk(Entry(put.key, uid), together, write)
+        self._make_room_on_disk(EntryKey(put.key, uid), together, write)
         self.shortage.writes(together)
 
     def is_short_of(self, size: int) -> bool:
         """Return whether entries have to go before this many bytes can be written."""
         return self.shortage.lacking(size) > 0
 
-    def _make_room_on_disk(self, coming: Entry, needed: int, write: Callable[[], object]) -> None:
+    def _make_room_on_disk(self, coming: EntryKey, needed: int, write: Callable[[], object]) -> None:
         if self.shortage.lacking(needed) <= 0:
             self.shortage.give_back_for_file(needed)
             return
@@ -322,7 +323,7 @@ class Evictor:
                 uid = None
         return ExceededLimit(reason, uid, Excess(**{what: over}))
 
-    def _evict(self, chosen: Sequence[Entry], reason: str, *, keeps_pages: bool = False) -> Freed:
+    def _evict(self, chosen: Sequence[EntryKey], reason: str, *, keeps_pages: bool = False) -> Freed:
         """Evict entries; ``keeps_pages``: leave the freed pages in the database, where the coming entry needs them."""
         before, free_before = self._store.totals_now(), self.shortage.available_bytes() if reason == "disk" else 0
         files = self._store.let_go(chosen, "evictions")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from xcache.wire import protocol
 from xcached.caller import close_all
 from xcached.store.blobs import BlobFiles
-from xcached.store.store import Source
+from xcached.store.entries import Source
 from xcached.store.writer import PutJob, WriterThread, refuse_put
 
 logger = logging.getLogger("xcached")

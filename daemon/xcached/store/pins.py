@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from xcache.errors import RefusedError
-from xcached.store.store import Entry, Store
+from xcached.store.entries import EntryKey
+from xcached.store.store import Store
 
 
 class PinnedTotal(NamedTuple):
@@ -31,7 +32,7 @@ class Pins:
         self._db = store.database.writing
         self._by_user: dict[int, PinnedTotal] = {}
 
-    def pin(self, entries: Iterable[Entry], share: Share) -> int:
+    def pin(self, entries: Iterable[EntryKey], share: Share) -> int:
         """Pin entries; raise RefusedError if their writer, or all users together, may not pin so much.
 
         Returns how many entries were not pinned before.
@@ -53,7 +54,7 @@ class Pins:
                 raise RefusedError("store full", f"at most {limits.max_entries} entries may be pinned")
         return changed
 
-    def unpin(self, entries: Iterable[Entry]) -> int:
+    def unpin(self, entries: Iterable[EntryKey]) -> int:
         """Unpin entries; return how many were pinned."""
         with self._store.transaction():
             return self._set(entries, 0)
@@ -67,7 +68,7 @@ class Pins:
         pins = self._now().values()
         return PinnedTotal(sum(one.entries for one in pins), sum(one.bytes for one in pins))
 
-    def _set(self, entries: Iterable[Entry], pinned: int) -> int:
+    def _set(self, entries: Iterable[EntryKey], pinned: int) -> int:
         changed = self._db.executemany(
             "UPDATE entries SET pinned = ? WHERE key = ? AND writer_uid = ? AND pinned != ?",
             [(pinned, *entry, pinned) for entry in entries],

@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from xcache.wire import header, protocol
 from xcached.store.blobs import read_chunks
-from xcached.store.store import Entry, Store
+from xcached.store.entries import EntryKey
+from xcached.store.store import Store
 
 logger = logging.getLogger("xcached")
 
@@ -83,7 +84,7 @@ class Quarantine:
             if path.name not in kept:
                 self._store.files.delete_file(path)
 
-    def set_aside_if_same(self, entry: Entry, digest: str, reason: str, *, lost: bool) -> None:
+    def set_aside_if_same(self, entry: EntryKey, digest: str, reason: str, *, lost: bool) -> None:
         """Quarantine an entry that a reader found damaged; ``lost``: its file was gone.
 
         The entry may have been replaced since, or its bytes moved between row and file; then nothing happens.
@@ -94,7 +95,7 @@ class Quarantine:
             return
         self.set_aside(entry, reason)
 
-    def set_aside(self, entry: Entry, reason: str) -> None:
+    def set_aside(self, entry: EntryKey, reason: str) -> None:
         """Quarantine an entry: from now on nobody is served it."""
         file = self._copy(entry)
         with self._store.transaction():
@@ -104,7 +105,7 @@ class Quarantine:
         self.trim()
         logger.warning("%s is quarantined: %s", entry.key[:12], reason)
 
-    def _keep(self, entry: Entry, reason: str) -> None:
+    def _keep(self, entry: EntryKey, reason: str) -> None:
         """Copy the bytes of an entry that will be replaced; it is served until then."""
         file = self._copy(entry)
         with self._store.transaction():
@@ -112,7 +113,7 @@ class Quarantine:
         self.trim()
         logger.warning("%s will be replaced: %s", entry.key[:12], reason)
 
-    def _add_row(self, entry: Entry, reason: str, file: str | None) -> None:
+    def _add_row(self, entry: EntryKey, reason: str, file: str | None) -> None:
         self._db.execute(
             "INSERT INTO quarantined (key, writer_uid, module_name, platform, device_kind, jaxlib_version,"
             " compile_seconds, created_at, stored_size, blob, reason, set_aside_at, file)"
@@ -122,7 +123,7 @@ class Quarantine:
         )
         self._store.add_statistics({"quarantined": 1})
 
-    def _copy(self, entry: Entry) -> str | None:
+    def _copy(self, entry: EntryKey) -> str | None:
         """Copy an entry's bytes; return the file's name, or None if the bytes cannot be had."""
         name = f"{entry.key[:16]}-{time.time_ns():x}"
         digest, content = self._content(entry)
@@ -136,7 +137,7 @@ class Quarantine:
             return None
         return name
 
-    def _content(self, entry: Entry) -> tuple[str, bytes | None]:
+    def _content(self, entry: EntryKey) -> tuple[str, bytes | None]:
         row = self._db.execute(
             "SELECT blobs.digest, blobs.content FROM entries JOIN blobs ON blobs.digest = entries.blob"
             " WHERE entries.key = ? AND entries.writer_uid = ?",
@@ -144,7 +145,7 @@ class Quarantine:
         ).fetchone()
         return (row[0], row[1]) if row else ("", None)
 
-    def _is_whole(self, entry: Entry, digest: str) -> Generator[None, None, bool | None]:
+    def _is_whole(self, entry: EntryKey, digest: str) -> Generator[None, None, bool | None]:
         """Return whether the bytes match digest, size and this entry's key; None if they were replaced meanwhile."""
         _, content = self._content(entry)
         if content is not None:
@@ -171,10 +172,10 @@ class Quarantine:
                 return None
         return found.hexdigest() == digest and is_of_entry
 
-    def _entries_with(self, key: str, digest: str) -> list[Entry]:
+    def _entries_with(self, key: str, digest: str) -> list[EntryKey]:
         """Return the entries that still have the bytes the reader got, and no fresh ones."""
         rows = self._db.execute("SELECT key, writer_uid FROM entries WHERE key = ? AND blob = ?", (key, digest))
-        return [Entry(*row) for row in rows]
+        return [EntryKey(*row) for row in rows]
 
 
 class _Row(NamedTuple):
@@ -198,7 +199,7 @@ def _too_many(rows: list[_Row], most_bytes: int) -> _Row | None:
     return None
 
 
-def _is_of(entry: Entry, beginning: bytes) -> bool:
+def _is_of(entry: EntryKey, beginning: bytes) -> bool:
     """Return whether an envelope names this entry's key."""
     found = header.unpack(beginning)
     return found is not None and found[0] == entry.key

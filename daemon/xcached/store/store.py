@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from xcache.errors import RefusedError, StoreError
 from xcache.wire import protocol
 from xcached.clock import GuardedClock
 from xcached.store.blobs import BlobFiles
 from xcached.store.database import Database, is_full
+from xcached.store.entries import EntryKey, Source, Use, Writer
 from xcached.store.eviction import Usage, time_passed, used, worth
 from xcached.store.limits import LEAST_ROOM, Limits
 from xcached.store.reader import Reader
@@ -39,48 +38,6 @@ _LEAST_OTHER_DATA_BYTES = 1024**2
 # Removals of a user's entries between two trims of the compile times, which take some milliseconds each.
 _REMOVALS_PER_TRIM = 500
 MOST_COUNTERS = 1000
-
-
-class Use(NamedTuple):
-    """The number of hits of an entry, and the time of the last."""
-
-    hits: int
-    last_used_at: float
-
-
-class Writer(NamedTuple):
-    """The process that wrote an entry."""
-
-    uid: int
-    pid: int
-    program: str
-
-
-class Source(NamedTuple):
-    """A content to be stored: bytes, or a descriptor to copy them from."""
-
-    digest: str
-    size: int
-    content: bytes | None
-    descriptor: int | None
-    # A synced copy that is not yet renamed to its digest.
-    copy: Path | None = None
-    # Whether the bytes were checked against the digest.
-    checked: bool = False
-
-    def discard(self, files: BlobFiles) -> None:
-        """Close the descriptor, and delete a copy that was not settled."""
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-        if self.copy is not None:
-            files.discard(self.copy)
-
-
-class Entry(NamedTuple):
-    """An entry's primary key."""
-
-    key: str
-    writer_uid: int
 
 
 class _UndoneError(Exception):
@@ -155,7 +112,7 @@ class Store:
             self.used_order, self._time, self.grown = before
             self.pins_changed = True
 
-    def has(self, entry: Entry) -> bool:
+    def has(self, entry: EntryKey) -> bool:
         """Return whether there is such an entry, with contents."""
         sql = "SELECT 1 FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE key = ? AND writer_uid = ?"
         return self._db.execute(sql, entry).fetchone() is not None
@@ -186,8 +143,8 @@ class Store:
     def put(self, put: protocol.Put, executable: Source, program: Source, writer: Writer) -> list[str]:
         """Within a transaction: add or replace an entry. Return digests that may be unreferenced now."""
         pinned = self._refers("entries", key=put.key, writer_uid=writer.uid, pinned=1)
-        maybe_orphaned = self.remove([Entry(put.key, writer.uid)], staying=put.program_digest)
-        usage = used(self._usage_before(Entry(put.key, writer.uid)), self._tick())
+        maybe_orphaned = self.remove([EntryKey(put.key, writer.uid)], staying=put.program_digest)
+        usage = used(self._usage_before(EntryKey(put.key, writer.uid)), self._tick())
         maybe_orphaned += self._insert_blob(executable)
         if not self._refers("programs", digest=put.program_digest, writer_uid=writer.uid):
             maybe_orphaned += self._insert_blob(program)
@@ -266,7 +223,7 @@ class Store:
         """Within a transaction: forget the marks of one user (None: of all)."""
         self._db.execute("DELETE FROM not_cacheable WHERE writer_uid = coalesce(?, writer_uid)", (uid,))
 
-    def remove(self, entries: Iterable[Entry], *, staying: str = "") -> list[str]:
+    def remove(self, entries: Iterable[EntryKey], *, staying: str = "") -> list[str]:
         """Within a transaction: delete entries and what only they used. Return digests of files to delete after.
 
         ``staying`` is a program that the next entry uses: its aliases would go with it.
@@ -296,7 +253,7 @@ class Store:
                 self.forget_oldest("compile_times", entry.writer_uid, self.most_rows(entry.writer_uid))
         return maybe_orphaned
 
-    def let_go(self, entries: Sequence[Entry], counted_as: str = "") -> int:
+    def let_go(self, entries: Sequence[EntryKey], counted_as: str = "") -> int:
         """Remove entries and delete their files, even on a full disk; return how many files."""
         at, together, files = 0, len(entries), 0
         while at < len(entries):
@@ -324,20 +281,20 @@ class Store:
         """Return the totals by name, on the writer thread."""
         return dict(self._db.execute("SELECT name, amount FROM totals").fetchall())
 
-    def entries_under(self, key: str) -> list[Entry]:
+    def entries_under(self, key: str) -> list[EntryKey]:
         """Return the entries and marks of all writers under a key."""
         sql = (
             "SELECT key, writer_uid FROM entries WHERE key = :key"
             " UNION SELECT key, writer_uid FROM not_cacheable WHERE key = :key"
         )
-        return [Entry(*row) for row in self._db.execute(sql, {"key": key})]
+        return [EntryKey(*row) for row in self._db.execute(sql, {"key": key})]
 
-    def entries_of(self, uid: int | None) -> list[Entry]:
+    def entries_of(self, uid: int | None) -> list[EntryKey]:
         """Return all entries of one writer (None: of all)."""
         sql = "SELECT key, writer_uid FROM entries WHERE writer_uid = coalesce(?, writer_uid)"
-        return [Entry(*row) for row in self._db.execute(sql, (uid,))]
+        return [EntryKey(*row) for row in self._db.execute(sql, (uid,))]
 
-    def note_uses(self, uses: Mapping[Entry, Use]) -> None:
+    def note_uses(self, uses: Mapping[EntryKey, Use]) -> None:
         """Within a transaction: add hits; ``uses`` is in the order of the last use."""
         for entry, use in uses.items():
             row = self._db.execute(
@@ -404,7 +361,7 @@ class Store:
         order, time, wall_time = (max(value or 0 for value in column) for column in zip(*rows, strict=True))
         return order, time, wall_time
 
-    def _usage_before(self, entry: Entry) -> Usage:
+    def _usage_before(self, entry: EntryKey) -> Usage:
         """Return the past usage of an entry that was stored before."""
         sql = "SELECT uses, used_time FROM compile_times WHERE key = ? AND writer_uid = ?"
         row = self._db.execute(sql, entry).fetchone()

@@ -16,8 +16,9 @@ from xcache.errors import RefusedError, XcacheError
 from xcache.wire import protocol
 from xcached.fair_queue import SharedFairQueue, Turn
 from xcached.store.database import is_damage
+from xcached.store.entries import EntryKey, Source, Use, Writer
 from xcached.store.evictor import Evictor, Tally
-from xcached.store.store import MOST_COUNTERS, Entry, Source, Store, Use, Writer, is_own_counter
+from xcached.store.store import MOST_COUNTERS, Store, is_own_counter
 
 logger = logging.getLogger("xcached")
 
@@ -58,9 +59,9 @@ class PutJob(NamedTuple):
         return self.executable, self.program
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> EntryKey:
         """The entry it writes."""
-        return Entry(self.put.key, self.writer.uid)
+        return EntryKey(self.put.key, self.writer.uid)
 
     @property
     def size(self) -> int:
@@ -105,7 +106,7 @@ class WriterThread:
         self._on_damage = on_damage
         self._jobs: SharedFairQueue[Job] = SharedFairQueue()
         self._lock = threading.Lock()
-        self._uses: dict[Entry, Use] = {}
+        self._uses: dict[EntryKey, Use] = {}
         self._counts: dict[str, float] = {}
         # Whether background work is left for when there are no jobs.
         self._more_to_do = False
@@ -140,7 +141,7 @@ class WriterThread:
         self.submit(LongJob(steps, done, in_order), user)
         return done
 
-    def note_use(self, entry: Entry, now: float) -> None:
+    def note_use(self, entry: EntryKey, now: float) -> None:
         """Note a hit, to be written later with others."""
         with self._lock:
             # Removed and inserted again, so that the dict is in the order of last uses.

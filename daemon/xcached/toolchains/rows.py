@@ -7,7 +7,8 @@ import time
 from typing import Any
 
 from xcache.wire import protocol
-from xcached.store.store import LONGEST_DESCRIPTION, LONGEST_NAME, Entry, Store, cut
+from xcached.store.entries import EntryKey
+from xcached.store.store import LONGEST_DESCRIPTION, LONGEST_NAME, Store, cut
 from xcached.toolchains.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
 
 _REMOVED_PER_STEP = 64
@@ -102,7 +103,7 @@ class ToolchainRows:
             " WHERE toolchain_component = ? AND pinned = 0 AND writer_uid = ? LIMIT ?",
             (toolchain, uid, _REMOVED_PER_STEP),
         ).fetchall()
-        entries = [Entry(*row) for row in rows]
+        entries = [EntryKey(*row) for row in rows]
         if not entries and self._has_entries(toolchain, uid):
             return None
         if entries:

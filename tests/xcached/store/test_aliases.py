@@ -16,6 +16,7 @@ from xcache.wire.schema import SCHEMA_VERSION
 from xcached.store import aliases as store_aliases
 from xcached.store import schema, store
 from xcached.store.aliases import AliasRows
+from xcached.store.entries import EntryKey
 
 ALICE, BOB, ROOT = 1, 2, 0
 
@@ -76,8 +77,8 @@ def test_an_alias_goes_with_its_writers_last_entry_of_the_program_or_with_the_la
         made.check()
 
 
-def entry_of(uid: int) -> store.Entry:
-    return store.Entry(key_of("a"), uid)
+def entry_of(uid: int) -> EntryKey:
+    return EntryKey(key_of("a"), uid)
 
 
 def test_no_alias_is_kept_of_a_program_that_only_strangers_have(tmp_path):

@@ -19,7 +19,7 @@ from xcache.wire import protocol
 from xcache.wire.schema import SCHEMA_VERSION
 from xcached.requests.removals import removed
 from xcached.store import database, schema
-from xcached.store.store import Entry
+from xcached.store.entries import EntryKey
 
 # More than SQLite keeps in memory.
 MANY = 1500
@@ -205,7 +205,7 @@ def test_a_store_of_the_first_version_becomes_one_of_this(tmp_path):
         # And it goes on as one: triggers, order and all.
         assert made.put(key_of("new"), b"new", b"program").kept
         assert made.query("SELECT max(used_order) FROM entries") == [(3,)]
-        made.call(lambda store: removed(store, [Entry("k1", 1), Entry("k2", 1)]))
+        made.call(lambda store: removed(store, [EntryKey("k1", 1), EntryKey("k2", 1)]))
         made.check()
 
 

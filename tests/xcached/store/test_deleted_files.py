@@ -14,8 +14,8 @@ from support.stores import Shelf, shelf
 from xcache.wire import protocol
 from xcached.store import deleted_files, disk
 from xcached.store.deleted_files import DeletedFiles
+from xcached.store.entries import EntryKey
 from xcached.store.quarantine import Quarantine
-from xcached.store.store import Entry
 
 KB = 1000
 SIZE = 200 * KB
@@ -37,7 +37,7 @@ def opened(made: Shelf, name: str) -> int:
 
 
 def remove(made: Shelf, name: str, uid: int) -> None:
-    made.call(lambda store: store.let_go([Entry(key_of(name), uid)]) and None)
+    made.call(lambda store: store.let_go([EntryKey(key_of(name), uid)]) and None)
 
 
 def test_readers_who_keep_a_trusted_writers_files_open_cost_it_nothing(tmp_path, monkeypatch):
@@ -100,7 +100,7 @@ def test_a_file_in_quarantine_is_not_emptied_with_its_entry(tmp_path, monkeypatc
         quarantine = Quarantine(made.store, tmp_path / "quarantine", lambda reader, writer: True)
         content = put(made, "a", ALICE)
         descriptor = opened(made, "a")
-        made.call(lambda store: quarantine.set_aside(Entry(key_of("a"), ALICE), "damaged"))
+        made.call(lambda store: quarantine.set_aside(EntryKey(key_of("a"), ALICE), "damaged"))
         made.sync()
         (kept,) = (tmp_path / "quarantine").iterdir()
         assert kept.read_bytes() == content

@@ -20,7 +20,7 @@ bytes_of_one = st.integers(0, 2**40)
 def test_the_first_go_and_no_more_than_needed(sizes, too_large, too_many):
     candidates = [Candidate(str(n), size) for n, size in enumerate(sizes)]
     chosen = choose(candidates, Excess(too_large, too_many))
-    assert chosen == [candidate.entry for candidate in candidates[: len(chosen)]]
+    assert chosen == [candidate.subject for candidate in candidates[: len(chosen)]]
     freed = sum(sizes[: len(chosen)])
     assert (freed >= too_large and len(chosen) >= too_many) or len(chosen) == len(candidates)
     # The last one was needed as well.

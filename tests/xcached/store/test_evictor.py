@@ -14,10 +14,10 @@ from support.stores import WRITER, Shelf, shelf
 
 from xcache.wire import protocol
 from xcached.store.disk import Disk, usage_of
+from xcached.store.entries import EntryKey
 from xcached.store.evictor import Freed, Tally
 from xcached.store.limits import Limits
 from xcached.store.pins import Share
-from xcached.store.store import Entry
 
 KB = 1000
 DAY = 86400.0
@@ -35,21 +35,21 @@ def names_in(made: Shelf, names: str = "abcdefghij") -> str:
 
 def use(made: Shelf, name: str, times: int = 1) -> None:
     for _ in range(times):
-        made.writer.note_use(Entry(key_of(name), WRITER.uid), time.time())
+        made.writer.note_use(EntryKey(key_of(name), WRITER.uid), time.time())
     made.sync()
 
 
 def pin(made: Shelf, names: str, share: int = 0) -> protocol.Message:
-    entries = [Entry(key_of(name), WRITER.uid) for name in names]
+    entries = [EntryKey(key_of(name), WRITER.uid) for name in names]
     return made.call(lambda store: pinned(made, entries, made.evictor.pins.pin(entries, Share(bytes=share))))
 
 
 def unpin(made: Shelf, names: str) -> protocol.Message:
-    entries = [Entry(key_of(name), WRITER.uid) for name in names]
+    entries = [EntryKey(key_of(name), WRITER.uid) for name in names]
     return made.call(lambda store: pinned(made, entries, made.evictor.pins.unpin(entries)))
 
 
-def pinned(made: Shelf, entries: list[Entry], changed: int) -> protocol.Pinned:
+def pinned(made: Shelf, entries: list[EntryKey], changed: int) -> protocol.Pinned:
     return protocol.Pinned(changed, len(entries) - changed, *made.evictor.pins.of_all())
 
 
@@ -124,7 +124,7 @@ def test_a_new_entry_stays_until_those_who_wait_have_it(tmp_path, limit):
         fill(made, "abcde", compile_seconds=100.0)
         with made.busy():
             answer = made.begin_put(key_of("f"), b"f" * 9 * KB, b"program")
-            seen = made.begin_call(lambda store: protocol.Stored(store.has(Entry(key_of("f"), WRITER.uid))))
+            seen = made.begin_call(lambda store: protocol.Stored(store.has(EntryKey(key_of("f"), WRITER.uid))))
         assert answer.result(20) == seen.result(20) == protocol.Stored(True)
         made.sync()
         assert names_in(made) == "abcde"
@@ -183,7 +183,7 @@ def test_a_clock_that_goes_back_makes_what_is_used_afterwards_no_older(tmp_path,
         fill(made, "ab")
         now = time.time()
         monkeypatch.setattr(time, "time", lambda: now - 11 * DAY)
-        made.writer.note_use(Entry(key_of("a"), WRITER.uid), made.store.time_of_use())
+        made.writer.note_use(EntryKey(key_of("a"), WRITER.uid), made.store.time_of_use())
         fill(made, "c")
         made.sync()
         assert names_in(made) == "abc"
@@ -235,7 +235,7 @@ def test_free_pages_of_the_database_are_as_good_as_free(tmp_path, monkeypatch):
         found = []
 
         def look(store):
-            store.let_go([Entry(key_of("a"), WRITER.uid)])
+            store.let_go([EntryKey(key_of("a"), WRITER.uid)])
             store.database.shrink_journal(0)
             free = made.evictor.shortage.free_page_bytes()
             made.evictor.end_grace()

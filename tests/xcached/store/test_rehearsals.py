@@ -14,7 +14,7 @@ from support.stores import WRITER, shelf
 from xcache.errors import RefusedError
 from xcache.wire import protocol
 from xcached.store import disk, evictor, writer
-from xcached.store.store import Entry, Use
+from xcached.store.entries import EntryKey, Use
 
 KB, MB = 1000, 1000_000
 
@@ -112,12 +112,12 @@ def test_others_have_their_turns_while_many_go_for_one(tmp_path, monkeypatch):
 
 def test_nobody_goes_for_what_was_removed_meanwhile(tmp_path, monkeypatch):
     with shelf(tmp_path, max_size=400 * KB) as made:
-        begin_to_go(made, monkeypatch, lambda store: store.let_go([Entry(key_of("large"), WRITER.uid)]) and None)
+        begin_to_go(made, monkeypatch, lambda store: store.let_go([EntryKey(key_of("large"), WRITER.uid)]) and None)
         assert 30 <= len(made.keys()) < 36
 
 
 def test_a_chosen_entry_that_is_used_meanwhile_stays(tmp_path, monkeypatch):
-    used = Entry(key_of("12"), WRITER.uid)
+    used = EntryKey(key_of("12"), WRITER.uid)
 
     def use(store):
         with store.transaction():

@@ -20,7 +20,8 @@ from support.stores import WRITER, quick_folder, shelf
 from xcache.errors import NewerStoreError, StoreError
 from xcache.wire.schema import SCHEMA_VERSION
 from xcached.store import schema
-from xcached.store.store import Entry, Store
+from xcached.store.entries import EntryKey
+from xcached.store.store import Store
 
 
 def test_a_new_store_has_its_version_and_its_modes(tmp_path):
@@ -161,7 +162,7 @@ def test_a_cut_off_transaction_is_as_if_it_had_never_been(tmp_path):
 
         def fail(store):
             with store.transaction():
-                store.remove([Entry(key_of("a"), WRITER.uid)])
+                store.remove([EntryKey(key_of("a"), WRITER.uid)])
                 raise ValueError("cut off")
 
         assert made.call(fail).kind == "store error"

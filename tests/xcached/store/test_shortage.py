@@ -9,7 +9,7 @@ from support.small_disk import SmallDisk
 from support.stores import Shelf, shelf
 
 from xcache.wire import protocol
-from xcached.store.store import Entry
+from xcached.store.entries import EntryKey
 
 KB, MB = 1000, 1_000_000
 
@@ -78,5 +78,5 @@ def test_a_put_on_a_full_disk_evicts_few_entries_and_the_log_says_so(tmp_path, m
             assert answer == protocol.Stored(True)
         assert len(made.keys()) > most - 10
         assert "by disk) for a put" in caplog.text
-        assert made.store.has(Entry(key_of("more 29"), 1))
+        assert made.store.has(EntryKey(key_of("more 29"), 1))
         made.check()

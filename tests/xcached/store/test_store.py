@@ -14,13 +14,13 @@ from support.stores import WRITER, Shelf, shelf
 
 from xcache.wire import protocol
 from xcached.store import store as store_module
-from xcached.store.store import Entry
+from xcached.store.entries import EntryKey
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
 
-def entry_of(name: str) -> Entry:
-    return Entry(key_of(name), WRITER.uid)
+def entry_of(name: str) -> EntryKey:
+    return EntryKey(key_of(name), WRITER.uid)
 
 
 @pytest.fixture
@@ -179,7 +179,7 @@ def test_a_transaction_keeps_nothing_in_temporary_files(shelved):
 
     def remove(store):
         with store.transaction(), store.savepoint():
-            store.remove([Entry(key, WRITER.uid) for key in keys])
+            store.remove([EntryKey(key, WRITER.uid) for key in keys])
             for descriptor in Path("/proc/self/fd").iterdir():
                 with contextlib.suppress(OSError):
                     opened.append(str(descriptor.readlink()))

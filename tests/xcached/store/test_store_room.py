@@ -14,9 +14,10 @@ from support.places import digest, put_message
 from support.stores import WRITER, Shelf, shelf
 
 from xcache.wire import protocol
+from xcached.store.entries import EntryKey, Source
 from xcached.store.evictor import Evictor
 from xcached.store.limits import Limits
-from xcached.store.store import Entry, Source, Store
+from xcached.store.store import Store
 
 KB = 1000
 
@@ -54,7 +55,7 @@ def test_no_limit_is_no_limit(tmp_path):
 def test_an_entry_that_was_used_stays(tmp_path):
     with shelf(tmp_path, max_size=50 * KB) as made:
         fill(made, "abcde", 9 * KB)
-        made.writer.note_use(Entry(key_of("a"), WRITER.uid), time.time())
+        made.writer.note_use(EntryKey(key_of("a"), WRITER.uid), time.time())
         made.sync()
         fill(made, "f", 9 * KB)
         assert names_in(made, "abcdef") == "acdef"
@@ -64,7 +65,7 @@ def test_an_entry_that_was_used_a_moment_ago_stays(tmp_path):
     """The daemon writes uses every few seconds; an eviction before that must not forget them."""
     with shelf(tmp_path, max_size=50 * KB) as made:
         fill(made, "abcde", 9 * KB)
-        made.writer.note_use(Entry(key_of("a"), WRITER.uid), time.time())
+        made.writer.note_use(EntryKey(key_of("a"), WRITER.uid), time.time())
         fill(made, "f", 9 * KB)
         assert names_in(made, "abcdef") == "acdef"
 
@@ -196,7 +197,7 @@ def test_no_statement_walks_over_everything(tmp_path):
         # The store has no entry of these, and looks for them all the same.
         made.stale = {(digest(name.encode()), WRITER.uid) for name in ("stale", "another")}
         fill(made, "abcdefgh", 9 * KB)
-        made.writer.note_use(Entry(key_of("h"), WRITER.uid), time.time())
+        made.writer.note_use(EntryKey(key_of("h"), WRITER.uid), time.time())
         made.sync()
         made.call(lambda store: store.database.writing.set_trace_callback(None))
         # These have few rows: one for each limit, user, kind of counter, or sharer up to the most that are counted.

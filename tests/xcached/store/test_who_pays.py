@@ -17,9 +17,9 @@ from xcached.requests import strikes
 from xcached.requests.process_ends import ProcessEnd
 from xcached.requests.strikes import Strikes
 from xcached.store import disk, quarantine, store
+from xcached.store.entries import EntryKey
 from xcached.store.quarantine import Quarantine
 from xcached.store.runs import Runs
-from xcached.store.store import Entry
 from xcached.toolchains import rows
 from xcached.toolchains.installations import HERE, Installation
 from xcached.toolchains.rows import ToolchainRows
@@ -70,7 +70,7 @@ def announce(made: Shelf, uid: int, name: str) -> None:
 def set_aside(made: Shelf, uid: int, name: str, size: int) -> None:
     made.put(key_of(name), os.urandom(size), b"p", uid=uid)
     judge = Quarantine(made.store, made.directory / "quarantine", lambda reader, writer: True)
-    made.call(lambda store: judge.set_aside(Entry(key_of(name), uid), "x" * 500))
+    made.call(lambda store: judge.set_aside(EntryKey(key_of(name), uid), "x" * 500))
 
 
 WAYS = {
@@ -121,7 +121,7 @@ def test_how_often_an_entry_was_used_is_remembered_of_its_writer(tmp_path, monke
         fill(made, ALICE, 2, 10)
         made.put(key_of("1 0"), b"bob's", b"p", uid=BOB)
         for _ in range(5):
-            made.writer.note_use(Entry(key_of("1 0"), BOB), 1.0)
+            made.writer.note_use(EntryKey(key_of("1 0"), BOB), 1.0)
         fill(made, BOB, 10, 10)
         made.sync()
         made.call(lambda store: store.let_go(store.entries_of(None)) and None)
@@ -139,7 +139,7 @@ def test_no_more_is_remembered_of_what_went_than_a_user_has(tmp_path, monkeypatc
     with shelf(tmp_path, shared=True) as made:
         for uid, left in ((ALICE, 6), (BOB, 1)):
             fill(made, uid, 10, 10)
-            gone = [Entry(key_of(f"{uid} {number}"), uid) for number in range(left, 10)]
+            gone = [EntryKey(key_of(f"{uid} {number}"), uid) for number in range(left, 10)]
             made.call(lambda store, gone=gone: store.let_go(gone) and None)
         of_whom = dict(made.query("SELECT writer_uid, count(*) FROM compile_times GROUP BY writer_uid"))
         assert of_whom == {ALICE: 4, BOB: 3}
