@@ -33,9 +33,9 @@ from xcache.errors import (
     UnsupportedError,
     is_no_room,
 )
+from xcache.prefetch.fetcher import Fetcher, Loader
 from xcache.prefetch.history import History
 from xcache.prefetch.prefetcher import LoadedAhead, Prefetcher
-from xcache.prefetch.worker import Fetcher, Loader
 from xcache.request import Alias, Outcome, Request
 from xcache.signals import reraise_if_the_programs
 from xcache.storing import Compiled, StoreQueue, Storer, serialize_first

@@ -73,7 +73,7 @@ class Program:
     def is_current(self, client: object) -> bool:
         return any(client is each for each in self.clients)
 
-    def pause(self) -> None:
+    def end_loading(self) -> None:
         """Do nothing."""
 
     def _new(self, text: str) -> _Kept:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from xcache.cache import Cache
-from xcache.prefetch.worker import Loader
+from xcache.prefetch.fetcher import Loader
 
 
 @pytest.fixture

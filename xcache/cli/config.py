@@ -108,11 +108,11 @@ def spelled(kind: str, value: Any) -> str:
     if kind == "room" and not value.endswith("%"):
         return size(int(value)) if int(value) else "0"
     if kind == "time":
-        return length(value)
+        return spelled_time(value)
     return str(int(value)) if kind == "flag" else str(value)
 
 
-def length(seconds: float) -> str:
+def spelled_time(seconds: float) -> str:
     """Return a time as a setting would spell it: ``90d``, ``0.5s``."""
     for unit, name in ((86400, "d"), (3600, "h"), (60, "m")):
         if seconds and seconds % unit == 0:

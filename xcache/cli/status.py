@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from xcache.cli import daemon, store_file
-from xcache.cli.config import length
+from xcache.cli.config import spelled_time
 from xcache.cli.output import counted, duration, emit, json_option, note, print_facts, print_line, printable, size
 from xcache.client.connection import Connection
 from xcache.client.launcher import Launcher
@@ -170,12 +170,12 @@ def _print(found: dict[str, Any]) -> None:
         state = "nobody listens on this socket" if found["closed"] else "not running"
     rows = [("daemon", state)]
     if found["running"]:
-        rows += [("up for", duration(found["uptime_seconds"])), ("connections", str(found["connections"]))]
+        rows += [("up for", spelled_time(found["uptime_seconds"])), ("connections", str(found["connections"]))]
     rows += [("socket", found["socket"]), ("store", found["directory"]), ("holds", _held_of(found))]
     if found["log"]:
         rows.append(("log", found["log"]))
     if found["max_age"]:
-        rows.append(("keeps", f"what was used within {length(found['max_age'])}"))
+        rows.append(("keeps", f"what was used within {spelled_time(found['max_age'])}"))
     if found["to_stay_free"] and found["free"] < found["to_stay_free"]:
         lacking = f"{size(found['free'])} free, and {size(found['to_stay_free'])} are to stay free (min_free)"
         rows.append(("disk", f"{lacking}: the daemon evicts entries and stores nothing"))

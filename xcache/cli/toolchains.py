@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from xcache.cli import Failure, WrongUsage, daemon, store_file
-from xcache.cli.config import length
+from xcache.cli.config import spelled_time
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, note, print_table, printable, size
 from xcache.cli.rm import remove
 from xcache.cli.selection import older_than_option
@@ -88,7 +88,7 @@ def invalidate(
         "toolchain": toolchain,
         "jaxlib": jaxlib,
         "platform": platform,
-        "older than": None if older_than is None else length(older_than),
+        "older than": None if older_than is None else spelled_time(older_than),
         "name": name,
     }
     if all(value is None for value in given.values()):

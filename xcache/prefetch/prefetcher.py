@@ -30,7 +30,7 @@ _MAX_THREADS = 3
 # A costly executable among the next _LOOKAHEAD_ITEMS is loaded before a cheap one (seconds to load).
 _CHEAP_SECONDS, _COSTLY_SECONDS, _LOOKAHEAD_ITEMS = 0.01, 0.1, 8
 # While executables are held, a thread checks this often whether their clients still exist.
-_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 
 
 class Item(NamedTuple):
@@ -75,7 +75,7 @@ class Work(Protocol):
     def is_current(self, client: Any) -> bool:
         """Return whether the program can still use what is loaded onto this client."""
 
-    def pause(self) -> None:
+    def end_loading(self) -> None:
         """Tell the daemon that this thread is loading nothing; each thread calls it before it ends."""
 
 
@@ -113,7 +113,7 @@ class Prefetcher:
         self._has_keeper = False
         self._max_threads = min(_MAX_THREADS, _threads_to_spare())
         # Threads of the program that wait for a load.
-        self._waiting = 0
+        self._waiting_threads = 0
         self._has_prediction = False
         self._surprises = 0
         self._held = 0
@@ -211,12 +211,12 @@ class Prefetcher:
         """Wait for a load that XLA has begun; meanwhile one more thread loads, on the waiting thread's processor."""
         if slot.done:
             return
-        self._waiting += 1
+        self._waiting_threads += 1
         try:
             self._start_threads()
             self._changed.wait_for(lambda: slot.done, slot.patience)
         finally:
-            self._waiting -= 1
+            self._waiting_threads -= 1
 
     def _start_threads(self) -> None:
         """Start threads for the waiting items, once the program has asked for one or there is room again."""
@@ -237,7 +237,7 @@ class Prefetcher:
             self._busy.add(thread)
 
     def _allowed_threads(self) -> int:
-        return self._max_threads + self._waiting
+        return self._max_threads + self._waiting_threads
 
     def _run(self) -> None:
         try:
@@ -248,7 +248,7 @@ class Prefetcher:
         except MemoryError:
             self.give_up(0.0)
         finally:
-            self._work.pause()
+            self._work.end_loading()
             with self._lock:
                 self._threads.discard(threading.current_thread())
                 self._busy.discard(threading.current_thread())
@@ -355,7 +355,7 @@ class Prefetcher:
             # This is checked under the lock that the wait below releases, so no notification is missed.
             if self._over or not any(slot.loaded or slot.item.entry for slot in self._slots.values()):
                 return False
-            self._changed.wait(min(_LOOK_SECONDS, _KEEP_SECONDS / 4))
+            self._changed.wait(min(_CHECK_SECONDS, _KEEP_SECONDS / 4))
             return True
 
     def _forget(self, slot: _Slot) -> None:

@@ -59,7 +59,7 @@ class Lookup:
         trusts = (lambda writer: self._trust.reads(caller.uid, writer)) if self._trust.shared else None
         return self._store.reader.expected_seconds(wanted.key, wanted.program_digest, trusts)
 
-    def best(self, caller: Caller, key: str) -> Hit | None:
+    def to_load_ahead(self, caller: Caller, key: str) -> Hit | None:
         """Return the entry the client would get, unless it must not be loaded ahead."""
         # A suspected entry is loaded only on request, so that a second crash is clearly its doing.
         if self._strikes.suspects(key, caller.uid):

@@ -50,7 +50,7 @@ class Predictions:
         numbers: dict[str, int] = {}
         predicted: list[tuple[Wanted, Hit]] = []
         for item in wanted:
-            hit = self._lookup.best(caller, str(item["key"]))
+            hit = self._lookup.to_load_ahead(caller, str(item["key"]))
             if hit is not None:
                 made_with = f"{hit.flags} {hit.platform} {hit.toolchain}"
                 prediction.items.append(item | {"made_with": numbers.setdefault(made_with, len(numbers))})

@@ -32,6 +32,13 @@ _EXPIRY_NS = 24 * 3600 * 10**9
 _MAYBE, _CRASHED_AHEAD = 1, 2
 
 
+class _RowId(NamedTuple):
+    """The bytes that were loaded, and the user who loads them."""
+
+    digest: str
+    reader: int
+
+
 class _Row(NamedTuple):
     """A row of the table ``strikes``."""
 
@@ -52,8 +59,8 @@ class Strikes:
         self._writer = writer
         self._quarantine = quarantine
         # The oldest first.
-        self._rows: dict[tuple[str, int], _Row] = {
-            (blob, reader): _Row(key, count, ahead, at)
+        self._rows: dict[_RowId, _Row] = {
+            _RowId(blob, reader): _Row(key, count, ahead, at)
             for blob, reader, key, count, ahead, at in store.database.reading.execute(
                 "SELECT blob, reader_uid, key, count, ahead, rowid FROM strikes ORDER BY rowid"
             )
@@ -61,14 +68,14 @@ class Strikes:
             if isinstance(count, int) and isinstance(ahead, int)
         }
         # For each entry and reader: when a process last ended in an unknown way while loading it.
-        self._last_unknown: dict[tuple[str, int], float] = {}
+        self._last_unknown: dict[_RowId, float] = {}
         self._by_key: dict[tuple[str, int], list[_Row]] = {}
         self._last_at = 0
         self._changed()
 
     def bars(self, digest: str, reader: int) -> bool:
         """Return whether a reader must not get these bytes."""
-        row = self._rows.get((digest, reader))
+        row = self._rows.get(_RowId(digest, reader))
         return row is not None and self._count(row) >= _BAR_STRIKES
 
     def suspects(self, key: str, reader: int) -> bool:
@@ -95,7 +102,7 @@ class Strikes:
             return
         caller.process.ended_in.add(load.digest)
         self._forget_old()
-        before = self._rows.get((load.digest, caller.uid))
+        before = self._rows.get(_RowId(load.digest, caller.uid))
         strikes, ahead = (self._count(before), before.ahead) if before else (0, 0)
         crashed = ending is ProcessEnd.CRASHED
         counts = crashed or not self._was_among_others(load, caller.uid, ended)
@@ -109,29 +116,30 @@ class Strikes:
 
     def _was_among_others(self, load: Load, reader: int, ended: float) -> bool:
         """Return whether another process ended in an unknown way since this load began."""
-        last = self._last_unknown.pop((load.digest, reader), float("-inf"))
-        self._last_unknown[load.digest, reader] = ended
-        of_reader = [which for which in self._last_unknown if which[1] == reader]
-        for which in of_reader[:-_MOST_ROWS]:
-            del self._last_unknown[which]
+        row_id = _RowId(load.digest, reader)
+        last = self._last_unknown.pop(row_id, float("-inf"))
+        self._last_unknown[row_id] = ended
+        of_reader = [each for each in self._last_unknown if each.reader == reader]
+        for each in of_reader[:-_MOST_ROWS]:
+            del self._last_unknown[each]
         return load.since <= last
 
     def forgive(self, load: Load, reader: int) -> None:
         """Clear a strike, after a program asked for the entry, loaded it, and survived."""
-        which = (load.digest, reader)
-        row = self._rows.get(which)
+        row_id = _RowId(load.digest, reader)
+        row = self._rows.get(row_id)
         if row is None or self._count(row) >= _BAR_STRIKES:
             return
         if not row.ahead:
-            self._drop([which])
+            self._drop([row_id])
         elif row.strikes:
-            self._rows[which] = row._replace(strikes=0)
+            self._rows[row_id] = row._replace(strikes=0)
             self._changed()
-            self._save([which])
+            self._save([row_id])
 
     def clear(self, uid: int | None) -> None:
         """Forget the strikes of one reader (None: of all)."""
-        self._drop([which for which in self._rows if uid in (None, which[1])])
+        self._drop([row_id for row_id in self._rows if uid in (None, row_id.reader)])
 
     def _is_recent(self, row: _Row) -> bool:
         now = time.time_ns()
@@ -142,13 +150,13 @@ class Strikes:
         return row.strikes if self._is_recent(row) else int(row.strikes >= _BAR_STRIKES)
 
     def _note(self, load: Load, caller: Caller, count: int, ahead: int) -> None:
-        which, reader = (load.digest, caller.uid), caller.uid
+        row_id, reader = _RowId(load.digest, caller.uid), caller.uid
         now = self._last_at = max(time.time_ns(), self._last_at + 1)
-        self._rows.pop(which, None)
-        self._rows[which] = _Row(load.key, count, ahead, now)
-        of_reader = [other for other in self._rows if other[1] == reader]
+        self._rows.pop(row_id, None)
+        self._rows[row_id] = _Row(load.key, count, ahead, now)
+        of_reader = [each for each in self._rows if each.reader == reader]
         self._drop(of_reader[:-_MOST_ROWS])
-        self._save([which])
+        self._save([row_id])
         who = f"{caller.program} (process {caller.pid})"
         if load.ahead and ahead >= _CRASHED_AHEAD:
             logger.warning("%r ended while it loaded %s ahead; it is not loaded ahead again", who, load.key[:12])
@@ -160,15 +168,16 @@ class Strikes:
             self._writer.call(lambda: self._quarantine.strike_out(load.key, load.digest, reader, reason), reader)
 
     def _forget_old(self) -> None:
-        self._drop(
-            [which for which, row in self._rows.items() if not (self._is_recent(row) or self._count(row) or row.ahead)]
-        )
+        def still_matters(row: _Row) -> bool:
+            return self._is_recent(row) or self._count(row) > 0 or row.ahead > 0
 
-    def _drop(self, which: Sequence[tuple[str, int]]) -> None:
-        for one in which:
-            self._rows.pop(one, None)
-        if which:
-            self._save(which)
+        self._drop([row_id for row_id, row in self._rows.items() if not still_matters(row)])
+
+    def _drop(self, row_ids: Sequence[_RowId]) -> None:
+        for row_id in row_ids:
+            self._rows.pop(row_id, None)
+        if row_ids:
+            self._save(row_ids)
         self._changed()
 
     def _changed(self) -> None:
@@ -176,22 +185,22 @@ class Strikes:
         for (_, reader), row in self._rows.items():
             self._by_key.setdefault((row.key, reader), []).append(row)
 
-    def _save(self, changed: Sequence[tuple[str, int]]) -> None:
+    def _save(self, changed: Sequence[_RowId]) -> None:
         """Queue the writing or deletion of rows, at the expense of the first row's reader."""
 
         def save() -> None:
             with self._store.transaction():
-                for which in changed:
+                for row_id in changed:
                     # The current row, so that the order of the writes does not matter.
-                    row = self._rows.get(which)
+                    row = self._rows.get(row_id)
                     if row is None:
-                        db.execute("DELETE FROM strikes WHERE blob = ? AND reader_uid = ?", which)
+                        db.execute("DELETE FROM strikes WHERE blob = ? AND reader_uid = ?", row_id)
                     else:
                         db.execute(
                             "INSERT OR REPLACE INTO strikes (rowid, blob, reader_uid, key, count, ahead)"
                             " VALUES (?, ?, ?, ?, ?, ?)",
-                            (row.at, *which, row.key, row.strikes, row.ahead),
+                            (row.at, *row_id, row.key, row.strikes, row.ahead),
                         )
 
         db = self._store.database.writing
-        self._writer.note(save, changed[0][1])
+        self._writer.note(save, changed[0].reader)

@@ -93,9 +93,9 @@ class Reader:
             ("SELECT writer_uid, compile_seconds FROM entries WHERE program = ? LIMIT ?", program_digest),
         ):
             rows = self._db.execute(sql, (about, _MOST_ROWS_COMPARED)).fetchall()
-            words = [float(seconds) for writer, seconds in rows if trusts is None or trusts(writer)]
-            if words:
-                return max(words)
+            times = [float(seconds) for writer, seconds in rows if trusts is None or trusts(writer)]
+            if times:
+                return max(times)
         return None
 
     def totals(self) -> dict[str, int]:

@@ -229,7 +229,7 @@ def test_an_executable_loaded_ahead_does_not_keep_its_client_alive():
 
 
 def test_executables_of_a_client_that_is_gone_are_dropped(monkeypatch):
-    monkeypatch.setattr(prefetcher, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(prefetcher, "_CHECK_SECONDS", 0.01)
     program = Program("ab")
     program.prefetcher.start()
     assert until(lambda: program.is_done("a", "b"))

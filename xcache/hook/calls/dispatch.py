@@ -95,41 +95,41 @@ class RecordedFunction:
 
     def _answer(self, *arguments: Any, **keywords: Any) -> Any:
         """Answer the dispatcher: the results, the data for its fast path, and whether to forget what it has."""
-        calls = _current_records()
-        call = None if calls is None else self._describe(calls, arguments, keywords)
-        if calls is None:
+        records = _current_records()
+        call = None if records is None else self._describe(records, arguments, keywords)
+        if records is None:
             _warn_if_unchecked()
-        if calls is None or call is None:
+        if records is None or call is None:
             return self._ask_jax(*arguments, **keywords)
-        ready_or_reason = "checked" if calls.check else self._load(calls, call)
+        ready_or_reason = "checked" if records.check else self._load(records, call)
         if isinstance(ready_or_reason, Ready):
-            calls.count("skipped")
+            records.count("skipped")
             return self._run(ready_or_reason, call)
         answer = self._ask_jax(*arguments, **keywords)
         if answer[1] is None:
-            calls.count("no fast path")
+            records.count("no fast path")
             self._is_left_to_jax = True
         else:
-            self._record_and_count(calls, call, arguments, keywords, ready_or_reason)
+            self._record_and_count(records, call, arguments, keywords, ready_or_reason)
         return answer
 
     def prepare(self, wanted: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
         """Load or compile what these calls need, several at once; each has its arguments and keywords."""
-        calls, settings = _current_records(), late_module.settings()
+        records, settings = _current_records(), late_module.settings()
 
         def under_settings(function: Callable[..., Any], *arguments: Any) -> Any:
             with late_module.under(settings):
                 return function(*arguments)
 
         # With check each call is traced when it is made, and compared then.
-        records = None if calls is None or calls.check else calls
+        usable = None if records is None or records.check else records
         with contextlib.closing(_Threads()) as threads:
             described: list[Call | None] = []
             loading: list[Future[Ready | str] | None] = []
             for each in wanted:
-                call = None if records is None else self._describe(records, *each, is_prepared=True)
+                call = None if usable is None else self._describe(usable, *each, is_prepared=True)
                 described.append(call)
-                loading.append(call and threads.submit(under_settings, self._load, records, call))
+                loading.append(call and threads.submit(under_settings, self._load, usable, call))
             loaded = [each and each.result() for each in loading]
             missing = [number for number, each in enumerate(loaded) if not isinstance(each, Ready)]
             lowered = [self.jitted.trace(*wanted[number][0], **wanted[number][1]).lower() for number in missing]
@@ -137,31 +137,33 @@ class RecordedFunction:
             for number, compiled in zip(missing, compiling, strict=True):
                 compiled.result()
                 call, reason = described[number], loaded[number]
-                if records is not None and call is not None and isinstance(reason, str):
-                    self._record_and_count(records, call, *wanted[number], reason)
+                if usable is not None and call is not None and isinstance(reason, str):
+                    self._record_and_count(usable, call, *wanted[number], reason)
 
-    def _describe(self, calls: CallRecords, arguments: Any, keywords: Any, *, is_prepared: bool = False) -> Call | None:
+    def _describe(
+        self, records: CallRecords, arguments: Any, keywords: Any, *, is_prepared: bool = False
+    ) -> Call | None:
         """Return the description of a call; None if jax has to trace it."""
-        if self._is_left_to_jax or not core.trace_state_clean() or calls.is_watched():
+        if self._is_left_to_jax or not core.trace_state_clean() or records.is_watched():
             return None
         try:
             return describe(self._fun, self._options, self._version, arguments, keywords, is_prepared=is_prepared)
         except BaseException as error:  # noqa: BLE001 - jax says what is wrong with a call
-            calls.count(self._reason(error))
+            records.count(self._reason(error))
             return None
 
-    def _load(self, calls: CallRecords, call: Call) -> Ready | str:
+    def _load(self, records: CallRecords, call: Call) -> Ready | str:
         """Return the executable of a recorded call, or the reason why jax has to trace it."""
         ready = self._ready.get(call.digest)
         if ready is not None:
             return ready
         try:
-            alias = calls.find(call.digest)
+            alias = records.find(call.digest)
             if alias is None:
                 return "no record"
             record = record_format.decode(alias.record)
             record.tree(call.trees)
-            executable = record_format.make_computation(record, calls.late_module(alias)).compile()
+            executable = record_format.make_computation(record, records.late_module(alias)).compile()
         except BaseException as error:  # noqa: BLE001 - jax can trace instead
             return self._reason(error)
         ready = self._ready[call.digest] = Ready(executable, record)
@@ -173,30 +175,30 @@ class RecordedFunction:
         fast_path = pjit._get_fastpath_data(ready.executable, tree, call.leaves, results, **self._fast_path)
         return tree_util.tree_unflatten(tree, results), fast_path, False
 
-    def _record_and_count(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any, reason: str) -> None:
+    def _record_and_count(self, records: CallRecords, call: Call, arguments: Any, keywords: Any, reason: str) -> None:
         """Record what jax has just compiled; count the call, once, by why it was traced."""
         is_first = call.digest not in self._recorded and call.digest not in self._unrecorded
-        problem = self._record(calls, call, arguments, keywords)
+        problem = self._record(records, call, arguments, keywords)
         if problem is not None or is_first:
-            calls.count(problem or reason)
+            records.count(problem or reason)
             logger.debug("traced: %s: %s", self._options.fun_sourceinfo, problem or reason)
 
-    def _record(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any) -> str | None:
+    def _record(self, records: CallRecords, call: Call, arguments: Any, keywords: Any) -> str | None:
         """Record what jax has just compiled, or check the version by it; return why there can be no record, or None."""
-        if calls.is_readonly or call.digest in self._unrecorded:
+        if records.is_readonly or call.digest in self._unrecorded:
             self._unrecorded.add(call.digest)
             return None
         known = self._recorded.pop(call.digest, None)
         # Unless all of the following succeeds, for good.
         self._unrecorded.add(call.digest)
         try:
-            made = self._alias(calls, call, arguments, keywords, is_new=known is None)
+            made = self._alias(records, call, arguments, keywords, is_new=known is None)
         except BaseException as error:  # noqa: BLE001 - the program has its results already
             self._is_left_to_jax = getattr(error, "kind", "") == second_trace.DIFFERS
             return self._reason(error)
         if known is not None and known != made:
             # Two calls that xcache cannot tell apart: neither may have a record.
-            calls.drop(call.digest)
+            records.drop(call.digest)
             logger.error(
                 "two calls of %s give different programs and xcache cannot tell them apart; neither is recorded."
                 " Please report this",
@@ -207,16 +209,16 @@ class RecordedFunction:
         self._unrecorded.discard(call.digest)
         if known is not None:
             return None
-        if calls.check:
-            return self._check_version(calls, made)
-        calls.note(made)
+        if records.check:
+            return self._check_version(records, made)
+        records.note(made)
         return None
 
-    def _alias(self, calls: CallRecords, call: Call, arguments: Any, keywords: Any, *, is_new: bool) -> Alias:
+    def _alias(self, records: CallRecords, call: Call, arguments: Any, keywords: Any, *, is_new: bool) -> Alias:
         """Return the alias of what jax has just compiled; raise CannotSkipError if there can be none."""
         traced = self.jitted.trace(*arguments, **keywords)
         lowered = traced.lower()
-        program = calls.program_of(lowered._lowering)
+        program = records.program_of(lowered._lowering)
         if program is None:
             raise CannotSkipError("no alias")
         if is_new:
@@ -227,19 +229,19 @@ class RecordedFunction:
         record_format.decode(record).tree(call.trees)
         return program._replace(structure=call.digest, record=record)
 
-    def _check_version(self, calls: CallRecords, made: Alias) -> str:
+    def _check_version(self, records: CallRecords, made: Alias) -> str:
         """Compare with the record of an earlier process, or note ours; raise WrongVersionError if they differ."""
-        found = calls.find(made.structure)
+        found = records.find(made.structure)
         if found is None:
-            calls.note(made)
+            records.note(made)
             return "no record"
         differs = "program" if found.program != made.program else "results" if found.record != made.record else None
         if differs is None:
             return "checked"
-        calls.count("contradiction")
-        calls.drop(made.structure)
+        records.count("contradiction")
+        records.drop(made.structure)
         # Where the record is another user's, our own hides it.
-        calls.note(made)
+        records.note(made)
         raise WrongVersionError(
             f"{self._options.fun_sourceinfo} has another {differs} than an earlier process recorded for version"
             f" {str(self._version)!r}; the version has to change with the code and its configuration"

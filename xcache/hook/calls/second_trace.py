@@ -41,7 +41,7 @@ def compare(traced: Any, trace: Callable[[], Any]) -> None:
     """Raise CannotSkipError unless ``trace`` gives what was traced, without a warning, and shares no array with it."""
     if traced.jaxpr.effects:
         raise CannotSkipError("effects")
-    with _CONTEXT(_jax.PjitFunctionCache(capacity=4096)), _warnings_counted() as warned:
+    with _CONTEXT(_jax.PjitFunctionCache(capacity=4096)), _collected_warnings() as warned:
         again = trace()
     if warned:
         raise CannotSkipError("it warns")
@@ -55,7 +55,7 @@ def compare(traced: Any, trace: Callable[[], Any]) -> None:
 
 
 @contextlib.contextmanager
-def _warnings_counted() -> Iterator[list[Any]]:
+def _collected_warnings() -> Iterator[list[Any]]:
     """Yield a list that gets what this thread warns of meanwhile; nobody else does, because the first trace said it.
 
     ``warnings.catch_warnings`` would have Python give warnings again that it gives only once.
@@ -63,7 +63,7 @@ def _warnings_counted() -> Iterator[list[Any]]:
     warned: list[Any] = []
     thread = threading.get_ident()
 
-    def counting(original: Callable[..., None]) -> Callable[..., None]:
+    def collecting(original: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(original)
         def warn(message: Any, *others: Any, **options: Any) -> None:
             if threading.get_ident() == thread:
@@ -74,7 +74,7 @@ def _warnings_counted() -> Iterator[list[Any]]:
         return warn
 
     originals = {name: getattr(warnings, name) for name in ("warn", "warn_explicit")}
-    made = {name: counting(original) for name, original in originals.items()}
+    made = {name: collecting(original) for name, original in originals.items()}
     try:
         vars(warnings).update(made)
         yield warned

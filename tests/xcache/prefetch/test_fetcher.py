@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from xcache.client.contents import SealedEntry
+from xcache.prefetch.fetcher import Fetcher
 from xcache.prefetch.prefetcher import Item
-from xcache.prefetch.worker import Fetcher
 from xcache.request import LoadTarget
 from xcache.wire import envelope
 from xcache.wire.hashing import digest
@@ -35,7 +35,7 @@ class Recorder:
         return self.can_tell
 
     def end_loading(self) -> None:
-        self.calls.append("pause")
+        self.calls.append("end")
 
     def target(self, item: Item, is_over: object) -> LoadTarget:
         self.calls.append("wait for a backend")
@@ -72,19 +72,19 @@ class _Loads:
 def test_from_when_the_program_may_wait_nothing_is_asked_of_the_daemon():
     recorder = Recorder()
     assert recorder.run().executable == "executable"
-    assert recorder.calls == ["pause", "fetch", "wait for a backend", "tell", "begin", "load"]
+    assert recorder.calls == ["end", "fetch", "wait for a backend", "tell", "begin", "load"]
 
 
 def test_an_executable_that_the_program_has_taken_over_is_not_loaded_nor_said_to_be():
     recorder = Recorder()
     assert recorder.run(lambda target, patience: False) is None
-    assert recorder.calls == ["pause", "fetch", "wait for a backend", "tell", "pause"]
+    assert recorder.calls == ["end", "fetch", "wait for a backend", "tell", "end"]
 
 
 def test_nothing_is_loaded_ahead_of_which_the_daemon_could_not_be_told():
     recorder = Recorder(can_tell=False)
     assert recorder.run() is None
-    assert recorder.calls == ["pause", "fetch", "wait for a backend", "tell"]
+    assert recorder.calls == ["end", "fetch", "wait for a backend", "tell"]
 
 
 @pytest.mark.parametrize(("compiled", "patience"), [(0.01, 1.0), (30.0, 30.0), (9e15, 600.0)])

@@ -79,7 +79,7 @@ class Fetcher:
                 return None
             if item.entry is None:
                 # A crash while fetching must not be blamed on the load before it.
-                self.pause()
+                self.end_loading()
             entry = item.entry or self._client.fetch(item.key)
             if isinstance(entry, Absent):
                 return None
@@ -90,7 +90,7 @@ class Fetcher:
             if not self._client.begin_loading(item.key, entry.digest):
                 return None
             if not begin(target, min(max(entry.compile_seconds, _MIN_PATIENCE_SECONDS), _MAX_PATIENCE_SECONDS)):
-                self.pause()
+                self.end_loading()
                 return None
             start = monotonic()
             executable = self._loader(target, raw)
@@ -108,7 +108,7 @@ class Fetcher:
         """Return whether the program can still use what is loaded onto this client."""
         return self._loader is not None and self._loader.is_current(client)
 
-    def pause(self) -> None:
+    def end_loading(self) -> None:
         """Tell the daemon that this thread is loading nothing for the moment."""
         try:
             self._client.end_loading()
