@@ -251,6 +251,7 @@ class Cache:
             return None, nothing
         if isinstance(found, Absent):
             self._counting.add(requests=1, misses=1)
+            logger.debug("miss: %s %s", asked.module_name, asked.key.digest[:12])
         return asked, found
 
     def _release(self, key: str, lease: int) -> None:
@@ -271,9 +272,9 @@ class Cache:
         """Count a call of ``xcache.jit`` by why it was traced, or as one that was not."""
         self._counting.call(outcome)
 
-    def count_lowering(self, outcome: str) -> None:
-        """Count a program by why it was lowered, or as one that was not."""
-        self._counting.lowering(outcome)
+    def count_lowering(self, outcome: str, instead_of: str = "") -> None:
+        """Count a program by why it was lowered, or as one that was not, and take back what it was counted as."""
+        self._counting.lowering(outcome, instead_of)
 
     def count_uncacheable(self, reason: str) -> None:
         """Count a program that bypassed the cache, and why."""
@@ -342,7 +343,6 @@ class Cache:
                     if found.waited:
                         self._counting.add(wait_seconds=found.waited)
                     if isinstance(found, Absent):
-                        logger.debug("miss: %s %s", request.module_name, wanted.key[:12])
                         return found._replace(complaints=complaints)
                     # The wait for another program's compile is counted separately from the time the cache took.
                     return self._load(request, found, start + found.waited)

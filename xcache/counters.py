@@ -37,9 +37,9 @@ class Counting:
         """Count a call that jax's fast path did not know."""
         self._add({f"calls:{outcome}": 1})
 
-    def lowering(self, outcome: str) -> None:
-        """Count a program by the reason why it was lowered, or as skipped."""
-        self._add({f"lowerings:{outcome}": 1})
+    def lowering(self, outcome: str, instead_of: str = "") -> None:
+        """Count a program by the reason why it was lowered, or as skipped, and take back what it was counted as."""
+        self._add({f"lowerings:{outcome}": 1} | ({f"lowerings:{instead_of}": -1} if instead_of else {}))
 
     def error(self, kind: str) -> None:
         """Count something that went wrong."""
@@ -81,9 +81,9 @@ class Counting:
         plain: dict[str, Any] = dict(groups)
         for name, amount in total.items():
             group, colon, kind = name.partition(":")
-            if colon:
+            if colon and amount:
                 groups[group][kind] = int(amount)
-            else:
+            elif not colon:
                 plain[name] = amount if name.endswith("_seconds") else int(amount)
         plain["lost_seconds"] = lost_seconds
         return Statistics(**plain)

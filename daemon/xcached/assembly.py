@@ -94,7 +94,7 @@ def assemble(
         trusts=trust.reads, look_up=lookup.find, expected=lookup.expected_seconds, call_later=loop.call_later
     )
     alias_rows = AliasRows(store, trust.reads)
-    loads = Loads(endings, strikes, quarantine, writer)
+    loads = Loads(endings, strikes, quarantine, writer, lookup.note_use)
     clear_other_data = quarantine.clear, runs.clear, alias_rows.clear
     handlers = (
         Gets(lookup, leases).handlers

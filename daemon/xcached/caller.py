@@ -22,19 +22,29 @@ class Process:
         self.connections = 0
         # Digests of the entries it was loading when it ended, so that each counts once for all its connections.
         self.ended_in: set[str] = set()
-        # In the order they were given.
-        self._given: dict[tuple[str, str], None] = {}
+        # In the order they were given: the writer of an entry whose use is to be noted when it is loaded.
+        self._given: dict[tuple[str, str], int | None] = {}
 
-    def give(self, key: str, digest: str) -> None:
-        """Note that the process was given an entry; the oldest notes are dropped."""
+    def give(self, key: str, digest: str, unused_of: int | None = None) -> None:
+        """Note that the process was given an entry; the oldest notes are dropped.
+
+        ``unused_of``: the entry's writer, if the process did not ask for the entry and may never load it.
+        """
         self._given.pop((key, digest), None)
-        self._given[key, digest] = None
+        self._given[key, digest] = unused_of
         if len(self._given) > _MOST_GIVEN:
             del self._given[next(iter(self._given))]
 
     def was_given(self, key: str, digest: str) -> bool:
         """Return whether the process was given this entry and has not complained of it since."""
         return (key, digest) in self._given
+
+    def use(self, key: str, digest: str) -> int | None:
+        """Return the writer of an entry that the process now uses for the first time, unasked; None for any other."""
+        writer = self._given.get((key, digest))
+        if writer is not None:
+            self._given[key, digest] = None
+        return writer
 
     def take_back(self, key: str, digest: str) -> bool:
         """Forget that the process was given this entry; return whether it was: each may be complained of once."""

@@ -24,8 +24,20 @@ def test_whoever_asks_for_a_module_gets_the_real_one(place):
         for settings in ({}, SKIP, SKIP)
     )
     assert off["shown"] == cold["shown"] == warm["shown"]
-    assert warm["lowerings"]["skipped"] >= 10
+    assert min(warm["lowerings"]["asked for"], warm["lowerings"]["skipped"]) >= 5
     assert warm["errors"] == cold["errors"] == {}
+
+
+@pytest.mark.once
+def test_a_program_is_counted_as_skipped_or_by_why_it_was_lowered_and_never_as_both(place):
+    program = "out = [float(jax.jit(lambda v: v * 3)(x).sum()), float(jax.jit(lambda v: v + 4)(x).sum())]"
+    run(place, program)
+    warm = run(place, program).stats
+    assert warm["lowerings"] == {"skipped": warm["requests"]}
+    # Under another flag there is an alias of each program, and no entry.
+    other = run(place, program, XLA_FLAGS="--xla_cpu_enable_fast_min_max=true", XCACHE_LOG="debug")
+    assert other.stats["lowerings"] == {"no entry": other.stats["requests"]}
+    assert len([line for line in other.complaints if "miss: " in line]) == other.stats["misses"] == warm["requests"]
 
 
 @pytest.mark.once

@@ -72,8 +72,11 @@ NEVER = Never()
 class Skipping:
     """Replaces jax's lowering as long as it is ``installed``."""
 
-    def __init__(self, aliases: Aliases, count: Callable[[str], None], *, check: bool) -> None:
-        """``count`` gets the reason for each lowering, or SKIPPED. With ``check`` each alias is compared, not used."""
+    def __init__(self, aliases: Aliases, count: Callable[..., None], *, check: bool) -> None:
+        """``count`` gets the reason for each lowering, or SKIPPED, and with ``instead_of`` one that it takes back.
+
+        With ``check`` each alias is compared, not used.
+        """
         try:
             from jax._src import compiler, util
             from jax._src.interpreters import mlir, pxla
@@ -110,12 +113,13 @@ class Skipping:
         noted = self._lowered.pop(id(computation), None)
         return noted[1] if noted is not None and noted[0]() is computation else None
 
-    def missed(self, late: Any) -> Lowered:
-        """Note that an alias led to no entry; return the facts of the module, which is lowered now."""
+    def missed(self, late: Any) -> tuple[Lowered, Any]:
+        """Lower a module whose alias led to no entry; return its facts, and the module."""
         alias = late.alias
-        self._count("no entry")
         self._aliases.forget(alias.structure)
-        return Lowered(alias.structure, alias.detailed_logging, alias.lapack, alias)
+        module = late.lowered()
+        self._count("no entry", instead_of="asked for")
+        return Lowered(alias.structure, alias.detailed_logging, alias.lapack, alias), module
 
     def checked_alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> Alias | None:
         """Return the alias of a module that was lowered; None if it contradicts an earlier one.
@@ -235,7 +239,12 @@ class Skipping:
         self._count(SKIPPED)
         self._util.test_event("lower_jaxpr_to_module")
         self._repeat_side_effects(alias)
-        late = self._late_module.LateModule(alias, lambda jaxpr: lower(jaxpr).module, structure.constants)
+
+        def lower_late(jaxpr: Any) -> Any:
+            self._count("asked for", instead_of=SKIPPED)
+            return lower(jaxpr).module
+
+        late = self._late_module.LateModule(alias, lower_late, structure.constants)
         shapes = self._mlir.ShapePolyLoweringState((), tuple(options["platforms"]))
         return self._mlir.LoweringResult(late, [], [], shapes)
 

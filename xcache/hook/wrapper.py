@@ -115,7 +115,7 @@ def wrap(
         if late is not None:
             outcome = cache.get_if_stored(lambda: request(late.alias))
             if outcome is None:
-                lowered, computation = skipping.missed(late), late.lowered()
+                lowered, computation = skipping.missed(late)
         outcome = outcome or cache.get_or_compile(compile_now, request)
         if outcome.kind != "uncacheable":
             jax.record_event("/jax/compilation_cache/compile_requests_use_cache")

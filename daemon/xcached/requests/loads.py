@@ -1,21 +1,32 @@
-"""The notes about loads: one begins, one is over, and the complaint that an entry could not be loaded."""
+"""Handles the messages about loads: one begins, one is over, an entry could not be loaded."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 
 from xcache.wire import protocol
 from xcached.caller import Answer, Caller, Handlers, Load, Reply
 from xcached.requests.process_ends import ProcessEnds
 from xcached.requests.strikes import Strikes
+from xcached.store.entries import EntryKey
 from xcached.store.quarantine import Quarantine
 from xcached.store.writer import WriterThread
 
 
 class Loads:
-    """Knows what each connection is loading, and has a process's end in a load judged."""
+    """Knows what each connection is loading, and passes the end of a process during a load to the strikes."""
 
-    def __init__(self, endings: ProcessEnds, strikes: Strikes, quarantine: Quarantine, writer: WriterThread) -> None:
+    def __init__(
+        self,
+        endings: ProcessEnds,
+        strikes: Strikes,
+        quarantine: Quarantine,
+        writer: WriterThread,
+        note_use: Callable[[EntryKey], None],
+    ) -> None:
+        """``note_use`` notes the use of an entry that a prediction brought."""
+        self._note_use = note_use
         self._endings = endings
         self._strikes = strikes
         self._quarantine = quarantine
@@ -27,7 +38,7 @@ class Loads:
         }
 
     def leave(self, caller: Caller) -> None:
-        """Judge the load that a connection ended in, once it is known how its process ended."""
+        """If a connection ended during a load, judge that load when the end of the process is known."""
         load, caller.loading = caller.loading, None
         if load is not None:
             now = time.monotonic()
@@ -44,6 +55,8 @@ class Loads:
         # Count only entries it was given: a client that made them up could keep the writer thread busy.
         if caller.process.was_given(message.key, message.digest):
             caller.loading = Load(message.key, message.digest, time.monotonic(), message.ahead)
+            if (writer := caller.process.use(message.key, message.digest)) is not None:
+                self._note_use(EntryKey(message.key, writer))
 
     def _end(self, caller: Caller, message: protocol.Loaded) -> None:
         self._end_load(caller)
@@ -55,7 +68,7 @@ class Loads:
             self._strikes.forgive(load, caller.uid)
 
     def _complain(self, caller: Caller, message: protocol.Complain) -> Answer:
-        # Each reader may complain once of each entry this daemon gave it; another daemon may have given it.
+        # A reader may complain once of each entry. Complaints of what an earlier daemon gave are ignored.
         if not caller.process.take_back(message.key, message.digest):
             return Reply(protocol.Done())
         steps = self._quarantine.examine(message.key, message.digest, caller.uid, message.reason, whole=message.whole)

@@ -104,8 +104,11 @@ class Lookup:
             for writer, toolchain in self._store.reader.made_from(program)
         )
 
-    def hand_over(self, caller: Caller, key: str, hit: Hit) -> Reply | None:
-        """Return the answer with the entry; None, and the entry is quarantined, if it is damaged."""
+    def hand_over(self, caller: Caller, key: str, hit: Hit, *, ahead: bool = False) -> Reply | None:
+        """Return the answer with the entry; None, and the entry is quarantined, if it is damaged.
+
+        ``ahead``: the client has not asked for it. It is used only when the client begins to load it.
+        """
         entry = EntryKey(key, hit.writer_uid)
         descriptor = None
         wrong, lost = "" if hit.answer else "its row is damaged", False
@@ -117,11 +120,16 @@ class Lookup:
             work = partial(self._quarantine.set_aside_if_same, entry, hit.digest, wrong, lost=lost)
             self._writer.note(work, caller.uid)
             return None
-        self._writer.note_use(entry, self._store.time_of_use())
+        if not ahead:
+            self.note_use(entry)
         # Watch from now on: the process may end as soon as it loads this.
         self._endings.watch(caller.process)
-        caller.process.give(key, hit.digest)
+        caller.process.give(key, hit.digest, hit.writer_uid if ahead else None)
         return Reply(hit.answer, () if descriptor is None else (descriptor,))
+
+    def note_use(self, entry: EntryKey) -> None:
+        """Note a use of an entry."""
+        self._writer.note_use(entry, self._store.time_of_use())
 
     def _in_order(self, caller: Caller, key: str) -> list[Hit]:
         """Return the entries the client may have: its own first, then root's."""

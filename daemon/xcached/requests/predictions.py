@@ -95,7 +95,7 @@ class Predictions:
                 if room[hit.is_inline] < 0 or (files < 0 and payload is None):
                     continue
                 key = str(item["key"])
-                reply = self._lookup.hand_over(caller, key, hit)
+                reply = self._lookup.hand_over(caller, key, hit, ahead=True)
                 if reply is None:
                     continue
                 item |= {name: getattr(answer, name) for name in ("digest", "compile_seconds", "stored_size")}

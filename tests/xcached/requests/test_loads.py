@@ -98,6 +98,19 @@ def test_a_crash_during_several_loads_gives_each_entry_a_strike(place, talk):
     assert [key for key, _, _ in quarantined(place)] == [key_of("b")]
 
 
+def test_an_entry_that_comes_with_a_prediction_counts_as_used_when_it_is_loaded(place, talk):
+    """Under other flags, say, the program loads none of them."""
+    talk.put(KEY, b"fine")
+    talk.ask(protocol.Remember("test.py", "", [{"key": KEY} | LIKE_THIS], {digest(b"o"): b"o"}))
+    assert talk.ask(PREDICT).payloads == {KEY: b"fine"}
+    talk.ask(protocol.Sync())
+    assert place.query("SELECT hits FROM entries") == [(0,)]
+    for ahead in (True, False):
+        talk.say(protocol.Loading(KEY, digest(b"fine"), ahead))
+    talk.ask(protocol.Sync())
+    assert place.query("SELECT hits FROM entries") == [(1,)]
+
+
 def test_loads_ahead_alone_never_set_an_entry_aside(place, talk):
     """Another load beside this one may have crashed the process."""
     talk.put(KEY, b"fine")
