@@ -39,7 +39,10 @@ class Counting:
 
     def lowering(self, outcome: str, instead_of: str = "") -> None:
         """Count a program by the reason why it was lowered, or as skipped, and take back what it was counted as."""
-        self._add({f"lowerings:{outcome}": 1} | ({f"lowerings:{instead_of}": -1} if instead_of else {}))
+        counts: dict[str, float] = {f"lowerings:{outcome}": 1}
+        if instead_of:
+            counts[f"lowerings:{instead_of}"] = -1
+        self._add(counts)
 
     def error(self, kind: str) -> None:
         """Count something that went wrong."""

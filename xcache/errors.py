@@ -49,6 +49,15 @@ class ConnectionLostError(UnavailableError):
     kind = "connection lost"
 
 
+class NoAnswerError(ConnectionLostError):
+    """The daemon did not answer in time."""
+
+    kind = "no answer"
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"the daemon did not answer within {round(seconds, 2):g} s")
+
+
 class NobodyThereError(ConnectionLostError):
     """Nothing listens on the socket."""
 

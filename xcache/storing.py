@@ -23,8 +23,8 @@ logger = logging.getLogger("xcache")
 Job = TypeVar("Job")
 
 _MAX_JOBS = 4096
-# While the daemon must not be asked, fewer jobs are kept, because each holds an executable. None is kept through a
-# longer pause: a program may wait for all its threads to end.
+# While the daemon must not be asked, fewer jobs are kept, because each holds an executable. During a longer pause none
+# is: the program may be waiting for the thread to end.
 _MAX_KEPT_JOBS, _LONGEST_PAUSE_SECONDS = 64, 2.0
 # The thread ends after this long without a job.
 _LINGER_SECONDS = 1.0
@@ -112,7 +112,7 @@ class Storer:
         logger.debug("stored: %s %s (%d bytes)", request.module_name, key.digest[:12], len(sealed))
 
     def _note_failure(self, request: Request, error: BaseException, *, tried_first: bool) -> None:
-        """Have the daemon remember that an executable could not be serialized, and whether it ever can be."""
+        """Have the daemon remember that an executable could not be serialized, and whether a later run could."""
         if isinstance(error, UncacheableError):
             reason = str(error)
         elif "UNIMPLEMENTED" not in str(error):
@@ -161,7 +161,7 @@ class StoreQueue(Generic[Job]):
         self._is_late = is_late
         self._pause = pause
         self._jobs: deque[tuple[Job, float]] = deque()
-        # Entered by itself: an interrupt in Condition's own __enter__, which is Python, would leave the lock held.
+        # Take this lock, never the condition: Ctrl-C in Condition.__enter__, which is Python, would leave it held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
@@ -169,7 +169,7 @@ class StoreQueue(Generic[Job]):
         self._busy = False
         self._finishing = False
         self._report_soon = False
-        # How many seconds of the last ``finish`` an answer of the daemon was overdue.
+        # Seconds of the last ``finish`` that were spent on overdue answers of the daemon.
         self.late_seconds = 0.0
 
     def add(self, job: Job, weight: float) -> bool:

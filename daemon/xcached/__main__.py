@@ -22,7 +22,7 @@ from xcache.wire.protocol import FAILED, READY
 from xcached.assembly import assemble, limits_of
 from xcached.host.detach import leave_surroundings
 from xcached.host.logs import ForJournal, log_to, set_level, start_logging
-from xcached.host.reload import LiveSettings, look_at_files
+from xcached.host.reload import LiveSettings, file_states
 from xcached.host.systemd import Manager, address, inherited, leads_to_journal, turn_away
 from xcached.host.upkeep import Upkeep
 from xcached.net.rendezvous import Rendezvous, take_lock, take_over
@@ -36,7 +36,7 @@ logger = logging.getLogger("xcached")
 # Seconds for the requests in flight when the daemon is told to leave.
 _FINISH_SECONDS = 30.0
 _POLL_SECONDS = 2.0
-# A daemon that left sooner would be gone before the program that started it connects, and be started all day long.
+# With less, a daemon could be gone before the program that started it connects, and would be started again and again.
 _LEAST_IDLE_SECONDS = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -49,8 +49,8 @@ def main() -> None:
     parser.add_argument("--ready-fd", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     ready, listener = Ready(arguments.ready_fd), None
-    # Looked at before they are read, so that no later change is missed.
-    files = look_at_files()
+    # Note the files' states before reading them, so that no change is missed.
+    files = file_states()
     os.umask(0o077)
     try:
         if ready.awaited:
@@ -69,7 +69,7 @@ def main() -> None:
         if logger.handlers:
             logger.error("%s", error)
         if listener is not None and not ready.said:
-            turn_away(listener, f"the daemon cannot start: {error}", lambda: look_at_files() != files)
+            turn_away(listener, f"the daemon cannot start: {error}", lambda: file_states() != files)
         ready.say(f"{FAILED}{error}")
         sys.exit(1 if journal or ready.awaited else f"xcached: {error}")
 
@@ -165,7 +165,7 @@ async def serve(settings: LiveSettings, listener: socket.socket | None, lock: in
         upkeep.close()
         logger.info("left")
     if again:
-        # From here on a signal ends the process at once; the sleep lets a handler that already ran be heard.
+        # From here on a signal ends the process at once; the sleep has a signal noticed that has come already.
         for number in _STOP_SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -175,10 +175,10 @@ async def serve(settings: LiveSettings, listener: socket.socket | None, lock: in
             if activated:
                 # The process ID stays, so the variables of socket activation still name this process.
                 os.set_inheritable(listener.fileno(), True)
-            os.execv(sys.executable, [sys.executable, *how_it_is_run(), "--lock-fd", str(lock)])  # noqa: S606
+            os.execv(sys.executable, [sys.executable, *interpreter_options(), "--lock-fd", str(lock)])  # noqa: S606
 
 
-def how_it_is_run() -> list[str]:
+def interpreter_options() -> list[str]:
     """Return this process's arguments without the daemon's own: the interpreter's options and the program."""
     return sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv) + 1]
 
@@ -202,7 +202,7 @@ async def leave_when_idle(server: Server, rendezvous: Rendezvous, upkeep: Upkeep
         if left <= 0 and not server.busy():
             logger.info("leaving: idle for %g s", idle)
             return
-        if not rendezvous.stands():
+        if not rendezvous.has_socket():
             # Logging out may remove the user's runtime directory.
             logger.info("leaving: the socket was removed")
             return

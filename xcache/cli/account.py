@@ -22,7 +22,7 @@ _COMMAND_SECONDS = 60
 
 def prepare(name: str, home: Path, done: Callable[[str], None]) -> None:
     """Make the account if it is missing, and name it in the system's settings, where every program finds it."""
-    if _entry(name) is None:
+    if _account(name) is None:
         if name.isdigit():
             raise StoreError(f"there is no account with the number {name}; name one, or make it first")
         _run("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", str(home),
@@ -40,9 +40,9 @@ def prepare(name: str, home: Path, done: Callable[[str], None]) -> None:
 
 
 def prepare_store(settings: Config, done: Callable[[str], None]) -> None:
-    """Make the store's folder for the daemon's account: the daemon may make none outside of the usual places."""
+    """Make the store's folder for the daemon's account: the daemon may not make folders elsewhere."""
     folder = settings.dir
-    owner = _entry(settings.daemon_user) if settings.daemon_user else None
+    owner = _account(settings.daemon_user) if settings.daemon_user else None
     if not folder.exists():
         for above in reversed([above for above in folder.parents if not above.exists()]):
             above.mkdir()
@@ -56,7 +56,7 @@ def prepare_store(settings: Config, done: Callable[[str], None]) -> None:
 
 
 def take_back(name: str, keep: Path, done: Callable[[str], None]) -> None:
-    """Undo ``prepare`` as far as install did it; the account stays while it owns the store at ``keep``."""
+    """Undo what install did in ``prepare``; the account stays while it owns the store at ``keep``."""
     if SYSTEM_FILE.exists():
         before = SYSTEM_FILE.read_text("utf-8").splitlines(keepends=True)
         after = [line for line in before if not (line.startswith(_SETTING) and line.rstrip().endswith(_COMMENT))]
@@ -68,7 +68,7 @@ def take_back(name: str, keep: Path, done: Callable[[str], None]) -> None:
             done(f"took the account out of {SYSTEM_FILE}")
     with contextlib.suppress(OSError):
         SYSTEM_FILE.parent.rmdir()
-    entry = _entry(name)
+    entry = _account(name)
     if entry is None or entry.pw_gecos != _GECOS:
         return
     if keep.exists():
@@ -78,7 +78,7 @@ def take_back(name: str, keep: Path, done: Callable[[str], None]) -> None:
     done(f"removed the account {name}")
 
 
-def _entry(name: str) -> pwd.struct_passwd | None:
+def _account(name: str) -> pwd.struct_passwd | None:
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(int(name)) if name.isdigit() else pwd.getpwnam(name)
     return None

@@ -56,8 +56,10 @@ def _set(done: str, message: type[protocol.Pin | protocol.Unpin], prefixes: tupl
     if as_json:
         emit(answer._asdict() | {"keys": list(entries)})
     else:
-        now = f"{counted(answer.all_entries, 'entry')} with {size(answer.all_bytes)}"
+        now = f"{counted(answer.all_entries, 'entry')} with {size(answer.all_bytes)}, programs included,"
         stays = "stays" if answer.all_entries == 1 else "stay"
-        before = f" ({answer.already} already {'was' if answer.already == 1 else 'were'})" if answer.already else ""
+        were = "was" if answer.already == 1 else "were"
+        were = f"already {were} pinned" if done == "pinned" else f"{were} not pinned"
+        before = f" ({answer.already} {were})" if answer.already else ""
         click.echo(f"{done} {counted(answer.entries, 'entry')}{before}; {now} {stays} whatever the limits say")
         print_few(entries)

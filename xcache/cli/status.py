@@ -170,7 +170,7 @@ def _print(found: dict[str, Any]) -> None:
         state = "nobody listens on this socket" if found["closed"] else "not running"
     rows = [("daemon", state)]
     if found["running"]:
-        rows += [("up for", spelled_time(found["uptime_seconds"])), ("connections", str(found["connections"]))]
+        rows += [("up for", duration(found["uptime_seconds"])), ("connections", str(found["connections"]))]
     rows += [("socket", found["socket"]), ("store", found["directory"]), ("holds", _held_of(found))]
     if found["log"]:
         rows.append(("log", found["log"]))

@@ -19,6 +19,7 @@ from xcache.clock import monotonic, own_time
 from xcache.config.config import Config
 from xcache.errors import (
     ConnectionLostError,
+    NoAnswerError,
     NotAskedError,
     StoreError,
     UnavailableError,
@@ -28,7 +29,7 @@ from xcache.wire import protocol
 
 Result = TypeVar("Result")
 
-# A client that waits for another's compile hears from the daemon four times a second. A longer silence is charged.
+# A client that waits for another's compile hears from the daemon four times a second. Silence beyond this is charged.
 _HEARTBEAT_SECONDS = 1.0
 # A complaint has the daemon read the whole entry, which may be large.
 _COMPLAIN_SECONDS = 30.0
@@ -108,7 +109,7 @@ class Client:
             return found
 
         try:
-            found = self._try(get, start + wait.seconds, is_bounded=True)
+            found = self._try(get, start + wait.seconds, limits_connections=True)
         finally:
             if is_waiting:
                 heard()
@@ -155,13 +156,13 @@ class Client:
         """Connect; with ``ahead`` the program is not waiting for this, so its allowance is not charged."""
         if not ahead:
             with self._charged() as deadline:
-                return self._connect(deadline, is_bounded=True)
+                return self._connect(deadline, limits_connections=True)
         if self._breaker.check_background():
             raise NotAskedError("the daemon failed and has not answered since")
         return self._connect(own_time() + self._config.timeout)
 
-    def _connect(self, deadline: float, *, is_bounded: bool = False) -> Connection:
-        return self._reporting_failures(lambda: self._pool.connect(deadline, is_bounded=is_bounded))
+    def _connect(self, deadline: float, *, limits_connections: bool = False) -> Connection:
+        return self._reporting_failures(lambda: self._pool.connect(deadline, limits_connections=limits_connections))
 
     def end_loading(self) -> None:
         """Tell the daemon that this thread's load is over, with an executable or without."""
@@ -177,7 +178,7 @@ class Client:
         if not self._pool.note(protocol.Release(key, lease)):
             # All connections are in use, perhaps for a long wait. If no other can be opened, the next free one will do.
             with contextlib.suppress(UnavailableError, StoreError), self._charged() as deadline:
-                self._pool.put_back(self._connect(deadline, is_bounded=True))
+                self._pool.put_back(self._connect(deadline, limits_connections=True))
 
     def fetch(self, key: str) -> SealedEntry | Absent:
         """Return a stored entry that the program will want, without taking a lease or waiting for a compile."""
@@ -195,7 +196,7 @@ class Client:
 
     def remember(self, message: protocol.Remember) -> None:
         """Have the daemon remember, for the next run, what this program wanted."""
-        self._have_done(message)
+        self._demand_done(message)
 
     def alias(self, structure: str) -> protocol.Alias | None:
         """Return the alias of a jaxpr's structure; raise DamagedAliasError if it is damaged."""
@@ -204,37 +205,37 @@ class Client:
             return alias_in(structure, connection.ask(protocol.AskAlias(structure), timeout))
 
         with self._charged() as deadline:
-            return self._try(ask, deadline, is_bounded=True)
+            return self._try(ask, deadline, limits_connections=True)
 
     def remember_aliases(self, aliases: Sequence[protocol.Alias]) -> None:
         """Have the daemon keep aliases, after the entries of their programs; facts may have ``MAX_RECORD`` bytes."""
-        left = deque(aliases)
-        while left:
+        pending = deque(aliases)
+        while pending:
             batch: list[list[str | bytes]] = []
             size = 0
-            while left and (not batch or _fits(len(batch), size + len(left[0].facts))):
-                size += len(left[0].facts)
-                batch.append([*left.popleft()])
+            while pending and (not batch or _fits(len(batch), size + len(pending[0].facts))):
+                size += len(pending[0].facts)
+                batch.append([*pending.popleft()])
             message = protocol.RememberAliases(batch)
-            self._have_done(message)
+            self._demand_done(message)
 
     def drop_alias(self, structure: str, key: str | None) -> None:
         """Have the daemon forget this user's own alias of a structure, as it is wrong, and pin the entry of ``key``."""
-        self._have_done(protocol.DropAlias(structure))
+        self._demand_done(protocol.DropAlias(structure))
         if key is not None:
             self._in_background(lambda c, timeout: c.demand(protocol.Pin([key]), protocol.Pinned, timeout))
 
     def announce(self, message: protocol.Announce, *, in_background: bool = False) -> None:
         """Announce a toolchain to the daemon, which watches it; with ``in_background``, the program does not wait."""
         if in_background:
-            self._have_done(message)
+            self._demand_done(message)
             return
         with self._charged() as deadline:
-            self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline, is_bounded=True)
+            self._try(lambda c, timeout: c.demand(message, protocol.Done, timeout), deadline, limits_connections=True)
 
     def complain(self, message: protocol.Complain) -> None:
         """Have the daemon examine an entry that could not be used."""
-        self._have_done(message, patience=_COMPLAIN_SECONDS)
+        self._demand_done(message, patience=_COMPLAIN_SECONDS)
 
     def put(self, message: protocol.Put, sealed: bytes, program: bytes) -> bool:
         """Store an executable and its program; return whether the daemon kept it, having none before."""
@@ -252,11 +253,11 @@ class Client:
 
     def mark_not_cacheable(self, key: str, module_name: str, reason: str) -> None:
         """Have the daemon remember that the executable of ``key`` cannot be stored."""
-        self._have_done(protocol.MarkNotCacheable(key, module_name, reason))
+        self._demand_done(protocol.MarkNotCacheable(key, module_name, reason))
 
     def report(self, counts: dict[str, float]) -> None:
         """Add to the daemon's statistics."""
-        self._have_done(protocol.Report(counts))
+        self._demand_done(protocol.Report(counts))
 
     def close(self) -> None:
         """Close all connections; a thread that has not ended yet may still ask."""
@@ -282,7 +283,7 @@ class Client:
         self._breaker.charge(seconds)
 
     def refund(self, wait: Wait, seconds: float) -> None:
-        """Refund so much of a charged wait: its answer has saved the program as much."""
+        """Refund part of a charged wait, because its answer saved the program that much time."""
         self._breaker.refund(wait, seconds)
 
     def allowance(self) -> float:
@@ -304,7 +305,7 @@ class Client:
         with self._lock:
             return any(now > since for since in self._due.values())
 
-    def _have_done(self, message: protocol.Message, patience: float = 0.0) -> None:
+    def _demand_done(self, message: protocol.Message, patience: float = 0.0) -> None:
         self._in_background(lambda c, timeout: c.demand(message, protocol.Done, timeout), patience=patience)
 
     def _in_background(
@@ -353,11 +354,11 @@ class Client:
         deadline: float,
         patience: float = 0.0,
         *,
-        is_bounded: bool = False,
+        limits_connections: bool = False,
     ) -> Result:
         """Ask; if an idle connection turns out to be lost, ask once more on a new one.
 
-        ``is_bounded`` if any number of threads may ask this at once.
+        ``limits_connections``: many threads may ask this at once, so some go without rather than open one more.
         """
 
         def ask() -> Result:
@@ -372,7 +373,7 @@ class Client:
                 except ConnectionLostError:
                     if own_time() >= deadline:
                         raise
-            connection = self._pool.connect(deadline, is_bounded=is_bounded)
+            connection = self._pool.connect(deadline, limits_connections=limits_connections)
             return self._pool.use(connection, work, deadline - own_time() + patience)
 
         return self._reporting_failures(ask)
@@ -384,7 +385,7 @@ class Client:
         except TimeoutError as error:
             reraise_if_the_programs(error)
             self._breaker.note_failure()
-            raise ConnectionLostError(f"no answer within {self._config.timeout:g} s") from None
+            raise NoAnswerError(self._config.timeout) from None
         except NotAskedError:
             raise
         except (UnavailableError, StoreError):

@@ -19,6 +19,7 @@ from xcache.descriptors import identity, is_still
 from xcache.errors import (
     ConnectionLostError,
     HungUpError,
+    NoAnswerError,
     NobodyThereError,
     ProtocolError,
     RefusedError,
@@ -121,7 +122,7 @@ class Connection:
         except (OSError, EOFError) as error:
             reraise_if_the_programs(error)
             if isinstance(error, TimeoutError):
-                raise ConnectionLostError(f"no answer within {round(timeout, 2):g} s") from None
+                raise NoAnswerError(timeout) from None
             if isinstance(error, ConnectionError | EOFError):
                 raise HungUpError(f"the daemon hung up ({error})") from None
             raise ConnectionLostError(str(error.strerror or error)) from None

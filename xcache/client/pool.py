@@ -42,11 +42,11 @@ class Pool:
         with self._lock:
             return self._idle.pop() if self._idle else None
 
-    def connect(self, deadline: float, *, is_bounded: bool = False) -> Connection:
-        """Return a new connection; if ``is_bounded``, raise NotAskedError where that would be too many."""
+    def connect(self, deadline: float, *, limits_connections: bool = False) -> Connection:
+        """Return a new connection; if ``limits_connections``, raise NotAskedError where that would be too many."""
         coming = object()
         with self._lock:
-            if is_bounded and len(self._open) + len(self._coming) >= may_take():
+            if limits_connections and len(self._open) + len(self._coming) >= may_take():
                 raise NotAskedError("other threads use all connections that this program may have")
             self._coming.add(coming)
         try:

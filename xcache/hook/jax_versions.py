@@ -2,15 +2,12 @@
 
 | difference | since jax |
 |---|---|
-| ``compile_or_get_cached`` takes ``executable_devices`` | 0.6.1 |
-| ``backend_compile_and_load`` | 0.6.2 |
 | caches to clear with the backends are registered as objects, not by their functions | 0.7.0 |
 | executables with Python callbacks hold no pointer | 0.11.0 |
 | locations can be stripped from Mosaic kernels | 0.12.0 |
 
 ``skipping`` and ``structure`` handle the differences that matter only to skipped lowering, ``xcache.executables`` and
-``xcache.keys`` those between versions of jaxlib. A version that is not listed works if the signatures checked here fit
-it.
+``xcache.keys`` those between versions of jaxlib. Any other version works if the signatures checked here fit it.
 """
 
 import contextlib
@@ -21,6 +18,7 @@ from typing import Any, NamedTuple
 
 from xcache.errors import UnsupportedError
 
+_OLDEST = "0.6.2"
 COMPILE_PARAMETERS = (
     "backend",
     "computation",
@@ -115,7 +113,7 @@ def probe() -> Jax:
             watch_clearing=lambda listener: _watch_clearing(util, listener),
         )
     except (ImportError, AttributeError) as error:
-        raise UnsupportedError(f"xcache does not know this version of jax: {error}") from None
+        raise _unsupported(str(error)) from None
 
 
 def _exclude_from_locations(source_info_util: Any, path: str) -> Callable[[], None]:
@@ -161,5 +159,10 @@ def _watch_clearing(util: Any, listener: Callable[[], None]) -> object:
 def _check(function: Callable[..., Any], expected: Sequence[str]) -> None:
     found = tuple(inspect.signature(function).parameters)
     if found != tuple(expected):
-        message = f"xcache does not know this version of jax: {function.__name__} takes {', '.join(found)}"
-        raise UnsupportedError(message)
+        raise _unsupported(f"{function.__name__} takes {', '.join(found)}")
+
+
+def _unsupported(difference: str) -> UnsupportedError:
+    from jax import __version__
+
+    return UnsupportedError(f"jax {__version__} is not supported (the oldest is {_OLDEST}): {difference}")

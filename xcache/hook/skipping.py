@@ -54,8 +54,9 @@ class Never:
     def checked_alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> None:
         """Do nothing: no lowering is skipped."""
 
-    def missed(self, late: Any) -> None:
-        """Do nothing: no lowering is skipped."""
+    def missed(self, _: Any) -> tuple[None, None]:
+        """Return nothing: no lowering is skipped."""
+        return None, None
 
     def is_watched(self) -> bool:
         """Return False."""

@@ -1,8 +1,8 @@
 """The key of an executable: a digest over five named components, each with a digest of its own.
 
 Each component has its module: ``program``, ``options``, ``flags``, ``platform``, ``toolchain``. The package imports
-jaxlib at most, never jax, and opens no socket. The components hold everything that can change the compiled code, and
-nothing else.
+jaxlib at most, never jax, and opens no socket. The components hold everything that can change the compiled code. They
+leave out only what was measured to change no code.
 """
 
 import functools
@@ -28,7 +28,7 @@ class Component(NamedTuple):
     @property
     def digest(self) -> str:
         """The digest of this component alone, which shows the component that made two keys differ."""
-        return self.known or (digest if self.name == "program" else _digest_in_common)(self.content)
+        return self.known or (digest if self.name == "program" else _cached_digest)(self.content)
 
 
 class Key(NamedTuple):
@@ -39,7 +39,7 @@ class Key(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)
-def _digest_in_common(content: bytes) -> str:
+def _cached_digest(content: bytes) -> str:
     """Return the digest of a component that many programs of a process share, computed once."""
     return digest(content)
 

@@ -100,7 +100,7 @@ class Prefetcher:
         self._work = work
         self._memory = memory
         self._dropped = dropped
-        # Entered by itself: an interrupt in Condition's own __enter__, which is Python, would leave the lock held.
+        # Take this lock, never the condition: Ctrl-C in Condition.__enter__, which is Python, would leave it held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._slots: dict[str, _Slot] = {}

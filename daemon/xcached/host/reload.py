@@ -48,7 +48,7 @@ class LiveSettings:
         """``load`` reads the settings. A ConfigError is raised here; in a reload it keeps the old settings."""
         self._load = load
         self._subscribers: list[Callable[[Config], None]] = []
-        self._seen = look_at_files()
+        self._seen = file_states()
         self.now = load()
         self.problem = ""
         """Why the settings in the files are not in use; empty if they are."""
@@ -59,7 +59,7 @@ class LiveSettings:
 
     def change(self) -> FileChange | None:
         """Return how the files differ from those last read; None if they do not."""
-        found = look_at_files()
+        found = file_states()
         if found == self._seen:
             return None
         pairs = zip(self._seen, found, strict=False)
@@ -68,7 +68,7 @@ class LiveSettings:
     def reload(self) -> None:
         """Read the settings again: all of a valid change is taken, and nothing of an invalid one."""
         # Look at the files first, so that a change during the reading is noticed.
-        self._seen = look_at_files()
+        self._seen = file_states()
         try:
             new = self._load()
             # Check the account first: the next check advises a restart, which cannot help if the account is unknown.
@@ -158,7 +158,7 @@ def _describe_changes(old: Config, new: Config) -> list[str]:
     ]
 
 
-def look_at_files() -> list[FileState | None]:
+def file_states() -> list[FileState | None]:
     """Return each settings file's state; None for one that does not exist."""
     return [_state(path) for path in config.files()]
 

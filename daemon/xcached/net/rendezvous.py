@@ -40,7 +40,7 @@ class Rendezvous:
             # The inode is written as well, so that a copy of the store does not lead here.
             os.pwrite(lock, b"%d %d\n%s" % (os.getpid(), os.fstat(lock).st_ino, os.fsencode(path)), 0)
 
-    def stands(self) -> bool:
+    def has_socket(self) -> bool:
         """Return whether the path still leads to this daemon's socket."""
         return _inode(self._path) == self._inode
 
@@ -50,10 +50,10 @@ class Rendezvous:
 
     def leave(self) -> None:
         """Unlink the socket, so that no new client comes; one of the service manager leads to the next daemon."""
-        if self._stays and self.stands():
+        if self._stays and self.has_socket():
             return
         os.ftruncate(self._lock, 0)
-        if self.stands():
+        if self.has_socket():
             self._path.unlink(missing_ok=True)
 
 

@@ -1,4 +1,4 @@
-"""The requests about the store and the daemon as a whole: count, collect garbage, sync, stop."""
+"""The requests about the store and the daemon as a whole: report or reset counts, collect garbage, sync, stop."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NOT_PERMITTED = protocol.Refused("not permitted", "only root and the daemon's o
 
 
 class Administration:
-    """Answers requests about the whole store, most of which only an administrator may make."""
+    """Answers requests about the whole store; only an administrator may reset counts, collect garbage or stop."""
 
     def __init__(
         self, store: Store, evictor: Evictor, writer: WriterThread, trust: Trust, stop: Callable[[str], None]

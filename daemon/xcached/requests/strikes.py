@@ -28,8 +28,10 @@ _BAR_STRIKES = 2
 _MOST_ROWS = 1000
 # A strike expires after a day. A bar then leaves one strike, which the next load on request clears or renews.
 _EXPIRY_NS = 24 * 3600 * 10**9
-# Findings of loads ahead: one ended in an unknown way; one crashed, or two ended in an unknown way.
-_MAYBE, _CRASHED_AHEAD = 1, 2
+# Findings of loads ahead. One ended in an unknown way:
+_MAYBE = 1
+# One crashed, or two ended in an unknown way:
+_CRASHED_AHEAD = 2
 
 
 class _RowId(NamedTuple):
@@ -71,7 +73,7 @@ class Strikes:
         self._last_unknown: dict[_RowId, float] = {}
         self._by_key: dict[tuple[str, int], list[_Row]] = {}
         self._last_at = 0
-        self._changed()
+        self._rebuild_index()
 
     def bars(self, digest: str, reader: int) -> bool:
         """Return whether a reader must not get these bytes."""
@@ -94,9 +96,8 @@ class Strikes:
         """Count the end of a process against the entry that it was loading.
 
         A crash is a strike. An unknown end is one too if the program had asked for the load; processes that were
-        loading at the same moment may have been killed together, as by a batch system, and count once. An entry is
-        never loaded ahead again after a crash in a load ahead, or after two unknown ends in loads ahead; after one,
-        not for a day.
+        loading at the same moment may have been killed together, as by a batch system, and count once. After one
+        unknown end in a load ahead, an entry is not loaded ahead for a day; after two, or a crash, never again.
         """
         if ending is ProcessEnd.OTHERWISE or load.digest in caller.process.ended_in:
             return
@@ -105,17 +106,17 @@ class Strikes:
         before = self._rows.get(_RowId(load.digest, caller.uid))
         strikes, ahead = (self._count(before), before.ahead) if before else (0, 0)
         crashed = ending is ProcessEnd.CRASHED
-        counts = crashed or not self._was_among_others(load, caller.uid, ended)
+        is_counted = crashed or not self._note_unknown_end(load, caller.uid, ended)
         if load.ahead:
             # Another load beside this one may have crashed the process, so a load ahead never bars an entry.
             strikes = max(strikes, int(crashed))
-            ahead = _CRASHED_AHEAD if crashed else min(ahead + int(counts) * _MAYBE, _CRASHED_AHEAD)
+            ahead = _CRASHED_AHEAD if crashed else min(ahead + int(is_counted) * _MAYBE, _CRASHED_AHEAD)
         else:
-            strikes += int(counts)
+            strikes += int(is_counted)
         self._note(load, caller, strikes, ahead)
 
-    def _was_among_others(self, load: Load, reader: int, ended: float) -> bool:
-        """Return whether another process ended in an unknown way since this load began."""
+    def _note_unknown_end(self, load: Load, reader: int, ended: float) -> bool:
+        """Note that a process ended in an unknown way; return whether another one did since this load began."""
         row_id = _RowId(load.digest, reader)
         last = self._last_unknown.pop(row_id, float("-inf"))
         self._last_unknown[row_id] = ended
@@ -134,7 +135,7 @@ class Strikes:
             self._drop([row_id])
         elif row.strikes:
             self._rows[row_id] = row._replace(strikes=0)
-            self._changed()
+            self._rebuild_index()
             self._save([row_id])
 
     def clear(self, uid: int | None) -> None:
@@ -178,9 +179,9 @@ class Strikes:
             self._rows.pop(row_id, None)
         if row_ids:
             self._save(row_ids)
-        self._changed()
+        self._rebuild_index()
 
-    def _changed(self) -> None:
+    def _rebuild_index(self) -> None:
         self._by_key = {}
         for (_, reader), row in self._rows.items():
             self._by_key.setdefault((row.key, reader), []).append(row)

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ASK_EVERY_SECONDS = 1.0
-# Upper bound of a percentage: nobody needs more, even on a disk of many terabytes.
+# A percentage never means more than this, on a disk of many terabytes either.
 _MOST_FREE_BY_SHARE_BYTES = 20 * 1024**3
 # Twice the usual journal: one half to checkpoint, the other for the writes that follow.
 _RESERVE_BYTES = 8 * 1024 * 1024
 # The reserve is taken only if this many times its size is free.
 _RESERVE_MARGIN = 4
-# Bytes to evict before judging whether the disk gains from it: more than the journal grows meanwhile.
+# Judge only after evicting this much whether the disk gains from it: the journal grows meanwhile and could hide less.
 ENOUGH_TO_JUDGE_BYTES = 16 * 1024**2
 # Pause after evictions that gained nothing.
 _RETRY_SECONDS = 60.0
@@ -40,7 +40,7 @@ class Reserve:
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "reserve"
-        # A reserve that others deleted is not made again: they delete the whole store, and wait for an empty folder.
+        # A reserve that somebody else deleted is not made again: they are probably deleting the store.
         self._wanted = True
 
     def keep(self) -> int:
@@ -95,7 +95,7 @@ class Disk:
         return self._free, self._to_stay_free
 
     def has_room_for(self, size: int) -> bool:
-        """Return whether a file of this size can be written now, by the file system's last answer."""
+        """Return whether a file of this size leaves the disk its free space, by the file system's last answer."""
         return self._min_free == "0" or self._free - self._written >= size
 
     def lacking(self, needed: int = 0) -> int:

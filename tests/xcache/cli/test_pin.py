@@ -34,10 +34,11 @@ def test_an_unpinned_entry_goes_as_all_others_do(shell):
     assert shell.json("pin", key, key[:8]) == {
         "entries": 1, "already": 0, "all_entries": 1, "all_bytes": shell.json("show", key)["footprint"], "keys": [key]
     }  # fmt: skip
-    assert "pinned 0 entries (1 already was); 1 entry with" in shell.say("pin", key)
+    assert "pinned 0 entries (1 already was pinned); 1 entry with" in shell.say("pin", key)
     nothing_pinned = {"all_entries": 0, "all_bytes": 0, "keys": [key]}
     assert shell.json("unpin", key[:12]) == nothing_pinned | {"entries": 1, "already": 0}
     assert shell.json("unpin", key[:12]) == nothing_pinned | {"entries": 0, "already": 1}
+    assert "unpinned 0 entries (1 was not pinned); 0 entries" in shell.say("unpin", key)
     shell.put("jit_second")
     assert names(shell.json("ls")) == ["jit_second"]
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.places import until
 
-from xcached.__main__ import how_it_is_run
+from xcached.__main__ import interpreter_options
 
 STARTS = """
 import os, resource, signal, sys
@@ -153,4 +153,4 @@ def test_beginning_anew_it_is_run_as_before(monkeypatch, given, own):
     """The flags are those it was started with: isolated stays isolated."""
     monkeypatch.setattr(sys, "orig_argv", given)
     monkeypatch.setattr(sys, "argv", ["xcached", *given[len(given) - own :]])
-    assert how_it_is_run() == given[1 : len(given) - own]
+    assert interpreter_options() == given[1 : len(given) - own]
