@@ -42,7 +42,7 @@ class Shell:
     def begin(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start a command in a process of its own."""
         return subprocess.Popen(
-            [sys.executable, "-m", "xcache.cli", *arguments],
+            [sys.executable, "-m", "xcache", *arguments],
             env=self.env | environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

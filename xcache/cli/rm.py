@@ -23,7 +23,7 @@ _SECONDS_PER_ENTRY = 0.02
 @click.argument("prefixes", metavar="KEY...", nargs=-1, required=True)
 @json_option
 def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
-    """Remove entries.
+    """Remove entries, pinned ones too.
 
     A KEY may be shortened to four digits. If one of them fits no entry or several, nothing is removed. In the store
     of a whole machine you remove your own entries; root removes those of all users. Starts a daemon if none runs.

@@ -286,7 +286,7 @@ def test_a_program_as_bytes(shell, tmp_path):
     result = shell.run("show", key, "--program-bytes", str(target))
     assert (result.returncode, result.stdout) == (0, "")
     assert target.read_bytes() == program
-    command = [sys.executable, "-m", "xcache.cli", "show", key, "--program-bytes", "-"]
+    command = [sys.executable, "-m", "xcache", "show", key, "--program-bytes", "-"]
     piped = subprocess.run(command, env=shell.env, capture_output=True, timeout=LONG, check=True)
     assert piped.stdout == program
     failed = shell.run("show", key, "--program-bytes", str(tmp_path / "nowhere" / "program"))

@@ -1,5 +1,0 @@
-"""``python -m xcache.cli``, for when the script is not on the path."""
-
-from xcache.cli import main
-
-main(prog_name="xcache")
