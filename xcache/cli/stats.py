@@ -29,8 +29,8 @@ def stats(zero: bool, as_json: bool) -> None:
     """Show hits, misses, and the time the cache saved.
 
     The counts are of all programs that use this store. The hit rate is of requests that can be cached. "no alias" among
-    the reasons for lowerings means that there is none yet, as in a program's first run; "no entry" that there is one, and
-    no executable for these flags and devices; "checked" that XCACHE_LOWERING=check compared one. Calls are those of
+    the reasons for lowerings means that there is none yet, as in a program's first run; "no entry" that there is one,
+    and no executable for these flags and devices; "checked" that XCACHE_LOWERING=check compared one. Calls are those of
     functions that xcache.jit made.
 
     \b
