@@ -76,11 +76,11 @@ def help_of(command: click.Command) -> Iterator[tuple[str, bool]]:
 
 def settings() -> str:
     """Return a table of every setting."""
-    rows = ["| setting | variable | default | meaning | value |", "|---|---|---|---|---|"]
+    rows = ["| setting | variable | default | used by | meaning | value |", "|---|---|---|---|---|---|"]
     for one in SETTINGS:
         value = " ".join(one.default) if isinstance(one.default, tuple) else one.default
         default = "" if value in (None, "") else f"`{spelled(one.kind, value)}`"
-        rows.append(f"| `{one.name}` | `{one.variable}` | {default} | {one.meaning} | {one.allowed} |")
+        rows.append(f"| `{one.name}` | `{one.variable}` | {default} | {one.used_by} | {one.meaning} | {one.allowed} |")
     return "\n".join(rows)
 
 

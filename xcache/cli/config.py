@@ -26,18 +26,21 @@ class Shown(NamedTuple):
     source: str
     allowed: str
     meaning: str
+    used_by: str
 
 
 @click.command()
 @json_option
 def config(as_json: bool) -> None:
-    """Show every setting and where it was set.
+    """Show every setting, where it was set, and whether programs or the daemon use it.
 
-    The source is default, environment, or the path of a file.
+    The source is default, environment, or the path of a file. A running daemon may have started with other values of
+    its own settings; restart gives it these.
 
     \b
     JSON: {"settings": [{"name": str, "variable": str, "value": str, int, float or bool, "source": str,
-           "allowed": str, "meaning": str}], "problems": [str] (unusable values, which are left out above),
+           "allowed": str, "meaning": str, "used_by": "program", "daemon" or "both"}],
+           "problems": [str] (unusable values, which are left out above),
            "unknown": [str] (variables that begin with XCACHE_ and are not settings)}
 
     Exit status 2 if a value cannot be used; programs then run without the cache.
@@ -70,7 +73,7 @@ def _print(shown: list[Shown]) -> None:
     width = max(len(one.variable) for one in shown)
     for one in shown:
         name = click.style(one.variable.ljust(width), bold=True)
-        print_line(f"{name}  {printable(one.text)}  ({one.source})")
+        print_line(f"{name}  {printable(one.text)}  ({one.source}; {one.used_by})")
         print_line(f"{'':{width}}  {one.meaning}: {one.allowed}")
 
 
@@ -90,14 +93,15 @@ def _all() -> tuple[list[Shown], list[str]]:
             "environment" if "XCACHE" in os.environ else "default",
             "1 or on, 0 or off, readonly, refresh",
             "whether programs use the cache; set only by the environment",
+            "program",
         )
     ]
     for setting in SETTINGS:
         value = getattr(settings, setting.name)
         value = " ".join(value) if isinstance(value, tuple) else str(value or "") if setting.kind == "path" else value
         text = spelled(setting.kind, value)
-        source = settings.sources[setting.name]
-        shown.append(Shown(setting.name, setting.variable, value, text, source, setting.allowed, setting.meaning))
+        where = settings.sources[setting.name], setting.allowed, setting.meaning, setting.used_by
+        shown.append(Shown(setting.name, setting.variable, value, text, *where))
     return shown, problems
 
 

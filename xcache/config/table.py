@@ -25,6 +25,11 @@ TYPES = {
 }
 
 
+# Each program has these for itself; the next count on both sides. All others are the daemon's, for every program.
+_OF_PROGRAMS = frozenset({"dir", "socket", "autostart", "timeout", "prefetch", "lowering", "jit", "max_wait"})
+_OF_BOTH = frozenset({"log", "daemon_user"})
+
+
 class Setting(NamedTuple):
     """One setting: its kind (see ``TYPES``), meaning, allowed values and parser."""
 
@@ -39,6 +44,11 @@ class Setting(NamedTuple):
     def variable(self) -> str:
         """The environment variable that sets it."""
         return f"XCACHE_{self.name.upper()}"
+
+    @property
+    def used_by(self) -> str:
+        """The side that it counts on: program, daemon or both."""
+        return "program" if self.name in _OF_PROGRAMS else "both" if self.name in _OF_BOTH else "daemon"
 
 
 _KIB, _MIB, _GIB = 1024, 1024**2, 1024**3
