@@ -4,6 +4,7 @@ import collections
 import dataclasses
 import functools
 import json
+import operator
 import warnings
 
 import jax
@@ -101,6 +102,38 @@ def looking_at(value):
         return x * value
 
     return function
+
+
+@jit
+def shifted(x, operation=jnp.add):
+    return operation(x, 100.0)
+
+
+@jit
+def halved(x, operation=jnp.negative):
+    return operation(x) / 2
+
+
+def applying(function):
+    return jit(lambda x: function(x) * 1.0)
+
+
+def repeating(times):
+    return jit(lambda x: x * len(times))
+
+
+show("functions of jax's as defaults", shifted(1.0), halved(1.0))
+pair = {"weights": jnp.ones(2), "bias": jnp.zeros(2)}
+for what, functions in {
+    "functions of jax's": (functools.partial(jnp.add, 5.0), functools.partial(jnp.multiply, 5.0)),
+    "methods of functions of jax's": (jnp.add.reduce, jnp.multiply.reduce),
+    "getters": (operator.itemgetter("weights"), operator.itemgetter("bias")),
+}.items():
+    given = pair if what == "getters" else jnp.arange(3.0)
+    show(f"{what} in closures", *(applying(function)(given) for function in functions))
+show("ranges in closures", *(repeating(range(count))(1.0) for count in (2, 5)))
+show("instances in closures", *(applying(type("Kind", (), {"__call__": each})())(1.0) for each in (
+    lambda self, x: x + 1, lambda self, x: x + 2)))  # fmt: skip
 
 
 weak, strong = jnp.asarray(1.0), jnp.float32(1)

@@ -1,18 +1,21 @@
 """The content of the program's own values: functions, static arguments, and what is in the nodes of trees.
 
-A function counts by its name, code, defaults and closure, and by the plain values of the globals that it names. The
-functions that it calls do not count: the program's version stands for them. A value that cannot be read to the last bit
-raises CannotSkipError. Only what a function closes over may count by its class alone.
+A function counts by its name, code, defaults and closure, and by the data among the globals that it names; a class or
+module by its name and the data in it. The functions that a function calls do not count: the program's version stands
+for them. A value that cannot be read to the last bit raises CannotSkipError.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import enum
 import functools
 import re
 import sys
 import types
-from collections.abc import Iterator
+import typing
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -28,10 +31,8 @@ _MOST_BYTES = 1024 * 1024
 _MOST_OBJECTS = 50_000
 _ARRAYS = (np.ndarray, jax.Array)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-
-
-class _ArrayError(CannotSkipError):
-    """An array that is too large to count by its content, or cannot be read; its class is never enough."""
+# Modules that say nothing of a program.
+_STANDARD = sys.stdlib_module_names | {"numpy", "ml_dtypes"}
 
 
 class ProgramEncoding(Encoding):
@@ -39,8 +40,6 @@ class ProgramEncoding(Encoding):
 
     def __init__(self) -> None:
         super().__init__()
-        # Whether its class may stand for a value that cannot be read.
-        self.is_lenient = False
         self._objects = 0
 
     def encode(self, value: Any) -> None:
@@ -52,20 +51,7 @@ class ProgramEncoding(Encoding):
         self._objects += 1
         if self._objects > _MOST_OBJECTS:
             raise CannotSkipError("large object")
-        if not self.is_lenient:
-            handler(self, value)
-            return
-        parts, numbers = len(self._parts), len(self._numbers)
-        try:
-            handler(self, value)
-        except _ArrayError:
-            raise
-        except CannotSkipError:
-            # Later parts must not refer to a value that is taken back here.
-            del self._parts[parts:]
-            while len(self._numbers) > numbers:
-                self._numbers.popitem()
-            self.write(text(f"a {type_name(type(value))}"))
+        handler(self, value)
 
 
 def _handler(value: Any) -> Any:
@@ -73,13 +59,15 @@ def _handler(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return None
+    if typing.get_origin(value) is not None:
+        return _generic
     for known, handler in _HANDLERS_BY_BASE:
         if isinstance(value, known):
             return handler
     if kind in HANDLERS or kind.__module__.split(".", 1)[0] == "numpy":
         return None
     if code.is_of_jax(kind.__module__):
-        return _wrapper if callable(getattr(value, "__wrapped__", None)) else None
+        return _wrapper if callable(getattr(value, "__wrapped__", None)) or _is_named(value) else None
     return _object
 
 
@@ -99,8 +87,7 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
             cells.append(None)
     encoding.encode_all((value.__defaults__, value.__kwdefaults__, *cells))
     encoding.encode((value.__name__, sorted(vars(value).items())))
-    named = {name: value.__globals__.get(name) for name in _names(value.__code__) if not _is_special(name)}
-    encoding.encode_all(item for item in sorted(named.items()) if _is_plain(item[1]) or isinstance(item[1], _ARRAYS))
+    _data(encoding, {name: value.__globals__.get(name) for name in _names(value.__code__)})
 
 
 def _code(encoding: ProgramEncoding, value: types.CodeType) -> None:
@@ -126,15 +113,23 @@ def _is_special(name: str) -> bool:
     return name.startswith("__") and name.endswith("__")
 
 
-def _is_plain(value: Any) -> bool:
-    if type(value) in (tuple, list, set, frozenset):
-        return all(map(_is_plain, value))
-    if type(value) is dict:
-        return all(map(_is_plain, (*value.keys(), *value.values())))
+def _data(encoding: ProgramEncoding, names: Mapping[str, Any]) -> None:
+    """Write the data among the names of a module, class or function, which a program can change as it runs."""
+    encoding.encode_all(item for item in sorted(names.items()) if not _is_special(item[0]) and _is_data(item[1]))
+
+
+def _is_data(value: Any) -> bool:
+    kind = type(value)
+    if kind in (tuple, list, set, frozenset) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
+        return all(map(_is_data, value))
+    if kind is dict:
+        return all(map(_is_data, (*value.keys(), *value.values())))
     if isinstance(value, type):
         # ``jnp.bfloat16`` and ``np.float32`` are settings more than code.
         return issubclass(value, np.generic) or hasattr(value, "dtype")
-    return type(value) in _PLAIN or isinstance(value, (np.generic, np.dtype, enum.Enum))
+    if dataclasses.is_dataclass(kind) and not code.is_of_jax(kind.__module__):
+        return all(_is_data(getattr(value, field.name, None)) for field in dataclasses.fields(kind))
+    return kind in _PLAIN or isinstance(value, (np.generic, np.dtype, enum.Enum, *_ARRAYS))
 
 
 def _method(encoding: ProgramEncoding, value: types.MethodType) -> None:
@@ -143,8 +138,10 @@ def _method(encoding: ProgramEncoding, value: types.MethodType) -> None:
 
 
 def _partial(encoding: ProgramEncoding, value: functools.partial[Any]) -> None:
-    encoding.write(b"partial")
-    encoding.encode_all((value.func, value.args, sorted(value.keywords.items())))
+    if type(value) not in (functools.partial, jax.tree_util.Partial):
+        raise CannotSkipError(f"unknown type: {type_name(type(value))}")
+    encoding.write(text(type_name(type(value))))
+    encoding.encode_all((value.func, value.args, sorted(value.keywords.items()), sorted(vars(value).items())))
 
 
 def _native(encoding: ProgramEncoding, value: Any) -> None:
@@ -161,8 +158,8 @@ def _native(encoding: ProgramEncoding, value: Any) -> None:
 
 def _wrapper(encoding: ProgramEncoding, value: Any) -> None:
     """Write a function that jax has made of another: jitted, or with a derivative of its own."""
-    if code.is_own(value) and _found(value) is value:
-        encoding.write(text(f"jax {type_name(value)}"))
+    if code.is_own(value) and _is_named(value):
+        encoding.write(text(f"jax {value.__module__}.{_name(value)}"))
         return
     if encoding.met_before(b"W", value):
         return
@@ -177,34 +174,48 @@ def _wrapper(encoding: ProgramEncoding, value: Any) -> None:
 
 
 def _class(encoding: ProgramEncoding, value: type) -> None:
-    """Write a class by its name, if that leads to it, with its plain attributes, which a program can change."""
-    if _found(value) is not value:
+    """Write a class by its name, if that leads to it, with the data among its attributes."""
+    if not _is_named(value):
         raise CannotSkipError(f"class that its name does not lead to: {type_name(value)}")
     encoding.write(text(f"class {type_name(value)}"))
-    if not code.is_of_jax(value.__module__) and value.__module__.split(".", 1)[0] not in sys.stdlib_module_names:
-        held = {key: each for base in reversed(value.__mro__[:-1]) for key, each in vars(base).items()}
-        encoding.encode_all(item for item in sorted(held.items()) if not _is_special(item[0]) and _is_plain(item[1]))
+    if not code.is_of_jax(value.__module__) and value.__module__.split(".", 1)[0] not in _STANDARD:
+        _data(encoding, {key: each for base in reversed(value.__mro__[:-1]) for key, each in vars(base).items()})
 
 
-def _found(value: Any) -> Any:
-    """Return what the name of a class or function leads to."""
+def _is_named(value: Any) -> bool:
+    """Return whether the name of a class or function leads to it."""
     if (
         getattr(value, "__module__", None) == "builtins"
         and isinstance(value, type)
         and not value.__flags__ & _HEAP_TYPE
     ):
         # Not all of them have names there, as the class of None.
-        return value
+        return True
+    if value is jax.Array:
+        # Its name in jaxlib leads nowhere.
+        return True
     found: Any = sys.modules.get(getattr(value, "__module__", None) or "")
-    for part in getattr(value, "__qualname__", "?").split("."):
+    for part in _name(value).split("."):
         found = getattr(found, part, None)
-    return found
+    return found is value
+
+
+def _name(value: Any) -> str:
+    # Universal functions of jax.numpy have a plain name only.
+    return str(getattr(value, "__qualname__", getattr(value, "__name__", "?")))
+
+
+def _generic(encoding: ProgramEncoding, value: Any) -> None:
+    encoding.write(text(f"generic {type_name(type(value))}"))
+    encoding.encode_all((typing.get_origin(value), *typing.get_args(value)))
 
 
 def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
     if sys.modules.get(value.__name__) is not value:
         raise CannotSkipError("module that its name does not lead to")
     encoding.write(text(f"module {value.__name__}"))
+    if not code.is_of_jax(value.__name__) and value.__name__.split(".", 1)[0] not in _STANDARD:
+        _data(encoding, vars(value))
 
 
 def _tree(encoding: ProgramEncoding, value: Any) -> None:
@@ -220,25 +231,22 @@ def _tree(encoding: ProgramEncoding, value: Any) -> None:
 
 def _jax_array(encoding: ProgramEncoding, value: Any) -> None:
     if isinstance(value, core.Tracer):
-        raise _ArrayError("tracer")
+        raise CannotSkipError("tracer")
     encoding.write(text(f"array {value.dtype} {value.shape} {getattr(value, 'weak_type', False)} {value.committed}"))
-    try:
-        encoding.encode(value.sharding)
-    except CannotSkipError as error:
-        raise _ArrayError(str(error)) from None
+    encoding.encode(value.sharding)
     if value.is_deleted():
         encoding.write(b"deleted")
         return
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
     if not value.is_fully_addressable or value.nbytes > _MOST_BYTES:
-        raise _ArrayError("large array")
+        raise CannotSkipError("large array")
     content(encoding, np.asarray(value))
 
 
 def _array(encoding: ProgramEncoding, value: np.ndarray[Any, Any]) -> None:
     if value.nbytes > _MOST_BYTES or type(value) is not np.ndarray:
-        raise _ArrayError("large array")
+        raise CannotSkipError("large array")
     content(encoding, value)
 
 
@@ -249,8 +257,9 @@ def _object(encoding: ProgramEncoding, value: Any) -> None:
         return
     encoding.encode(kind)
     slots = [name for base in kind.__mro__ for name in _slots(base)]
-    has_content = slots or hasattr(value, "__dict__") or isinstance(value, tuple(_ITEMS))
-    if not has_content or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
+    # Python's own classes have a dictionary or slots, be they empty; C's may have neither.
+    is_readable = "__slots__" in vars(kind) or hasattr(value, "__dict__") or isinstance(value, tuple(_ITEMS))
+    if not is_readable or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
         raise CannotSkipError(f"unknown type: {type_name(kind)}")
     attributes = dict(getattr(value, "__dict__", {}))
     attributes.update((name, getattr(value, name)) for name in slots if hasattr(value, name))
@@ -278,7 +287,10 @@ def _is_hash(value: Any, name: str, held: Any) -> bool:
     if not _REMEMBERED_HASH.fullmatch(name) or type(held) not in (int, type(None)):
         return False
     try:
-        return held is None or held == hash(value)
+        other = copy.copy(value)
+        # The hash must come from all else: an object may be nothing but a number of this name.
+        object.__setattr__(other, name, None)
+        return hash(other) == hash(value) and held in (None, hash(value))
     except Exception:  # noqa: BLE001 - it is the program's own code; what remembers no hash counts
         return False
 

@@ -107,7 +107,7 @@ def _set(encoding: Encoding, value: frozenset[Any]) -> None:
 @encodes(np.dtype)
 def dtype(encoding: Encoding, value: np.dtype[Any]) -> None:
     """Write a dtype: its name, byte order and the module of its scalar type."""
-    if value.fields is not None or value.subdtype is not None:
+    if value.fields is not None or value.subdtype is not None or value.metadata is not None:
         raise CannotSkipError("structured dtype")
     encoding.write(text(f"dtype {value.name} {value.str} {value.type.__module__}"))
 
