@@ -28,6 +28,16 @@ def test_whoever_asks_for_a_module_gets_the_real_one(place):
     assert warm["errors"] == cold["errors"] == {}
 
 
+@pytest.mark.parametrize("name", ["compile_in_a_listener", "overflow_while_lowering", "compile_at_the_end"])
+def test_a_program_says_the_same_where_lowering_is_skipped(place, name):
+    """Its results, warnings and exceptions are those of a run without xcache, under other settings of numpy, too."""
+    source = program_text(name)
+    for settings in ({}, {"NUMPY_RAISES": "1"}) if name == "overflow_while_lowering" else ({},):
+        off, cold, warm = (place.run(source, **settings, **more) for more in ({}, SKIP, SKIP))
+        assert (cold.stdout, cold.stderr) == (warm.stdout, warm.stderr) == (off.stdout, off.stderr)
+        assert off.stdout
+
+
 @pytest.mark.once
 def test_a_program_is_counted_as_skipped_or_by_why_it_was_lowered_and_never_as_both(place):
     program = "out = [float(jax.jit(lambda v: v * 3)(x).sum()), float(jax.jit(lambda v: v + 4)(x).sum())]"

@@ -6,8 +6,6 @@ import contextlib
 import functools
 import logging
 import threading
-import types
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -15,6 +13,7 @@ from typing import Any, NamedTuple
 from xcache import keys
 from xcache.aliases import Aliases
 from xcache.errors import UnsupportedError
+from xcache.hook import warned
 from xcache.keys import Component, stablehlo
 from xcache.request import Alias
 
@@ -164,14 +163,15 @@ class Skipping:
     def installed(self, is_ours: Callable[[], bool]) -> Iterator[None]:
         """Skip lowering wherever possible, as long as ``is_ours``: jax compiles with xcache's function."""
         self._is_ours = is_ours
+        counting = warned.CountingWarnings(self._count_warning)
         with contextlib.ExitStack() as undo:
             for owner, name, made in (
                 (self._pxla, "_cached_lowering_to_hlo", Replacement(self._lower, self._lower_nested)),
                 (self._pxla, "_cached_compilation", Replacement(self._compile, self._compile_late)),
                 (self._pxla.MeshComputation, "stablehlo", self._wrapped_stablehlo()),
                 (self._mlir, "lower_jaxpr_to_module", Replacement(self._to_module, self._lower_or_skip)),
-                (self._mlir, "warnings", _CountingWarnings(self._state)),
                 (self._compiler, "use_detailed_logging", self._wrapped_detailed_logging()),
+                *((module, "warnings", counting) for module in warned.modules_that_warn()),
             ):
                 undo.callback(_put_back, owner, name, made, getattr(owner, name))
                 setattr(owner, name, made)
@@ -193,11 +193,13 @@ class Skipping:
             if not self._is_ours():
                 return self._compile(computation.lowered(), *arguments, **options)
             # jax's cache holds this argument weakly, for as long as its cache of lowerings holds it.
-            self._state.held = computation
+            outer = self._state.held
             try:
+                self._state.held = computation
                 return self._compile(computation.late.stand_in, *arguments, **options)
             finally:
-                self._state.held = None
+                # A listener or a signal handler of the program's may compile in the middle of another compile.
+                self._state.held = outer
         return self._compile(computation, *arguments, **options)
 
     def _wrapped_stablehlo(self) -> Callable[[Any], Any]:
@@ -252,10 +254,15 @@ class Skipping:
     def _lower_and_note(
         self, lower: Callable[[Any], Any], module_name: str, jaxpr: Any, structure: str, alias: Alias | None
     ) -> Any:
-        warned = self._state.warnings
-        result = lower(jaxpr)
+        before = self._state.warnings
+        with warned.errors_of_numpy() as errors:
+            result = lower(jaxpr)
+        if errors:
+            # Once more, for the warnings or exceptions that numpy gives under the program's settings.
+            result = lower(jaxpr)
         calls = custom_calls(result.module)
-        reason = "it warns" if self._state.warnings != warned else reason_to_lower(result, calls)
+        has_warned = errors or self._state.warnings != before
+        reason = "it warns" if has_warned else reason_to_lower(result, calls)
         outcome = reason or ("no alias" if alias is None else "checked")
         self._count(outcome)
         logger.debug("lowered: %s: %s", module_name, outcome)
@@ -264,6 +271,9 @@ class Skipping:
             detailed_logging = bool(self._use_detailed_logging(result.module))
             _note(self._lowered, result.module, Lowered(structure, detailed_logging, lapack, alias))
         return result
+
+    def _count_warning(self) -> None:
+        self._state.warnings += 1
 
     @staticmethod
     def _repeat_side_effects(alias: Alias) -> None:
@@ -299,21 +309,6 @@ class Replacement:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._original, name)
-
-
-class _CountingWarnings(types.ModuleType):
-    """Python's ``warnings``, for the one module of jax that warns while it lowers."""
-
-    def __init__(self, state: _State) -> None:
-        super().__init__("warnings")
-        self._state = state
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(warnings, name)
-
-    def warn(self, message: Any, category: Any = None, stacklevel: int = 1, *others: Any, **options: Any) -> None:
-        self._state.warnings += 1
-        warnings.warn(message, category, stacklevel + 1, *others, **options)
 
 
 def _note(noted: dict[int, tuple[weakref.ref[Any], Any]], module: Any, facts: Any) -> None:

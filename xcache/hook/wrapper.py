@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -136,6 +137,9 @@ def wrap(
 def _reason_to_leave_to_jax(jax: Jax, backend: Any, devices: Any, options: Any, pgle_profiler: Any) -> str | None:
     """Return why xcache leaves a compile to jax's own function, or None."""
     config = jax.config
+    if sys.is_finalizing():
+        # A new thread would never run, and its start would wait for ever.
+        return "the interpreter is ending"
     several_processes = describe.span_processes(devices.flat)
     if not config.enable_compilation_cache.value:
         return "jax_enable_compilation_cache is off"

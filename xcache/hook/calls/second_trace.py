@@ -5,11 +5,7 @@ This finds a function that reads a random number, the time, or a value that it c
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +16,7 @@ from jax._src.lib import _jax
 from xcache.errors import UnsupportedError
 from xcache.hook.structure import jaxprs
 from xcache.hook.structure.encoding import CannotSkipError, Encoding
+from xcache.hook.warned import collected_warnings, errors_of_numpy
 
 # A setting in jax's trace context: under a new value jax traces again. Adding a setting clears jax's caches, so use
 # jax's own where there is one (since 0.10).
@@ -41,9 +38,9 @@ def compare(traced: Any, trace: Callable[[], Any]) -> None:
     """Raise CannotSkipError unless ``trace`` gives what was traced, without a warning, and shares no array with it."""
     if traced.jaxpr.effects:
         raise CannotSkipError("effects")
-    with _CONTEXT(_jax.PjitFunctionCache(capacity=4096)), _collected_warnings() as warned:
+    with _CONTEXT(_jax.PjitFunctionCache(capacity=4096)), collected_warnings() as warnings, errors_of_numpy() as errors:
         again = trace()
-    if warned:
+    if warnings or errors:
         raise CannotSkipError("it warns")
     (first, constants), (second, others) = map(_described, (traced.jaxpr, again.jaxpr))
     if first != second or traced.out_tree != again.out_tree:
@@ -52,36 +49,6 @@ def compare(traced: Any, trace: Callable[[], Any]) -> None:
     # another.
     if {*map(_identity, constants)} & {*map(_identity, others)}:
         raise CannotSkipError("constant of the program")
-
-
-@contextlib.contextmanager
-def _collected_warnings() -> Iterator[list[Any]]:
-    """Yield a list that gets what this thread warns of meanwhile; nobody else does, because the first trace said it.
-
-    ``warnings.catch_warnings`` would have Python give warnings again that it gives only once.
-    """
-    warned: list[Any] = []
-    thread = threading.get_ident()
-
-    def collecting(original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def warn(message: Any, *others: Any, **options: Any) -> None:
-            if threading.get_ident() == thread:
-                warned.append(message)
-            else:
-                original(message, *others, **options)
-
-        return warn
-
-    originals = {name: getattr(warnings, name) for name in ("warn", "warn_explicit")}
-    made = {name: collecting(original) for name, original in originals.items()}
-    try:
-        vars(warnings).update(made)
-        yield warned
-    finally:
-        for name, original in originals.items():
-            if getattr(warnings, name) is made[name]:
-                setattr(warnings, name, original)
 
 
 def _identity(constant: Any) -> int:

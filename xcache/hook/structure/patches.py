@@ -2,8 +2,8 @@
 
 All modules of jax are examined when the first program is described, and again when modules were imported since. The
 functions and constants of the modules that lower, and the functions of those that they use, are compared before each
-program. Any constant is accepted, and so is a function of jax's in the wrong place, which is jax's own code, too: the
-digest says what each of these names leads to.
+program. Any constant is accepted, and so is a function or class of jax's in the wrong place, which is jax's own code,
+too: the digest says what each of these names leads to.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import hashlib
 import operator
 import sys
 import types
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from jax._src.interpreters import mlir
 
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.code import is_of_jax, is_of_jaxs_files
-from xcache.hook.structure.encoding import CannotSkipError, are_same
+from xcache.hook.structure.encoding import CannotSkipError, are_same, type_name
 from xcache.hook.structure.rules import is_imported_later, rule_tables
 
 # Packages from which jax imports functions and objects by name.
@@ -36,7 +36,8 @@ _PACKAGES_OF_CALLABLES = frozenset((
 ))  # fmt: skip
 
 _FUNCTIONS = frozenset((types.FunctionType, functools.partial))
-_FUNCTIONS_AND_CONSTANTS = _FUNCTIONS | frozenset((bool, int, float, complex, str, bytes, type(None)))
+_CONSTANTS = frozenset((bool, int, float, complex, str, bytes, type(None)))
+_FUNCTIONS_AND_CONSTANTS = _FUNCTIONS | _CONSTANTS
 # The functions behind an attribute of a class, by the attribute's type.
 _FUNCTIONS_OF: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     types.FunctionType: lambda value: (value,),
@@ -61,6 +62,8 @@ class _Patches:
         self._watched: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = []
         # The functions and constants of each module that lowers or is used for that, and their digest.
         self._described: dict[str, tuple[Any, bytes]] = {}
+        # The digest of what is unusual about the classes of such a module.
+        self._classes: dict[str, bytes] = {}
         self._digests: dict[bool, bytes] = {}
         # Functions from these files, and instances of these types, may stand in a module of jax's.
         self._known_files: set[str] = set()
@@ -125,6 +128,9 @@ class _Patches:
         with_imported_later = _with_used(modules, lowering)
         for name in with_imported_later:
             namespace = vars(modules[name])
+            if name in names:
+                lines = sorted(_unusual_classes(name, namespace))
+                self._classes[name] = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).digest()
             # Constants of the modules that these use may change as jax works: some note that something was initialized.
             kinds = _FUNCTIONS_AND_CONSTANTS if name in lowering else _FUNCTIONS
             keys = [key for key, value in namespace.items() if type(value) in kinds and not key.startswith("__")]
@@ -138,7 +144,8 @@ class _Patches:
         return None
 
     def _digest_of(self, names: Iterable[str]) -> bytes:
-        digests = b"".join(self._described[name][1] for name in sorted(names) if name in self._described)
+        known = (self._described[name][1] for name in sorted(names) if name in self._described)
+        digests = b"".join((*known, *(self._classes.get(name, b"") for name in sorted(names))))
         return hashlib.blake2b(digests, digest_size=16).digest()
 
     def _describe(self, module: str, names: dict[str, Any], keys: list[str], values: tuple[Any, ...]) -> str | None:
@@ -169,7 +176,9 @@ class _Patches:
                 return False
             self._known_types.add(kind)
         if isinstance(value, type):
-            return not is_of_jax(value.__module__) or self._are_methods_acceptable(value)
+            if is_of_jax(value.__module__):
+                return self._are_methods_acceptable(value)
+            return _is_of_a_library(value.__module__)
         inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None) if callable(value) else None
         return inner is None or inner is value or self._is_acceptable(inner)
 
@@ -212,12 +221,41 @@ def _description_of(value: Any) -> str:
     return f"{value.__module__} {value.__qualname__} {value.__code__.co_firstlineno}"
 
 
+def _unusual_classes(module: str, namespace: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each class that has another name than its own, each constant of a class, and each function in a
+    class that is another's."""
+    for key, value in namespace.items():
+        if not isinstance(value, type):
+            continue
+        home = sys.modules.get(value.__module__)
+        # The variable of a loop over a set of classes is another one in each process.
+        is_variable = key.islower() and not value.__name__.islower()
+        if not is_variable and (key != value.__name__ or home is None or vars(home).get(key) is not value):
+            yield f"{key} {type_name(value)}"
+        for name, held in vars(value).items() if value.__module__ == module else ():
+            if type(held) in _CONSTANTS and not name.startswith("__"):
+                yield f"{value.__qualname__}.{name} {held!r}"
+            for function in _FUNCTIONS_OF[type(held)](held) if type(held) in _FUNCTIONS_OF else ():
+                if getattr(function, "__qualname__", None) not in (None, f"{value.__qualname__}.{name}"):
+                    yield f"{value.__qualname__}.{name} {type_name(function)}"
+
+
 def _with_used(modules: Mapping[str, types.ModuleType], lowering: Collection[str]) -> set[str]:
-    """Return the names of modules that lower, and of those of jax's that they have in a global variable."""
+    """Return the names of modules that lower, and of those of jax's that they have in a global variable.
+
+    A module of operations in MLIR comes with the generated module that its functions are from.
+    """
     used = {
         value.__name__ for name in lowering for value in vars(modules[name]).values() if type(value) is types.ModuleType
     }
-    return {*lowering, *used} & modules.keys()
+    dialects = [name for name in used & modules.keys() if name.startswith("jaxlib.mlir.dialects.")]
+    generated = {
+        value.__module__
+        for name in dialects
+        for value in vars(modules[name]).values()
+        if type(value) is types.FunctionType
+    }
+    return {*lowering, *used, *generated} & modules.keys()
 
 
 def _defining_module(entry: Any) -> Any:

@@ -105,6 +105,40 @@ def test_code_of_the_program_s_in_a_class_of_jax_s_has_all_lowered(kind, structu
     assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
 
 
+@pytest.fixture
+def before(structures, monkeypatch):
+    """The structure of doubling; all modules are examined again for the next program, because one was imported."""
+    structure = structures.of(lambda x: x * 2, X)
+    monkeypatch.setitem(sys.modules, "imported_by_a_test", types.ModuleType("imported_by_a_test"))
+    return structure
+
+
+@pytest.mark.parametrize("change", ["class", "constant", "method"])
+def test_a_class_of_jax_s_in_the_wrong_place_or_with_another_s_parts_counts(structures, monkeypatch, before, change):
+    from jaxlib.mlir.dialects import _stablehlo_ops_gen as operations
+
+    if change == "class":
+        monkeypatch.setattr(operations, "SineOp", operations.CosineOp)
+    elif change == "constant":
+        monkeypatch.setattr(operations.SineOp, "OPERATION_NAME", "stablehlo.cosine")
+    else:
+        monkeypatch.setattr(operations.SineOp, "__init__", operations.CosineOp.__init__)
+    changed = structures.of(lambda x: x * 2, X)
+    assert changed != before
+    assert not changed.startswith("<")
+
+
+def test_a_class_of_the_program_s_in_a_module_of_jax_s_has_all_lowered(structures, monkeypatch, before):
+    from jax._src.interpreters import mlir
+
+    class Context(mlir.ModuleContext):
+        """A context of the program's own."""
+
+    assert not before.startswith("<")
+    monkeypatch.setattr(mlir, "ModuleContext", Context)
+    assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+
+
 def test_a_patched_helper_of_jax_makes_all_be_lowered(structures):
     from jax._src.interpreters import mlir
 
