@@ -38,6 +38,11 @@ def test_a_program_says_the_same_where_lowering_is_skipped(place, name):
         assert off.stdout
 
 
+def test_what_becomes_of_an_axis_counts(place):
+    shardings, descriptions = place.run(program_text("describe_partial_sums")).stdout.split()
+    assert int(shardings) == int(descriptions) >= 3
+
+
 @pytest.mark.once
 def test_a_program_is_counted_as_skipped_or_by_why_it_was_lowered_and_never_as_both(place):
     program = "out = [float(jax.jit(lambda v: v * 3)(x).sum()), float(jax.jit(lambda v: v + 4)(x).sum())]"

@@ -7,6 +7,7 @@ mistake in the table costs a skipped lowering and never a wrong program.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -176,6 +177,26 @@ def _find(value: Any) -> Callable[[Encoding, Any], None]:
             HANDLERS[kind] = handler
             return handler
     raise CannotSkipError(f"unknown type: {type_name(kind)}")
+
+
+def check_attributes(value: Any, known: frozenset[str]) -> None:
+    """Raise CannotSkipError if an object has attributes beyond these: a later jax may have added one that counts."""
+    names, memos = attributes_of_class(type(value))  # type: ignore[arg-type] # a type is hashable
+    if others := (names | getattr(value, "__dict__", {}).keys()) - memos - known:
+        raise CannotSkipError(f"unknown attribute: {type_name(type(value))}.{min(others)}")
+
+
+@functools.cache
+def attributes_of_class(kind: type) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names that a class gives its instances in slots or in C++, and those of its cached properties."""
+    names, memos = set[str](), {"__weakref__", "__dict__"}
+    for base in kind.__mro__[:-1]:
+        slots = vars(base).get("__slots__", ())
+        names.update((slots,) if isinstance(slots, str) else slots)
+        memos.update(name for name, held in vars(base).items() if isinstance(held, functools.cached_property))
+        if type(base).__name__.startswith("nb_type"):
+            names.update(name for name, held in vars(base).items() if not callable(held) and not name.startswith("__"))
+    return frozenset(names), frozenset(memos)
 
 
 def are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:

@@ -10,13 +10,34 @@ import numpy as np
 from jax._src import config, core
 
 from xcache.hook.structure import locations, primitives, values
-from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, encodes, text, type_name
+from xcache.hook.structure.encoding import (
+    HANDLERS,
+    CannotSkipError,
+    Encoding,
+    attributes_of_class,
+    encodes,
+    text,
+    type_name,
+)
 from xcache.hook.structure.objects import attributes
 
 # jax 0.11 joined Jaxpr and ClosedJaxpr.
 _CLOSED = getattr(core, "ClosedJaxpr", None)
 _CONTEXT = getattr(core, "JaxprEqnContext", None)
 _simplified_constants = getattr(config, "use_simplified_jaxpr_constants", None)
+# All that lowering may read of these; a later jax may have more.
+for _kind, _known in (
+    (core.Jaxpr, "_all_invars _consts _constvars _debug_info _effects _eqns _invars _is_high _outvars"),
+    (
+        _CLOSED or core.Jaxpr,
+        "_all_invars _consts _constvars _debug_info _effects _eqns _invars _is_high _jaxpr _outvars",
+    ),
+    (core.JaxprEqn, "ctx effects invars outvars params primitive source_info"),
+    (core.Var, "aval count final_qdd initial_qdd suffix"),
+    (core.Literal, "aval hash val"),
+):
+    if _others := attributes_of_class(_kind)[0].difference(_known.split(), ("__weakref__",)):
+        raise LookupError(f"{_kind.__name__}.{min(_others)}")
 
 
 @encodes(core.Jaxpr)

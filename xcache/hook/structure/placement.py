@@ -9,7 +9,19 @@ from jax._src import sharding_impls
 from jax._src.lib import xla_client
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from xcache.hook.structure.encoding import HANDLERS, Encoding, by_content, encodes, tagged, text
+from xcache.hook.structure.encoding import HANDLERS, Encoding, by_content, check_attributes, encodes, tagged, text
+
+# What is written of each class, and what follows from it.
+_OF_MESH = frozenset(("axis_names", "axis_types", "_axis_types", "devices", "size", "_size", "_hash",
+                      "_cached_device_list"))  # fmt: skip
+_OF_ABSTRACT_MESH = frozenset(("axis_names", "axis_sizes", "axis_types", "_axis_types", "abstract_device", "size",
+                               "_size", "_hash"))  # fmt: skip
+_OF_SPEC = frozenset(("_partitions", "unreduced", "reduced", "unreduced_kind", "UNCONSTRAINED"))
+_OF_SHARDING = frozenset((
+    "mesh", "spec", "_logical_device_ids", "_device", "_devices", "_hlo_sharding", "_memory_kind", "memory_kind",
+    "_device_assignment", "_internal_device_list", "_is_concrete", "device_set", "num_devices", "_hash",
+    "has_addressable_devices", "is_fully_addressable", "is_fully_replicated", "get_replicated",
+))  # fmt: skip
 
 
 def device(encoding: Encoding, value: Any) -> None:
@@ -20,6 +32,7 @@ def device(encoding: Encoding, value: Any) -> None:
 @encodes(meshes.Mesh)
 @by_content
 def _mesh(encoding: Encoding, value: Any) -> None:
+    check_attributes(value, _OF_MESH)
     encoding.write(b"mesh")
     types = value._axis_types if hasattr(value, "_axis_types") else value.axis_types
     encoding.encode_all((value.axis_names, types, value.devices.shape))
@@ -29,15 +42,18 @@ def _mesh(encoding: Encoding, value: Any) -> None:
 @encodes(meshes.AbstractMesh)
 @by_content
 def _abstract_mesh(encoding: Encoding, value: Any) -> None:
+    check_attributes(value, _OF_ABSTRACT_MESH)
     encoding.write(b"abstract mesh")
     encoding.encode_all((value.axis_names, value.axis_sizes, value.axis_types, getattr(value, "abstract_device", None)))
 
 
 @encodes(PartitionSpec)
 def _partition_spec(encoding: Encoding, value: Any) -> None:
+    check_attributes(value, _OF_SPEC)
     encoding.write(b"P")
     partitions = value._partitions if hasattr(value, "_partitions") else tuple(value)
-    encoding.encode_all((partitions, getattr(value, "unreduced", None), getattr(value, "reduced", None)))
+    others = (getattr(value, name, None) for name in ("unreduced", "reduced", "unreduced_kind"))
+    encoding.encode_all((partitions, *others))
 
 
 @encodes(type(PartitionSpec.UNCONSTRAINED))
@@ -48,6 +64,7 @@ def _unconstrained(encoding: Encoding, _: Any) -> None:
 @encodes(NamedSharding)
 @by_content
 def _named_sharding(encoding: Encoding, value: Any) -> None:
+    check_attributes(value, _OF_SHARDING)
     encoding.write(b"NS")
     kind = value._memory_kind if hasattr(value, "_memory_kind") else value.memory_kind
     others = (getattr(value, name, None) for name in ("_logical_device_ids", "_manual_axes"))
@@ -56,11 +73,13 @@ def _named_sharding(encoding: Encoding, value: Any) -> None:
 
 @encodes(SingleDeviceSharding)
 def _single_device(encoding: Encoding, value: Any) -> None:
+    check_attributes(value, _OF_SHARDING)
     encoding.write(b"SDS")
     encoding.encode_all((next(iter(value.device_set)), getattr(value, "_memory_kind", None)))
 
 
 def _gspmd_sharding(encoding: Encoding, value: Any) -> None:
+    check_attributes(value, _OF_SHARDING)
     encoding.write(b"GS")
     devices = value._devices if hasattr(value, "_devices") else value._device_assignment
     encoding.encode_all((devices, value._hlo_sharding, getattr(value, "_memory_kind", None)))
