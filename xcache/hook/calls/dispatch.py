@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from jax._src import core, pjit, tree_util, util, xla_bridge
+from jax._src import core, pjit, traceback_util, tree_util, util, xla_bridge
 from jax._src.lib import _jax
 
 from xcache import logs
@@ -31,6 +31,8 @@ from xcache.signals import reraise_if_the_programs
 from xcache.wire import protocol
 
 logger = logging.getLogger("xcache")
+# jax hides its own frames from the program's exceptions, and so do its callers here, with the cache off, too.
+traceback_util.register_exclusion(__file__)
 
 _MOST_THREADS = min(8, os.cpu_count() or 1)
 # The daemon refuses larger records; the rest is for the other facts of an alias.
