@@ -222,8 +222,7 @@ def _description_of(value: Any) -> str:
 
 
 def _unusual_classes(module: str, namespace: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each class that has another name than its own, each constant of a class, and each function in a
-    class that is another's."""
+    """Yield a line for each class under another name than its own, and each constant or other's function in one."""
     for key, value in namespace.items():
         if not isinstance(value, type):
             continue
@@ -232,12 +231,23 @@ def _unusual_classes(module: str, namespace: Mapping[str, Any]) -> Iterator[str]
         is_variable = key.islower() and not value.__name__.islower()
         if not is_variable and (key != value.__name__ or home is None or vars(home).get(key) is not value):
             yield f"{key} {type_name(value)}"
-        for name, held in vars(value).items() if value.__module__ == module else ():
-            if type(held) in _CONSTANTS and not name.startswith("__"):
-                yield f"{value.__qualname__}.{name} {held!r}"
-            for function in _FUNCTIONS_OF[type(held)](held) if type(held) in _FUNCTIONS_OF else ():
-                if getattr(function, "__qualname__", None) not in (None, f"{value.__qualname__}.{name}"):
-                    yield f"{value.__qualname__}.{name} {type_name(function)}"
+        if value.__module__ == module:
+            yield from _unusual_parts(value)
+
+
+def _unusual_parts(kind: type) -> Iterator[str]:
+    prefix = f"{kind.__qualname__}."
+    for name, held in vars(kind).items():
+        of = type(held)
+        if of in _CONSTANTS:
+            if not name.startswith("__"):
+                yield f"{prefix}{name} {held!r}"
+            continue
+        function = (
+            held if of is types.FunctionType else held.fget if of is property else getattr(held, "__func__", None)
+        )
+        if type(function) is types.FunctionType and function.__qualname__ != prefix + name:
+            yield f"{prefix}{name} {function.__module__}.{function.__qualname__}"
 
 
 def _with_used(modules: Mapping[str, types.ModuleType], lowering: Collection[str]) -> set[str]:
