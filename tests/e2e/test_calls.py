@@ -51,13 +51,17 @@ def test_values_that_look_alike_are_told_apart(place):
 
 
 SCRIPT = """
-import json, xcache
+import functools, json, jax, xcache
+jit = functools.partial(xcache.jit, version="1")
 def helper(x):
     return x * {factor}
-@xcache.jit(version="1")
 def step(x):
     return helper(x)
-print(json.dumps({{"result": float(step(1.0))}}))
+class Called:
+    def __call__(self, x):
+        return helper(x)
+steps = step, jax.grad(step), jax.checkpoint(step), functools.partial(step), Called()
+print(json.dumps({{"results": [float(jit(each)(1.0)) for each in steps]}}))
 """
 
 
@@ -67,7 +71,26 @@ def test_two_scripts_with_one_version_do_not_share_a_function_of_one_name(place,
         script = tmp_path / f"{factor}.py"
         script.write_text(SCRIPT.format(factor=factor))
         ran = place.run(f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')", **ON)
-        assert json.loads(ran.stdout)["result"] == factor, ran.stderr
+        assert json.loads(ran.stdout)["results"] == [factor] * 5, ran.stderr
+
+
+ALIKE = """
+import dataclasses, json, xcache
+spaces = [{"helper": lambda x: 2 * x}, {"helper": lambda x: 3 * x}]
+for space in spaces:
+    exec("def function(x): return helper(x)", space)
+print(json.dumps({"results": [float(xcache.jit(space["function"], version="1")(10.0)) for space in spaces],
+                  "stats": dataclasses.asdict(xcache.stats())}))
+"""
+
+
+@pytest.mark.once
+def test_two_functions_that_xcache_cannot_tell_apart_have_no_record(place):
+    """They call other functions of one name, for which the version stands."""
+    for _ in range(3):
+        ran = said(place, ALIKE, **ON)
+        assert ran["results"] == [20, 30]
+        assert ran["stats"]["calls"]["calls that cannot be told apart"] == 1
 
 
 PROGRAM = """

@@ -310,7 +310,7 @@ def test_users_are_told_of_what_is_theirs_and_root_of_everything(machine):
     keys = {name: key_of(name) for name in "abc"}
     assert "pinned 2 entries; 2 entries with" in command(machine, ALICE, "pin", keys["a"], keys["b"])[1]
     assert "pinned 1 entry; 1 entry with" in command(machine, BOB, "pin", keys["a"])[1]
-    assert "pinned 1 entry (3 already were); 4 entries with" in command(machine, 0, "pin", *keys.values())[1]
+    assert "pinned 1 entry (3 already were pinned); 4 entries with" in command(machine, 0, "pin", *keys.values())[1]
     titles, *rows = command(machine, 0, "ls")[1].splitlines()
     assert "user" in titles.split()
     assert len(rows) == 4 and sum(str(BOB) in row for row in rows) == 1

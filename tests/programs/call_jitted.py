@@ -19,6 +19,11 @@ shown, traced = {}, collections.Counter()
 jit = functools.partial(xcache.jit, version="1")
 
 
+def count(name):
+    """Count a trace. The functions do not name the counter: it is data, and its numbers would count for the record."""
+    traced[name] += 1
+
+
 def show(name, value):
     tree = re.sub(" at 0x[0-9a-f]+", "", str(jax.tree.structure(value)))
     shown[name] = tree, [described(leaf) for leaf in jax.tree.leaves(value)]
@@ -46,7 +51,7 @@ class State:
 
 @functools.partial(jit, static_argnums=1, static_argnames=("mode",))
 def static(x, n, mode="times"):
-    traced["static"] += 1
+    count("static")
     return x * n if mode == "times" else x + n
 
 
@@ -62,7 +67,7 @@ show("another shape", static(jnp.arange(4.0), 3))
 
 @jit
 def keyed(key, x):
-    traced["keyed"] += 1
+    count("keyed")
     key, used = jax.random.split(key)
     return key, x + jax.random.normal(used, x.shape)
 
@@ -74,7 +79,7 @@ show("untyped key", keyed(jax.random.PRNGKey(1), jnp.ones(3)))
 
 @jit
 def square(x):
-    traced["square"] += 1
+    count("square")
     return jnp.sin(x) ** 2
 
 
@@ -97,7 +102,7 @@ spread = jax.device_put(jnp.arange(16.0).reshape(4, 4), NamedSharding(mesh, P("a
 
 @functools.partial(jit, donate_argnums=0)
 def sharded(x):
-    traced["sharded"] += 1
+    count("sharded")
     return x @ x.T, {"n": (x.sum(), None), "l": [x], "p": Pair(x[0], x[1])}
 
 
@@ -112,7 +117,7 @@ show("uncommitted", sharded(jnp.ones((4, 4))))
     jit, in_shardings=NamedSharding(mesh, P("a")), out_shardings=NamedSharding(mesh, P(None, "b")), keep_unused=True
 )
 def placed(x, y):
-    traced["placed"] += 1
+    count("placed")
     return x * 2
 
 
@@ -121,7 +126,7 @@ show("shardings given", placed(np.ones((4, 4), np.float32), np.ones((2, 2), np.f
 
 @jit
 def stepped(state, by):
-    traced["stepped"] += 1
+    count("stepped")
     return dataclasses.replace(state, value=state.activation(state.value) * state.scale + by), Pair(by, state)
 
 
@@ -132,7 +137,7 @@ show("another function in it", stepped(State(jnp.ones(3), 3.0, jnp.cos), 1.0))
 
 @jit
 def solved(a):
-    traced["solved"] += 1
+    count("solved")
     return jnp.linalg.inv(a), jnp.linalg.eigh(a)
 
 
@@ -141,7 +146,7 @@ show("LAPACK", solved(jnp.eye(3) * 2))
 
 @jit
 def narrow(x):
-    traced["narrow"] += 1
+    count("narrow")
     return x.astype(jnp.bfloat16), x.astype(jnp.float8_e4m3fn)
 
 
@@ -151,7 +156,7 @@ show("small floats", narrow(jnp.ones(2)))
 def scaling(factor):
     @jit
     def scaled(x):
-        traced["scaled"] += 1
+        count("scaled")
         return x * factor
 
     return scaled
@@ -170,19 +175,19 @@ once, table = dict(traced), jnp.arange(100.0)
 
 @jit
 def constant(x):
-    traced["constant"] += 1
+    count("constant")
     return x + table
 
 
 @jit
 def unsteady(x):
-    traced["unsteady"] += 1
+    count("unsteady")
     return x + (random.random() > 2) * random.random() + traced["unsteady"]
 
 
 @jit
 def talking(x):
-    traced["talking"] += 1
+    count("talking")
     jax.debug.print("x is {}", x)
     return x
 

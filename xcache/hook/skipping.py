@@ -258,8 +258,10 @@ class Skipping:
         with warned.errors_of_numpy() as errors:
             result = lower(jaxpr)
         if errors:
-            # Once more, for the warnings or exceptions that numpy gives under the program's settings.
-            result = lower(jaxpr)
+            # Once more, for the warnings or exceptions that numpy gives under the program's settings; Python's own
+            # warnings have been given.
+            with warned.collected_warnings():
+                result = lower(jaxpr)
         calls = custom_calls(result.module)
         has_warned = errors or self._state.warnings != before
         reason = "it warns" if has_warned else reason_to_lower(result, calls)

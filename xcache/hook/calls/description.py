@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import functools
-import hashlib
-import sys
 import types
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -19,12 +16,13 @@ from jax._src.lib import jax_jit
 from xcache.hook.calls.program_values import ProgramEncoding
 from xcache.hook.calls.trees import REGISTRY
 from xcache.hook.structure import ambient
+from xcache.hook.structure.code import is_of_jax
 from xcache.hook.structure.encoding import CannotSkipError, text
 from xcache.hook.structure.patches import patches
 from xcache.hook.structure.primitives import rules_in_tables
 
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 4
+_FORMAT = 5
 # They only name the function, whose content is encoded below.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
 _ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)
@@ -55,7 +53,7 @@ def describe(
     )
     encoding = ProgramEncoding()
     encoding.write(b"xcache call %d " % _FORMAT)
-    for part in (ambient.jax_files(), version, _source_digest(fun), ambient.backend(xla_bridge.get_backend())):
+    for part in (ambient.jax_files(), version, ambient.backend(xla_bridge.get_backend())):
         encoding.write(text(part))
     encoding.write(rules_in_tables.digest(with_imported_later=True))
     encoding.write(patches.digest(with_imported_later=True))
@@ -74,27 +72,13 @@ def describe(
             raise CannotSkipError("argument that is no array")
         _encode_argument(encoding, leaf)
     encoding.encode(fun)
+    while isinstance(fun, functools.partial):
+        fun = fun.func
+    # An object that is called counts by its class and attributes, and this is the function.
+    call = getattr(type(fun), "__call__", None)  # noqa: B004 - the function, not whether there is one
+    if type(call) is types.FunctionType and not is_of_jax(type(fun).__module__):
+        encoding.encode(call)
     return Call(encoding.digest(), leaves, list(signature.dynamic_arg_treedefs))
-
-
-def _source_digest(fun: Any) -> str:
-    """Return the digest of the file in which a function is written; empty where there is none, as in a notebook.
-
-    Two scripts of one version may each have a function of this name and code, which calls others of theirs.
-    """
-    while isinstance(fun, (functools.partial, types.MethodType)):
-        fun = fun.func if isinstance(fun, functools.partial) else fun.__func__
-    module = sys.modules.get(getattr(fun, "__module__", None) or type(fun).__module__)
-    names = getattr(fun, "__globals__", None) or (vars(module) if module is not None else {})
-    return _file_digest(names.get("__file__") or "")
-
-
-@functools.cache
-def _file_digest(file: str) -> str:
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except OSError:
-        return ""
 
 
 def _encode_argument(encoding: ProgramEncoding, leaf: Any) -> None:

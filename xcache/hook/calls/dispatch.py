@@ -34,6 +34,10 @@ logger = logging.getLogger("xcache")
 # jax hides its own frames from the program's exceptions, and so do its callers here, with the cache off, too.
 traceback_util.register_exclusion(__file__)
 
+# Calls that jax has traced in this process, by digest: their records, and those that have none. All functions share
+# them, to find two that xcache cannot tell apart.
+_recorded: dict[str, Alias] = {}
+_unrecorded: set[str] = set()
 _MOST_THREADS = min(8, os.cpu_count() or 1)
 # The daemon refuses larger records; the rest is for the other facts of an alias.
 _MOST_BYTES = protocol.MAX_RECORD - 1024
@@ -73,9 +77,6 @@ class RecordedFunction:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UnsupportedError(str(error)) from None
         self._ready: dict[str, Ready] = {}
-        # Calls that jax has traced here, by digest: their records, and those that have none.
-        self._recorded: dict[str, Alias] = {}
-        self._unrecorded: set[str] = set()
         # After a clear, because jax would trace anew; for a function without a fast path, because each of its calls
         # would be described; and for one that traces otherwise each time, because one trace more may change the next.
         self._is_left_to_jax = False
@@ -159,6 +160,9 @@ class RecordedFunction:
         ready = self._ready.get(call.digest)
         if ready is not None:
             return ready
+        if call.digest in _recorded:
+            # Another function has it; whether both mean the same is known when this one has been traced.
+            return "no record"
         try:
             alias = records.find(call.digest)
             if alias is None:
@@ -179,7 +183,7 @@ class RecordedFunction:
 
     def _record_and_count(self, records: CallRecords, call: Call, arguments: Any, keywords: Any, reason: str) -> None:
         """Record what jax has just compiled; count the call, once, by why it was traced."""
-        is_first = call.digest not in self._recorded and call.digest not in self._unrecorded
+        is_first = call.digest not in _recorded and call.digest not in _unrecorded
         problem = self._record(records, call, arguments, keywords)
         if problem is not None or is_first:
             records.count(problem or reason)
@@ -187,12 +191,12 @@ class RecordedFunction:
 
     def _record(self, records: CallRecords, call: Call, arguments: Any, keywords: Any) -> str | None:
         """Record what jax has just compiled, or check the version by it; return why there can be no record, or None."""
-        if records.is_readonly or call.digest in self._unrecorded:
-            self._unrecorded.add(call.digest)
+        if records.is_readonly or call.digest in _unrecorded:
+            _unrecorded.add(call.digest)
             return None
-        known = self._recorded.pop(call.digest, None)
+        known = _recorded.pop(call.digest, None)
         # Unless all of the following succeeds, for good.
-        self._unrecorded.add(call.digest)
+        _unrecorded.add(call.digest)
         try:
             made = self._alias(records, call, arguments, keywords, is_new=known is None)
         except BaseException as error:  # noqa: BLE001 - the program has its results already
@@ -202,13 +206,13 @@ class RecordedFunction:
             # Two calls that xcache cannot tell apart: neither may have a record.
             records.drop(call.digest)
             logger.error(
-                "two calls of %s give different programs and xcache cannot tell them apart; neither is recorded."
-                " Please report this",
+                "two calls, the last of %s, give different programs and xcache cannot tell them apart; neither is"
+                " recorded. Please report this",
                 self._options.fun_sourceinfo,
             )
             return "calls that cannot be told apart"
-        self._recorded[call.digest] = made
-        self._unrecorded.discard(call.digest)
+        _recorded[call.digest] = made
+        _unrecorded.discard(call.digest)
         if known is not None:
             return None
         if records.check:

@@ -7,21 +7,26 @@ for them. A value that cannot be read to the last bit raises CannotSkipError.
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import copy
-import dataclasses
-import enum
 import functools
+import hashlib
+import numbers
+import os
 import re
 import sys
 import types
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import core
 
+from xcache.hook.calls.program_data import label, write_data
 from xcache.hook.structure import code, digest  # noqa: F401 - digest completes the table of types
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
@@ -29,10 +34,9 @@ from xcache.hook.structure.values import content
 
 _MOST_BYTES = 1024 * 1024
 _MOST_OBJECTS = 50_000
-_ARRAYS = (np.ndarray, jax.Array)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-# Modules that say nothing of a program.
-_STANDARD = sys.stdlib_module_names | {"numpy", "ml_dtypes"}
+# Where Python's own modules are.
+_PYTHON = f"{Path(os.__file__).parent}/"
 
 
 class ProgramEncoding(Encoding):
@@ -41,6 +45,8 @@ class ProgramEncoding(Encoding):
     def __init__(self) -> None:
         super().__init__()
         self._objects = 0
+        # How deep this is in objects of jax's that count by their content.
+        self._apart = 0
 
     def encode(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if its content cannot be read."""
@@ -53,6 +59,18 @@ class ProgramEncoding(Encoding):
             raise CannotSkipError("large object")
         handler(self, value)
 
+    def apart(self, value: Any, handler: Callable[[Encoding, Any], None]) -> bytes:
+        """Return the encoding of a value by itself."""
+        self._apart += 1
+        try:
+            return super().apart(value, handler)
+        finally:
+            self._apart -= 1
+
+    def met_again(self, tag: bytes, value: Any) -> bool:
+        """Write an object's number, and return whether it was met before; within an object of jax's, content counts."""
+        return self._apart == 0 and self.met_before(tag, value)
+
 
 def _handler(value: Any) -> Any:
     """Return the function that writes a value of the program's own; None for plain values and those of jax."""
@@ -61,6 +79,8 @@ def _handler(value: Any) -> Any:
         return None
     if typing.get_origin(value) is not None:
         return _generic
+    if kind in _CONTAINERS:
+        return _container
     for known, handler in _HANDLERS_BY_BASE:
         if isinstance(value, known):
             return handler
@@ -78,16 +98,55 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
     if encoding.met_before(b"F", value):
         return
     encoding.write(text(type_name(value)))
+    encoding.write(text(_file_digest(value.__globals__.get("__file__") or "")))
     _code(encoding, value.__code__)
     cells = []
     for cell in value.__closure__ or ():
         try:
             cells.append(cell.cell_contents)
-        except ValueError:  # an empty cell
-            cells.append(None)
+        except ValueError:
+            cells.append(_EmptyCell)
     encoding.encode_all((value.__defaults__, value.__kwdefaults__, *cells))
-    encoding.encode((value.__name__, sorted(vars(value).items())))
-    _data(encoding, {name: value.__globals__.get(name) for name in _names(value.__code__)})
+    encoding.encode((value.__name__, value.__doc__, list(vars(value).items())))
+    annotations = getattr(value, "__annotations__", {})
+    encoding.encode([(name, each if type(each) in _PLAIN else label(each)) for name, each in annotations.items()])
+    write_data(encoding, {name: value.__globals__.get(name) for name in _names(value.__code__)})
+
+
+class _EmptyCell:
+    """Stands for what a closure's cell will hold later."""
+
+
+@functools.cache
+def _file_digest(file: str) -> str:
+    """Return the digest of a source file; empty where there is none, as in a notebook.
+
+    Two scripts of one version may each have a function of one name and code, which calls others of theirs.
+    """
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""
+
+
+def _container(encoding: ProgramEncoding, value: Any) -> None:
+    """Write what a container holds, in the order in which the program would find it.
+
+    The order of a set is that of hashes, which differ between processes for all but numbers.
+    """
+    kind = type(value)
+    if encoding.met_again(b"c", value):
+        return
+    encoding.write(text(type_name(kind)))
+    if kind in (set, frozenset) and not all(isinstance(each, numbers.Number) for each in value):
+        encoding.write_unordered(value)
+    elif kind in (set, frozenset, list):
+        encoding.encode_all(value)
+    else:
+        encoding.encode_all(value.keys())
+        encoding.encode_all(value.values())
+    if kind is collections.OrderedDict and vars(value):
+        encoding.encode(vars(value))
 
 
 def _code(encoding: ProgramEncoding, value: types.CodeType) -> None:
@@ -109,29 +168,6 @@ def _names(value: types.CodeType) -> Iterator[str]:
             yield from _names(each)
 
 
-def _is_special(name: str) -> bool:
-    return name.startswith("__") and name.endswith("__")
-
-
-def _data(encoding: ProgramEncoding, names: Mapping[str, Any]) -> None:
-    """Write the data among the names of a module, class or function, which a program can change as it runs."""
-    encoding.encode_all(item for item in sorted(names.items()) if not _is_special(item[0]) and _is_data(item[1]))
-
-
-def _is_data(value: Any) -> bool:
-    kind = type(value)
-    if kind in (tuple, list, set, frozenset) or (isinstance(value, tuple) and hasattr(kind, "_fields")):
-        return all(map(_is_data, value))
-    if kind is dict:
-        return all(map(_is_data, (*value.keys(), *value.values())))
-    if isinstance(value, type):
-        # ``jnp.bfloat16`` and ``np.float32`` are settings more than code.
-        return issubclass(value, np.generic) or hasattr(value, "dtype")
-    if dataclasses.is_dataclass(kind) and not code.is_of_jax(kind.__module__):
-        return all(_is_data(getattr(value, field.name, None)) for field in dataclasses.fields(kind))
-    return kind in _PLAIN or isinstance(value, (np.generic, np.dtype, enum.Enum, *_ARRAYS))
-
-
 def _method(encoding: ProgramEncoding, value: types.MethodType) -> None:
     encoding.write(b"method")
     encoding.encode_all((value.__func__, value.__self__))
@@ -141,7 +177,7 @@ def _partial(encoding: ProgramEncoding, value: functools.partial[Any]) -> None:
     if type(value) not in (functools.partial, jax.tree_util.Partial):
         raise CannotSkipError(f"unknown type: {type_name(type(value))}")
     encoding.write(text(type_name(type(value))))
-    encoding.encode_all((value.func, value.args, sorted(value.keywords.items()), sorted(vars(value).items())))
+    encoding.encode_all((value.func, value.args, value.keywords, list(vars(value).items())))
 
 
 def _native(encoding: ProgramEncoding, value: Any) -> None:
@@ -177,9 +213,29 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
     """Write a class by its name, if that leads to it, with the data among its attributes."""
     if not _is_named(value):
         raise CannotSkipError(f"class that its name does not lead to: {type_name(value)}")
+    if encoding.met_again(b"T", value):
+        return
     encoding.write(text(f"class {type_name(value)}"))
-    if not code.is_of_jax(value.__module__) and value.__module__.split(".", 1)[0] not in _STANDARD:
-        _data(encoding, {key: each for base in reversed(value.__mro__[:-1]) for key, each in vars(base).items()})
+    if code.is_of_jax(value.__module__) or _is_standard(value.__module__):
+        return
+    encoding.write(text(_file_digest(getattr(sys.modules[value.__module__], "__file__", None) or "")))
+    held = {key: each for base in reversed(value.__mro__[:-1]) for key, each in vars(base).items()}
+    write_data(encoding, held)
+    for name, field in held.get("__dataclass_fields__", {}).items():
+        write_data(encoding, {name: (field.default, field.metadata)})
+    for each in held.values():
+        if isinstance(each, type) and _name(each).startswith(f"{value.__qualname__}."):
+            _class(encoding, each)
+    _class(encoding, type(value))
+
+
+@functools.cache
+def _is_standard(module: str) -> bool:
+    """Return whether a module is Python's or numpy's, and not a program's of that name."""
+    package = module.split(".", 1)[0]
+    file = getattr(sys.modules.get(package), "__file__", None)
+    is_python_s = package in sys.stdlib_module_names and (file is None or file.startswith(_PYTHON))
+    return is_python_s or package in ("numpy", "ml_dtypes")
 
 
 def _is_named(value: Any) -> bool:
@@ -214,8 +270,8 @@ def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
     if sys.modules.get(value.__name__) is not value:
         raise CannotSkipError("module that its name does not lead to")
     encoding.write(text(f"module {value.__name__}"))
-    if not code.is_of_jax(value.__name__) and value.__name__.split(".", 1)[0] not in _STANDARD:
-        _data(encoding, vars(value))
+    if not code.is_of_jax(value.__name__) and not _is_standard(value.__name__):
+        write_data(encoding, vars(value))
 
 
 def _tree(encoding: ProgramEncoding, value: Any) -> None:
@@ -232,6 +288,8 @@ def _tree(encoding: ProgramEncoding, value: Any) -> None:
 def _jax_array(encoding: ProgramEncoding, value: Any) -> None:
     if isinstance(value, core.Tracer):
         raise CannotSkipError("tracer")
+    if encoding.met_again(b"A", value):
+        return
     encoding.write(text(f"array {value.dtype} {value.shape} {getattr(value, 'weak_type', False)} {value.committed}"))
     encoding.encode(value.sharding)
     if value.is_deleted():
@@ -247,7 +305,14 @@ def _jax_array(encoding: ProgramEncoding, value: Any) -> None:
 def _array(encoding: ProgramEncoding, value: np.ndarray[Any, Any]) -> None:
     if value.nbytes > _MOST_BYTES or type(value) is not np.ndarray:
         raise CannotSkipError("large array")
-    content(encoding, value)
+    if not encoding.met_again(b"A", value):
+        encoding.write(text(f"{value.strides} {value.flags.writeable}"))
+        content(encoding, value)
+
+
+def _jaxpr(_: ProgramEncoding, value: Any) -> None:
+    """Refuse a jaxpr: its encoder leaves out what lowering does not read, and tracing may."""
+    raise CannotSkipError(f"unknown type: {type_name(type(value))}")
 
 
 def _object(encoding: ProgramEncoding, value: Any) -> None:
@@ -256,14 +321,11 @@ def _object(encoding: ProgramEncoding, value: Any) -> None:
     if encoding.met_before(b"O", value):
         return
     encoding.encode(kind)
-    slots = [name for base in kind.__mro__ for name in _slots(base)]
     # Python's own classes have a dictionary or slots, be they empty; C's may have neither.
     is_readable = "__slots__" in vars(kind) or hasattr(value, "__dict__") or isinstance(value, tuple(_ITEMS))
     if not is_readable or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
         raise CannotSkipError(f"unknown type: {type_name(kind)}")
-    attributes = dict(getattr(value, "__dict__", {}))
-    attributes.update((name, getattr(value, name)) for name in slots if hasattr(value, name))
-    encoding.encode_all(item for item in sorted(attributes.items()) if not _is_hash(value, *item))
+    encoding.encode_all(item for item in _attributes(value) if not _is_hash(value, *item))
     for base, items in _ITEMS.items():
         if isinstance(value, base):
             encoding.encode(items(value))
@@ -295,12 +357,18 @@ def _is_hash(value: Any, name: str, held: Any) -> bool:
         return False
 
 
-def _slots(kind: type) -> Iterator[str]:
-    slots = vars(kind).get("__slots__", ())
-    for name in (slots,) if isinstance(slots, str) else slots:
-        if name not in ("__dict__", "__weakref__"):
-            is_private = name.startswith("__") and not name.endswith("__")
-            yield f"_{kind.__name__.lstrip('_')}{name}" if is_private else name
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return an object's attributes, in the order in which they were set; a class may hide some of them."""
+    try:
+        found = list(object.__getattribute__(value, "__dict__").items())
+    except AttributeError:
+        found = []
+    for base in type(value).__mro__:
+        for name, slot in vars(base).items():
+            if type(slot) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):
+                    found.append((name, slot.__get__(value)))
+    return found
 
 
 # CPython's flag of a class that is not one of C's own static ones.
@@ -317,6 +385,7 @@ _ITEMS: dict[type, Any] = {
 }
 # Names of attributes in which objects remember their hash.
 _REMEMBERED_HASH = re.compile(r"(_\w+)?_{1,2}(cached_?)?hash(_?(value|code|cache))?_*")
+_CONTAINERS = (dict, collections.OrderedDict, types.MappingProxyType, set, frozenset, list)
 _READABLE = {object, types.SimpleNamespace, *_ITEMS}
 # Attributes of a function that say nothing of what it does.
 _OF_A_FUNCTION = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "_fun", "fun_sourceinfo",
@@ -329,6 +398,7 @@ _HANDLERS_BY_BASE: tuple[tuple[Any, Any], ...] = (
     (type, _class),
     (types.ModuleType, _module),
     (types.CodeType, _code),
+    ((core.Jaxpr, getattr(core, "ClosedJaxpr", core.Jaxpr)), _jaxpr),
     (jax.tree_util.PyTreeDef, _tree),
     (jax.Array, _jax_array),
     (np.ndarray, _array),

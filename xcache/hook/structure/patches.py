@@ -45,6 +45,7 @@ _FUNCTIONS_OF: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     classmethod: lambda value: (value.__func__,),
     property: lambda value: (value.fget, value.fset, value.fdel),
     functools.cached_property: lambda value: (value.func,),
+    functools.partialmethod: lambda value: (value.func,),
 }
 # The importer of a module, such as pytest's loader.
 _IMPORT_ATTRIBUTES = ("__loader__", "__spec__")
@@ -191,7 +192,12 @@ class _Patches:
 
     def _are_methods_acceptable(self, value: type) -> bool:
         for each in vars(value).values():
-            functions_of = _FUNCTIONS_OF.get(type(each))
+            kind = type(each)
+            functions_of = _FUNCTIONS_OF.get(kind)
+            if functions_of is None and kind not in self._known_types and callable(each) and not isinstance(each, type):
+                if kind.__module__.split(".", 1)[0] not in _PACKAGES_OF_CALLABLES:
+                    return False
+                self._known_types.add(kind)
             for function in () if functions_of is None else functions_of(each):
                 if type(function) is types.FunctionType and not self._is_function_acceptable(function):
                     return False

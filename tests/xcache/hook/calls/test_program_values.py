@@ -5,8 +5,11 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
+import decimal
 import enum
+import fractions
 import functools
+import itertools
 import operator
 import random
 import re
@@ -162,6 +165,87 @@ def holding(value):
     return told(Held), told(Held())
 
 
+class Shadowing:
+    __slots__ = ("held",)
+
+
+class Shadowed(Shadowing):
+    held = property(lambda self: 7)
+
+
+def shadowed(value):
+    made = Shadowed()
+    Shadowing.held.__set__(made, value)
+    return made
+
+
+class Hiding:
+    def __init__(self, value):
+        self.value = value
+
+    def __getattribute__(self, name):
+        return {} if name == "__dict__" else object.__getattribute__(self, name)
+
+
+def with_attributes(*names):
+    made = types.SimpleNamespace()
+    for name in names:
+        setattr(made, name, 1)
+    return made
+
+
+def ordered(**attributes):
+    made = collections.OrderedDict(a=1)
+    vars(made).update(attributes)
+    return made
+
+
+def documented(text, annotation=None):
+    def function(x):
+        return x
+
+    function.__doc__, function.__annotations__ = text, {"x": annotation}
+    return function
+
+
+def closing_over_nothing(is_empty):
+    def function(x):
+        return x * held
+
+    if not is_empty:
+        held = None
+    return function
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+def class_of(kind, value):
+    """Return a class of this module that has the value as its metaclass's, its nested class's or its fields' data."""
+    made = {
+        "nested": lambda: type(
+            "Made", (), {"Inner": type("Inner", (), {"value": value, "__qualname__": "Made.Inner"})}
+        ),
+        "default": lambda: dataclasses.make_dataclass("Made", [("value", int, value)], slots=True),
+        "metadata": lambda: dataclasses.make_dataclass(
+            "Made", [("value", int, dataclasses.field(default=0, metadata={"rate": value}))]
+        ),
+    }
+    if kind == "metaclass":
+        meta = type("Meta", (type,), {"value": value, "__module__": __name__})
+        globals()["Meta"] = meta
+        found = meta("Made", (), {"__module__": __name__})
+    else:
+        found = made[kind]()
+        found.__module__ = __name__
+        if kind == "nested":
+            found.Inner.__module__ = __name__
+    globals()["Made"] = found
+    return told(found)
+
+
 def with_factor(factor):
     partial = functools.partial(scaling)
     partial.factor = factor
@@ -244,6 +328,13 @@ DIFFERENT = {
         f"global {name}": (lambda one=one: using(one), lambda other=other: using(other))
         for name, one, other in (
             ("numpy scalar", np.float32(2), np.float32(3)),
+            ("dictionary with a function", {"a": 1, "f": max}, {"a": 2, "f": max}),
+            ("fraction", fractions.Fraction(1), fractions.Fraction(2)),
+            ("decimal", decimal.Decimal(1), decimal.Decimal(2)),
+            ("text of another class", Shouting("a"), Shouting("b")),
+            ("dictionary with defaults", collections.defaultdict(int, a=1), collections.defaultdict(int, a=2)),
+            ("range", range(2), range(3)),
+            ("namespace", types.SimpleNamespace(a=1), types.SimpleNamespace(a=2)),
             ("tuple of arrays", (np.arange(3),), (np.arange(4),)),
             ("dataclass", Options(1.0), Options(2.0)),
             ("list", [1, [2]], [1, [3]]),
@@ -266,6 +357,22 @@ DIFFERENT = {
     "function of jax's in a closure": (lambda: scaling(jnp.add), lambda: scaling(jnp.multiply)),
     "method of a function of jax's": (lambda: scaling(jnp.add.reduce), lambda: scaling(jnp.multiply.reduce)),
     "function over a function of jax's": (lambda: scaling(jnp.add), lambda: with_attribute(jnp.add)),
+    "order of numbers in a set": (lambda: {0, 8}, lambda: {8, 0}),
+    "order of keywords": (lambda: functools.partial(max, a=1, b=1), lambda: functools.partial(max, b=1, a=1)),
+    "order of attributes": (lambda: with_attributes("a", "b"), lambda: with_attributes("b", "a")),
+    "kind of dictionary": (lambda: {"a": 1}, lambda: collections.OrderedDict(a=1)),
+    "view of a dictionary": (lambda: {"a": 1}, lambda: types.MappingProxyType({"a": 1})),
+    "kind of set": (lambda: {1}, lambda: frozenset({1})),
+    "attribute of a dictionary": (lambda: ordered(rate=1), lambda: ordered(rate=2)),
+    "one list twice": (lambda: [[1], [1]], lambda: [[1]] * 2),
+    "one array twice": (lambda: [np.arange(3), np.arange(3)], lambda: [np.arange(3)] * 2),
+    "order in memory": (lambda: np.ones((2, 3)), lambda: np.asfortranarray(np.ones((2, 3)))),
+    "array that may not change": (lambda: np.ones(2), lambda: read_only(np.ones(2))),
+    "documentation": (lambda: documented("a"), lambda: documented("b")),
+    "annotation": (lambda: documented("a", 1), lambda: documented("a", 2)),
+    "empty cell": (lambda: closing_over_nothing(True), lambda: closing_over_nothing(False)),
+    "slot under a property": (lambda: shadowed(2), lambda: shadowed(3)),
+    "hidden attribute": (lambda: Hiding(2), lambda: Hiding(3)),
     "text of another class": (lambda: Shouting("a"), lambda: Shouting("b")),
     "operation": (lambda: of_text("def function(x): return x + 1"), lambda: of_text("def function(x): return x - 1")),
     "name called": (lambda: of_text("def function(x): return f(x)"), lambda: of_text("def function(x): return g(x)")),
@@ -305,6 +412,21 @@ def test_a_class_counts_with_its_plain_attributes():
 def test_a_class_and_its_instances_count_with_the_data_of_the_class(one, other):
     assert holding(one) == holding(one)
     assert not set(holding(one)) & set(holding(other))
+
+
+@pytest.mark.parametrize("kind", ["metaclass", "nested", "default", "metadata"])
+def test_a_class_counts_with_the_data_in_its_parts(kind):
+    assert class_of(kind, 1) == class_of(kind, 1) != class_of(kind, 2)
+
+
+def test_a_name_with_underscores_is_data_too():
+    one, other = (of_text("def function(x): return x * __rate__", __rate__=rate) for rate in (1, 2))
+    assert told(one) != told(other)
+
+
+def test_texts_in_a_set_have_no_order():
+    # Their hashes differ in each process; the order of insertion shows where two hashes meet.
+    assert len({told({*order}) for order in itertools.permutations("abcdefgh"[:5])}) == 1
 
 
 def test_a_module_counts_with_its_data(monkeypatch):
@@ -358,6 +480,7 @@ def test_what_its_name_does_not_tell_cannot_be_described(value):
         memoryview(b"a"),
         Rated(jnp.sin, 2),
         np.zeros(10_000_000, np.int8),
+        jax.make_jaxpr(jnp.sin)(1.0),
         Slotted(jnp.zeros(10_000_000, np.int8)),
     ],
 )
