@@ -76,8 +76,9 @@ def check(runs: list[Run], cold: Run, warm: Run) -> None:
                     f"{run.name!r} gave another {part} than {runs[0].name!r}: "
                     f"{run.report[part]} instead of {runs[0].report[part]}"
                 )
-    if not cold.stats["misses"] or cold.stats["stores"] != cold.stats["misses"]:
-        raise CheckFailedError(f"the cold run should have stored all it compiled: {cold.stats}")
+    if not cold.stats["misses"]:
+        raise CheckFailedError(f"the cold run should have compiled: {cold.stats}")
+    # That it stored everything shows here; the last program may be on its way when a run reports.
     if warm.stats["misses"] or not 0 < warm.stats["hits"] == warm.stats["requests"]:
         raise CheckFailedError(f"the warm run should have compiled nothing: {warm.stats}")
     for run in (cold, warm):
