@@ -129,7 +129,8 @@ class _Patches:
         with_imported_later = _with_used(modules, lowering)
         for name in with_imported_later:
             namespace = vars(modules[name])
-            if name in names:
+            # A module may have been imported before another one made it one of these.
+            if name in names or name not in self._classes:
                 lines = sorted(_unusual_classes(name, namespace))
                 self._classes[name] = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).digest()
             # Constants of the modules that these use may change as jax works: some note that something was initialized.
