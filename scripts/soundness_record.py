@@ -169,7 +169,7 @@ def recording(folder: Path) -> Iterator[Recorder]:
         yield recorder
     finally:
         mlir.lower_jaxpr_to_module = original
-        digest.Encoding = encoding  # type: ignore[misc]
+        digest.Encoding = encoding  # type: ignore[misc] # as above
 
 
 _until_the_end = contextlib.ExitStack()

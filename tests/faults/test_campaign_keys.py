@@ -122,6 +122,8 @@ def test_equal_keys_come_with_equal_code(
             judge.report()
     judge.conclude()
     campaign.judge()
+    # Each question and the usual one; some ask about several options.
+    assert campaign.counts["faults tried"] > len(names)
 
 
 def _shortened(name: str, question: dict[str, Any], seed: int) -> dict[str, Any]:

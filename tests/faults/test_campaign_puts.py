@@ -227,3 +227,6 @@ def test_no_put_costs_what_was_kept(campaign, monkeypatch):
             finally:
                 one.close()
     campaign.judge()
+    # Each step tries a put at least, and each round compares what it stored.
+    assert campaign.counts["faults tried"] >= rounds * STEPS // 2
+    assert campaign.counts["entries checked"] >= rounds

@@ -146,4 +146,5 @@ def test_whatever_is_late_a_program_loses_its_timeout_once(campaign, store):
     if chosen in (SHORT, cases) and (never := OF_PROGRAMS - NEVER_HERE - seen.keys()):
         campaign.problem("other problems", f"no program sent {sorted(never)}, so that was never late")
     campaign.note(f"a slow world: at most {most:.2f} s lost of {timeout:g} s; in {idle} cases nothing was late")
-    campaign.judge(len(chosen) - idle)
+    campaign.judge()
+    assert campaign.counts["faults tried"] == len(chosen) - idle

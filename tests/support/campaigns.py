@@ -52,11 +52,10 @@ class Campaign:
         self.counts[kind] += 1
         self.problems.append(f"{kind}: {text}")
 
-    def judge(self, faults: int | None = None) -> None:
-        """Fail if there was a problem, if nothing was tried, or if another number of faults was than is given."""
+    def judge(self) -> None:
+        """Fail if there was a problem, or if nothing was tried."""
         assert not self.problems, "\n".join([f"{len(self.problems)} problems", *self.problems[:20]])
         assert any(self.counts[kind] for kind in ATTEMPT_COUNTS), "the campaign tried nothing"
-        assert faults in (None, self.counts["faults tried"]), f"{self.counts['faults tried']} faults of {faults}"
 
 
 CAMPAIGN_COUNTS = ("faults tried", "entries checked", "losses", "wrong loads", "crashes", "other problems")

@@ -8,13 +8,10 @@ for them. A value that cannot be read to the last bit raises CannotSkipError.
 from __future__ import annotations
 
 import collections
-import contextlib
-import copy
 import functools
 import hashlib
 import numbers
 import os
-import re
 import sys
 import types
 import typing
@@ -27,6 +24,7 @@ import numpy as np
 from jax._src import core
 
 from xcache.hook.calls.program_data import label, write_data
+from xcache.hook.calls.program_objects import write_object
 from xcache.hook.structure import code, digest  # noqa: F401 - digest completes the table of types
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
@@ -88,7 +86,7 @@ def _handler(value: Any) -> Any:
         return None
     if code.is_of_jax(kind.__module__):
         return _wrapper if callable(getattr(value, "__wrapped__", None)) or _is_named(value) else None
-    return _object
+    return write_object
 
 
 def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
@@ -315,78 +313,9 @@ def _jaxpr(_: ProgramEncoding, value: Any) -> None:
     raise CannotSkipError(f"unknown type: {type_name(type(value))}")
 
 
-def _object(encoding: ProgramEncoding, value: Any) -> None:
-    """Write an object by its class, its attributes, and its items if it is a list, tuple or dictionary."""
-    kind = type(value)
-    if encoding.met_before(b"O", value):
-        return
-    encoding.encode(kind)
-    # Python's own classes have a dictionary or slots, be they empty; C's may have neither.
-    is_readable = "__slots__" in vars(kind) or hasattr(value, "__dict__") or isinstance(value, tuple(_ITEMS))
-    if not is_readable or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
-        raise CannotSkipError(f"unknown type: {type_name(kind)}")
-    encoding.encode_all(item for item in _attributes(value) if not _is_hash(value, *item))
-    for base, items in _ITEMS.items():
-        if isinstance(value, base):
-            encoding.encode(items(value))
-
-
-def _is_native(base: type) -> bool:
-    """Return whether a class is written in C, so that its instances may have state that nobody sees."""
-    own, module = vars(base), sys.modules.get(base.__module__)
-    is_made_in_c = any(type(own.get(name)) in code.NATIVE for name in ("__new__", "__init__"))
-    file = getattr(module, "__file__", None)
-    return (
-        is_made_in_c
-        or module is None
-        or not (file is None or file.endswith((".py", ".pyc")))
-        or (file is None and base.__module__ in sys.builtin_module_names)
-    )
-
-
-def _is_hash(value: Any, name: str, held: Any) -> bool:
-    """Return whether an attribute only remembers the object's hash, which differs in each process."""
-    if not _REMEMBERED_HASH.fullmatch(name) or type(held) not in (int, type(None)):
-        return False
-    try:
-        other = copy.copy(value)
-        # The hash must come from all else: an object may be nothing but a number of this name.
-        object.__setattr__(other, name, None)
-        return hash(other) == hash(value) and held in (None, hash(value))
-    except Exception:  # noqa: BLE001 - it is the program's own code; what remembers no hash counts
-        return False
-
-
-def _attributes(value: Any) -> list[tuple[str, Any]]:
-    """Return an object's attributes, in the order in which they were set; a class may hide some of them."""
-    try:
-        found = list(object.__getattribute__(value, "__dict__").items())
-    except AttributeError:
-        found = []
-    for base in type(value).__mro__:
-        for name, slot in vars(base).items():
-            if type(slot) is types.MemberDescriptorType:
-                with contextlib.suppress(AttributeError):
-                    found.append((name, slot.__get__(value)))
-    return found
-
-
 # CPython's flag of a class that is not one of C's own static ones.
 _HEAP_TYPE = 1 << 9
-# Native classes whose instances are known by their items, and what these are.
-_ITEMS: dict[type, Any] = {
-    # A class of the program's may say something else of itself.
-    dict: lambda value: dict(dict.items(value)),
-    list: lambda value: list(list.__iter__(value)),
-    tuple: lambda value: tuple(tuple.__iter__(value)),
-    str: str.__str__,
-    int: int.__int__,
-    float: float.__float__,
-}
-# Names of attributes in which objects remember their hash.
-_REMEMBERED_HASH = re.compile(r"(_\w+)?_{1,2}(cached_?)?hash(_?(value|code|cache))?_*")
 _CONTAINERS = (dict, collections.OrderedDict, types.MappingProxyType, set, frozenset, list)
-_READABLE = {object, types.SimpleNamespace, *_ITEMS}
 # Attributes of a function that say nothing of what it does.
 _OF_A_FUNCTION = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "_fun", "fun_sourceinfo",
                   "fun_signature")  # fmt: skip

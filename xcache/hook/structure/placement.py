@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from xcache.hook.structure.encoding import HANDLERS, Encoding, by_content, check_attributes, encodes, tagged, text
 
-# What is written of each class, and what follows from it.
+# The attributes of each class that are written here, and those that follow from them.
 _OF_MESH = frozenset(("axis_names", "axis_types", "_axis_types", "devices", "size", "_size", "_hash",
                       "_cached_device_list"))  # fmt: skip
 _OF_ABSTRACT_MESH = frozenset(("axis_names", "axis_sizes", "axis_types", "_axis_types", "abstract_device", "size",

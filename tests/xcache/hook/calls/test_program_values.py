@@ -13,7 +13,6 @@ import itertools
 import operator
 import random
 import re
-import sys
 import types
 from pathlib import Path
 
@@ -21,15 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support.describing import of_text, told, using
 
-from xcache.hook.calls.program_values import ProgramEncoding
 from xcache.hook.structure.encoding import CannotSkipError
-
-
-def told(value):
-    encoding = ProgramEncoding()
-    encoding.encode(value)
-    return encoding.digest()
 
 
 class Colour(enum.Enum):
@@ -86,19 +79,6 @@ class Cached:
         return self
 
 
-class Counted:
-    factor = 1
-
-    @classmethod
-    def scale(cls, x):
-        return x * cls.factor
-
-
-def counted(factor):
-    Counted.factor = factor
-    return told(Counted.scale), told(Counted)
-
-
 def with_derivative(factor):
     @jax.custom_vjp
     def function(x):
@@ -117,17 +97,6 @@ def scaling(factor, by=1):
         return x * factor + plus
 
     return scaled
-
-
-def of_text(text, **names):
-    """Return the function that a text defines."""
-    space = {"__name__": "of_text", **names}
-    exec(text, space)  # noqa: S102 - the text is one of this file's
-    return space["function"]
-
-
-def using(value):
-    return of_text("def function(x): return x * USED", USED=value)
 
 
 def with_attribute(rate):
@@ -154,15 +123,6 @@ class HashOnly:
 
 class Rated(functools.partial):
     """A partial of the program's own."""
-
-
-class Held:
-    """Holds what is not plain, as an attribute of the class."""
-
-
-def holding(value):
-    Held.value = value
-    return told(Held), told(Held())
 
 
 class Shadowing:
@@ -220,30 +180,6 @@ def closing_over_nothing(is_empty):
 def read_only(array):
     array.flags.writeable = False
     return array
-
-
-def class_of(kind, value):
-    """Return a class of this module that has the value as its metaclass's, its nested class's or its fields' data."""
-    made = {
-        "nested": lambda: type(
-            "Made", (), {"Inner": type("Inner", (), {"value": value, "__qualname__": "Made.Inner"})}
-        ),
-        "default": lambda: dataclasses.make_dataclass("Made", [("value", int, value)], slots=True),
-        "metadata": lambda: dataclasses.make_dataclass(
-            "Made", [("value", int, dataclasses.field(default=0, metadata={"rate": value}))]
-        ),
-    }
-    if kind == "metaclass":
-        meta = type("Meta", (type,), {"value": value, "__module__": __name__})
-        globals()["Meta"] = meta
-        found = meta("Made", (), {"__module__": __name__})
-    else:
-        found = made[kind]()
-        found.__module__ = __name__
-        if kind == "nested":
-            found.Inner.__module__ = __name__
-    globals()["Made"] = found
-    return told(found)
 
 
 def with_factor(factor):
@@ -401,41 +337,9 @@ def test_a_place_does_not_count():
     assert told(moved) == told(of_text("def function(x): return x + 1"))
 
 
-def test_a_class_counts_with_its_plain_attributes():
-    assert counted(1) == counted(1)
-    assert not set(counted(1)) & set(counted(2))
-
-
-@pytest.mark.parametrize(
-    ("one", "other"), [(np.arange(3), np.arange(4)), (Options(1.0), Options(2.0))], ids=["array", "dataclass"]
-)
-def test_a_class_and_its_instances_count_with_the_data_of_the_class(one, other):
-    assert holding(one) == holding(one)
-    assert not set(holding(one)) & set(holding(other))
-
-
-@pytest.mark.parametrize("kind", ["metaclass", "nested", "default", "metadata"])
-def test_a_class_counts_with_the_data_in_its_parts(kind):
-    assert class_of(kind, 1) == class_of(kind, 1) != class_of(kind, 2)
-
-
-def test_a_name_with_underscores_is_data_too():
-    one, other = (of_text("def function(x): return x * __rate__", __rate__=rate) for rate in (1, 2))
-    assert told(one) != told(other)
-
-
 def test_texts_in_a_set_have_no_order():
     # Their hashes differ in each process; the order of insertion shows where two hashes meet.
     assert len({told({*order}) for order in itertools.permutations("abcdefgh"[:5])}) == 1
-
-
-def test_a_module_counts_with_its_data(monkeypatch):
-    module = types.ModuleType("settings_of_a_test")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    digests = []
-    for module.rate in (1, 2, 1):
-        digests.append(told(module))
-    assert digests[0] == digests[2] != digests[1]
 
 
 def test_what_a_dtype_carries_cannot_be_told():

@@ -1,0 +1,86 @@
+"""Objects of the program's own classes: the class, the attributes, and the items of a list, tuple or dictionary."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import re
+import sys
+import types
+from typing import TYPE_CHECKING, Any
+
+from xcache.hook.structure import code
+from xcache.hook.structure.encoding import CannotSkipError, type_name
+
+if TYPE_CHECKING:
+    from xcache.hook.calls.program_values import ProgramEncoding
+
+# Native classes whose instances are known by their items, and what these are.
+_ITEMS: dict[type, Any] = {
+    # A class of the program's may say something else of itself.
+    dict: lambda value: dict(dict.items(value)),
+    list: lambda value: list(list.__iter__(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+}
+# Names of attributes in which objects remember their hash.
+_REMEMBERED_HASH = re.compile(r"(_\w+)?_{1,2}(cached_?)?hash(_?(value|code|cache))?_*")
+_READABLE = {object, types.SimpleNamespace, *_ITEMS}
+
+
+def write_object(encoding: ProgramEncoding, value: Any) -> None:
+    """Write an object by its class, its attributes, and its items if it is a list, tuple or dictionary."""
+    kind = type(value)
+    if encoding.met_before(b"O", value):
+        return
+    encoding.encode(kind)
+    # Python's own classes have a dictionary or slots, be they empty; C's may have neither.
+    is_readable = "__slots__" in vars(kind) or hasattr(value, "__dict__") or isinstance(value, tuple(_ITEMS))
+    if not is_readable or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
+        raise CannotSkipError(f"unknown type: {type_name(kind)}")
+    encoding.encode_all(item for item in _attributes(value) if not _is_hash(value, *item))
+    for base, items in _ITEMS.items():
+        if isinstance(value, base):
+            encoding.encode(items(value))
+
+
+def _is_native(base: type) -> bool:
+    """Return whether a class is written in C, so that its instances may have state that nobody sees."""
+    own, module = vars(base), sys.modules.get(base.__module__)
+    is_made_in_c = any(type(own.get(name)) in code.NATIVE for name in ("__new__", "__init__"))
+    file = getattr(module, "__file__", None)
+    return (
+        is_made_in_c
+        or module is None
+        or not (file is None or file.endswith((".py", ".pyc")))
+        or (file is None and base.__module__ in sys.builtin_module_names)
+    )
+
+
+def _is_hash(value: Any, name: str, held: Any) -> bool:
+    """Return whether an attribute only remembers the object's hash, which differs in each process."""
+    if not _REMEMBERED_HASH.fullmatch(name) or type(held) not in (int, type(None)):
+        return False
+    try:
+        other = copy.copy(value)
+        # The hash must come from all else: an object may be nothing but a number of this name.
+        object.__setattr__(other, name, None)
+        return hash(other) == hash(value) and held in (None, hash(value))
+    except Exception:  # noqa: BLE001 - it is the program's own code; what remembers no hash counts
+        return False
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return an object's attributes, in the order in which they were set; a class may hide some of them."""
+    try:
+        found = list(object.__getattribute__(value, "__dict__").items())
+    except AttributeError:
+        found = []
+    for base in type(value).__mro__:
+        for name, slot in vars(base).items():
+            if type(slot) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):
+                    found.append((name, slot.__get__(value)))
+    return found
