@@ -13,6 +13,7 @@ import socket
 import sqlite3
 import sys
 import time
+from collections.abc import Callable
 
 from xcache._version import __version__
 from xcache.config.config import Config
@@ -98,7 +99,7 @@ class Ready:
 
 
 async def serve(settings: LiveSettings, listener: socket.socket | None, lock: int | None, ready: Ready) -> None:
-    """Start, serve and stop; restart in the same process if the database is damaged."""
+    """Start, serve and stop; restart in the same process if the database is damaged or gone."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     again, told_to_leave = False, False
@@ -152,7 +153,7 @@ async def serve(settings: LiveSettings, listener: socket.socket | None, lock: in
     ready.say(READY)
     upkeep.begin()
     try:
-        await leave_when_idle(server, rendezvous, upkeep, stopping)
+        await leave_when_idle(server, rendezvous, upkeep, stopping, store, restart)
     finally:
         if not again:
             manager.leaving()
@@ -193,7 +194,14 @@ def warn_of_quota(config: Config, trust: Trust) -> None:
         )
 
 
-async def leave_when_idle(server: Server, rendezvous: Rendezvous, upkeep: Upkeep, stopping: asyncio.Event) -> None:
+async def leave_when_idle(
+    server: Server,
+    rendezvous: Rendezvous,
+    upkeep: Upkeep,
+    stopping: asyncio.Event,
+    store: Store,
+    restart: Callable[[str], None],
+) -> None:
     """Return when told to stop, when the daemon was idle for long enough, or when clients can no longer reach it."""
     while not stopping.is_set():
         idle = server.settings.now.idle_exit
@@ -208,6 +216,9 @@ async def leave_when_idle(server: Server, rendezvous: Rendezvous, upkeep: Upkeep
             return
         if not rendezvous.store_stands():
             logger.info("leaving: the store was removed")
+            return
+        if not store.database.is_in_place():
+            restart("the database or its journal was deleted or replaced")
             return
         upkeep.look()
         with contextlib.suppress(TimeoutError):

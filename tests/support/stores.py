@@ -115,9 +115,9 @@ class Shelf:
         if not hits:
             return None
         (hit,) = hits
-        assert hit.answer
-        if hit.is_inline:
-            return hit.answer.payload
+        assert hit.is_sound
+        if hit.inline_bytes is not None:
+            return self.store.reader.content(hit.digest)
         with open(self.store.files.open(hit.digest), "rb") as file:
             return file.read()
 

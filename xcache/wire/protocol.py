@@ -27,8 +27,8 @@ MAX_DICTIONARY = 1024
 MAX_LISTED = 400
 # Keys in the list of what one run wanted.
 MAX_WANTED = 2000
-# Bytes of an alias's facts: without the record of a call, and with one.
-MAX_FACTS, MAX_RECORD = 1024, 64 * 1024
+# Bytes of an alias's facts: without the record of a call, unless a name is very long, and with one.
+MAX_FACTS, MAX_RECORD = 256, 64 * 1024
 # Structures that one Prediction may name, and the bytes of each.
 MAX_STRUCTURES, STRUCTURE_BYTES = 4096, 8
 # Aliases in one RememberAliases, and the bytes of their facts.

@@ -37,7 +37,7 @@ _ACCEPT_SECONDS = 0.005
 _SHARED_BACKLOG = 512
 # Checks for silent clients within the time that silence may last.
 _CHECKS_PER_SILENCE = 4
-_LONGEST_CHECK_SECONDS = 1.0
+_LONGEST_CHECK_SECONDS, _SHORTEST_CHECK_SECONDS = 1.0, 0.02
 # Errors of accept() that last until something is closed, and the pause after one.
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _PAUSE_SECONDS = 0.1
@@ -178,7 +178,7 @@ class Server:
     def _look_again(self) -> None:
         # At least once a second, because the setting may become shorter.
         seconds = min(self.settings.now.silence / _CHECKS_PER_SILENCE, _LONGEST_CHECK_SECONDS)
-        self._loop.call_later(seconds, self._drop_the_silent)
+        self._loop.call_later(max(seconds, _SHORTEST_CHECK_SECONDS), self._drop_the_silent)
 
     def forget(self, connection: Session) -> None:
         """Forget a connection that has ended."""

@@ -97,7 +97,7 @@ class Session:
         close_files(self.caller.take_files())
         for _, frame, descriptors in self._outgoing:
             close_all(descriptors)
-            self.account.unsent -= len(frame) + DESCRIPTOR_CHARGE * len(descriptors)
+            self.account.note_unsent(-len(frame), -len(descriptors))
         self._outgoing.clear()
         self._reader = framing.FrameReader()
         # Promised answers are no longer charged; requests at the writer thread are, until they are done.
@@ -254,7 +254,7 @@ class Session:
             close_all(reply.descriptors)
             raise
         self._outgoing.append((request, frame, reply.descriptors))
-        self.account.unsent += len(frame) + DESCRIPTOR_CHARGE * len(reply.descriptors)
+        self.account.note_unsent(len(frame), len(reply.descriptors))
         if not self._writing:
             self._flush()
 
@@ -273,9 +273,9 @@ class Session:
                 elif (sent := self._send_with(data, descriptors)) < 0:
                     frame = memoryview(framing.encode(request, _TOO_MANY_DESCRIPTORS))
                     self._outgoing[0] = (request, frame, ())
-                    self.account.unsent += len(frame) - len(data) - DESCRIPTOR_CHARGE * len(descriptors)
+                    self.account.note_unsent(len(frame) - len(data), -len(descriptors))
                     continue
-                self.account.unsent -= sent + DESCRIPTOR_CHARGE * len(descriptors)
+                self.account.note_unsent(-sent, -len(descriptors))
                 # A client that reads a part of an answer is not silent.
                 self._owes_since = None
                 if sent == len(data):

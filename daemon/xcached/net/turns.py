@@ -50,6 +50,8 @@ class Account:
         self._part = _LENT_DIVISOR if is_one_of_several else 1
         self.connections = 0
         self.in_hand = self.reserved = self.unsent = 0
+        # Descriptors in answers that were not sent yet.
+        self.unsent_descriptors = 0
         # Sessions without room for a large message, and sessions whose next request has to wait.
         self.waiting_to_read: dict[TurnTaker, None] = {}
         self.waiting_to_answer: dict[TurnTaker, None] = {}
@@ -69,10 +71,15 @@ class Account:
 
     def may_lend(self, count: int) -> bool:
         """Return whether this many more descriptors may be in flight to this user."""
-        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // self._part
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // self._part - self.unsent_descriptors
         if sum(self._lent.values()) + count > most:
             self._lent = {connection: lent for connection, lent in self._lent.items() if is_unread(connection)}
         return sum(self._lent.values()) + count <= most
+
+    def note_unsent(self, size: int, descriptors: int) -> None:
+        """Note an answer that is to be sent; with negative numbers, one that was sent or dropped."""
+        self.unsent += size + DESCRIPTOR_CHARGE * descriptors
+        self.unsent_descriptors += descriptors
 
     def lend(self, connection: socket.socket, count: int, *, beside_unread: bool) -> None:
         """Note sent descriptors. Unless the connection had unread data before, the client has read all earlier ones."""

@@ -14,7 +14,7 @@ from xcached.requests.strikes import Strikes
 from xcached.requests.trust import ROOT, Trust
 from xcached.store.entries import EntryKey
 from xcached.store.quarantine import Quarantine
-from xcached.store.reader import FoundAlias, Hit
+from xcached.store.reader import AliasRow, Hit
 from xcached.store.store import Store
 from xcached.store.writer import WriterThread
 from xcached.toolchains.toolchains import Toolchains
@@ -56,8 +56,11 @@ class Lookup:
 
     def expected_seconds(self, caller: Caller, wanted: protocol.Get) -> float | None:
         """Return the seconds of the last compile, as reported by writers the client trusts."""
-        trusts = (lambda writer: self._trust.reads(caller.uid, writer)) if self._trust.shared else None
-        return self._store.reader.expected_seconds(wanted.key, wanted.program_digest, trusts)
+        reader, key, program = self._store.reader, wanted.key, wanted.program_digest
+        writers = self._trust.writers(
+            caller.uid, lambda: {*reader.writers("compile_times", key=key), *reader.writers("entries", program=program)}
+        )
+        return reader.expected_seconds(key, program, writers)
 
     def to_load_ahead(self, caller: Caller, key: str) -> Hit | None:
         """Return the entry the client would get, unless it must not be loaded ahead."""
@@ -65,44 +68,51 @@ class Lookup:
         if self._strikes.suspects(key, caller.uid):
             return None
         hit = next(iter(self._in_order(caller, key)), None)
-        return (
-            None if hit is None or hit.answer is None or self._toolchains.is_stale(hit.toolchain, caller.uid) else hit
-        )
+        return hit if hit and hit.is_sound and not self._toolchains.is_stale(hit.toolchain, caller.uid) else None
 
     def alias(self, caller: Caller, structure: str) -> protocol.Alias | None:
-        """Return the alias of a structure, unless the client could get no entry of its program.
-
-        A client's own alias hides all others, because they may be wrong ones that it has replaced.
-        """
-        found = [one for one in self._store.reader.aliases(structure) if self._trust.reads(caller.uid, one.writer_uid)]
-        best = min(found, key=partial(_rank, caller), default=None)
-        return best.answer if best and best.answer and self._has_entry(caller, best.answer.program) else None
+        """Return the alias of a structure, unless the client could get no entry of its program."""
+        row = self._best_alias(caller, structure)
+        found = row and self._store.reader.alias(row.rowid)
+        return found if found and self._has_entry(caller, found.program) else None
 
     def structures(self, caller: Caller) -> bytes | None:
         """Return the first bytes of all structures whose alias the client may read; None if there are too many."""
-        rows = self._store.reader.structures(protocol.MAX_STRUCTURES + 1)
-        if len(rows) > protocol.MAX_STRUCTURES:
+        reader = self._store.reader
+        writers = self._trust.writers(caller.uid, lambda: reader.writers("aliases"))
+        found = reader.structures(writers, protocol.MAX_STRUCTURES + 1)
+        if len(found) > protocol.MAX_STRUCTURES:
             return None
-        reads = {writer: self._trust.reads(caller.uid, writer) for writer in {writer for writer, _ in rows}}
-        readable = (structure for writer, structure in rows if reads[writer] and is_digest(structure))
-        return b"".join(map(protocol.beginning, readable))
+        return b"".join(map(protocol.beginning, filter(is_digest, found)))
 
     def aliases_of(self, caller: Caller, programs: Iterable[str], most: int) -> Iterator[protocol.Alias]:
-        """Yield the newest aliases, up to ``most`` each, of programs of which the client could get entries."""
-        newest: dict[str, list[protocol.Alias]] = {program: [] for program in programs}
-        for found in self._store.reader.aliases_of(newest):
-            so_far = newest.get(found.answer.program) if found.answer else None
-            if found.answer is None or so_far is None or len(so_far) >= most:
-                continue
-            if found.writer_uid == caller.uid or self.alias(caller, found.answer.structure) == found.answer:
-                so_far.append(found.answer)
-        return itertools.chain.from_iterable(newest.values())
+        """Yield the newest aliases, up to ``most`` each, of programs of which the client can get entries."""
+        reader = self._store.reader
+        for program in programs:
+            writers = self._trust.writers(caller.uid, partial(reader.writers, "aliases", program=program))
+            rows = (
+                row
+                for row in reader.alias_rows_of(program, writers)
+                if row.writer_uid == caller.uid or self._best_alias(caller, row.structure) == row
+            )
+            for row in itertools.islice(rows, most):
+                if (found := reader.alias(row.rowid)) is not None:
+                    yield found
+
+    def _best_alias(self, caller: Caller, structure: str) -> AliasRow | None:
+        """Return the alias to use of a structure.
+
+        A client's own hides all others, because they may be wrong ones that it has replaced.
+        """
+        rows = self._store.reader.alias_rows(structure)
+        readable = [row for row in rows if self._trust.reads(caller.uid, row.writer_uid)]
+        return min(readable, key=partial(_rank, caller), default=None)
 
     def _has_entry(self, caller: Caller, program: str) -> bool:
-        return any(
-            self._trust.reads(caller.uid, writer) and not self._toolchains.is_stale(toolchain, caller.uid)
-            for writer, toolchain in self._store.reader.made_from(program)
-        )
+        reader = self._store.reader
+        writers = self._trust.writers(caller.uid, partial(reader.writers, "entries", program=program))
+        toolchains = reader.toolchains_of(program, writers)
+        return not all(self._toolchains.is_stale(toolchain, caller.uid) for toolchain in toolchains)
 
     def hand_over(self, caller: Caller, key: str, hit: Hit, *, ahead: bool = False) -> Reply | None:
         """Return the answer with the entry; None, and the entry is quarantined, if it is damaged.
@@ -110,22 +120,25 @@ class Lookup:
         ``ahead``: the client has not asked for it. It is used only when the client begins to load it.
         """
         entry = EntryKey(key, hit.writer_uid)
-        descriptor = None
-        wrong, lost = "" if hit.answer else "its row is damaged", False
-        if not wrong and not hit.is_inline:
+        descriptor = payload = None
+        wrong, lost = "" if hit.is_sound else "its row is damaged", False
+        if not wrong and hit.inline_bytes is None:
             descriptor = self._store.files.open(hit.digest)
             lost = descriptor is None
             wrong = "its file is gone" if lost else ""
-        if hit.answer is None or wrong:
+        if wrong:
             work = partial(self._quarantine.set_aside_if_same, entry, hit.digest, wrong, lost=lost)
             self._writer.note(work, caller.uid)
+            return None
+        if hit.inline_bytes is not None and (payload := self._store.reader.content(hit.digest)) is None:
+            # The writer thread has removed it at this moment.
             return None
         if not ahead:
             self.note_use(entry)
         # Watch from now on: the process may end as soon as it loads this.
         self._endings.watch(caller.process)
         caller.process.give(key, hit.digest, hit.writer_uid if ahead else None)
-        return Reply(hit.answer, () if descriptor is None else (descriptor,))
+        return Reply(hit.answer(payload), () if descriptor is None else (descriptor,))
 
     def note_use(self, entry: EntryKey) -> None:
         """Note a use of an entry."""
@@ -142,6 +155,6 @@ class Lookup:
         return self._trust.reads(caller.uid, hit.writer_uid)
 
 
-def _rank(caller: Caller, found: Hit | FoundAlias) -> tuple[bool, bool]:
+def _rank(caller: Caller, found: Hit | AliasRow) -> tuple[bool, bool]:
     """Rank what several writers have: the client's own comes first, then root's."""
     return found.writer_uid != caller.uid, found.writer_uid != ROOT

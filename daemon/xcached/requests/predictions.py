@@ -86,21 +86,19 @@ class Predictions:
         descriptors: list[int] = []
         try:
             for item, hit in predicted:
-                if hit.answer is None:
-                    continue
-                answer = hit.answer
-                payload = answer.payload
-                room[hit.is_inline] -= max(answer.stored_size, 0) if payload is None else len(payload)
-                files -= payload is None
-                if room[hit.is_inline] < 0 or (files < 0 and payload is None):
+                is_inline = hit.inline_bytes is not None
+                room[is_inline] -= max(hit.stored_size, 0) if hit.inline_bytes is None else hit.inline_bytes
+                files -= not is_inline
+                if room[is_inline] < 0 or (files < 0 and not is_inline):
                     continue
                 key = str(item["key"])
                 reply = self._lookup.hand_over(caller, key, hit, ahead=True)
-                if reply is None:
+                if reply is None or not isinstance(reply.message, protocol.Found):
                     continue
+                answer = reply.message
                 item |= {name: getattr(answer, name) for name in ("digest", "compile_seconds", "stored_size")}
-                if payload is not None:
-                    prediction.payloads[key] = payload
+                if answer.payload is not None:
+                    prediction.payloads[key] = answer.payload
                 else:
                     prediction.files.append(key)
                     descriptors += reply.descriptors

@@ -129,6 +129,11 @@ class Puts:
         if self._strikes.bars(message.digest, caller.uid):
             return protocol.Refused(protocol.SET_ASIDE, "processes ended while they loaded exactly these bytes")
         contents = (message.payload, message.stored_size), (message.program, message.program_stored_size)
+        inline = [content for content, _ in contents if content is not None]
+        if any(len(content) > protocol.INLINE_LIMIT for content in inline):
+            # A prediction reads many of them in one turn.
+            there = f"a content of more than {protocol.INLINE_LIMIT} bytes comes in a file"
+            return protocol.Refused("protocol error", there)
         large = [size for content, size in contents if content is None]
         try:
             for file, size in zip(files, large, strict=True):

@@ -6,6 +6,7 @@ import grp
 import os
 import pwd
 import time
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from xcache.config.config import Config
@@ -67,6 +68,17 @@ class Trust:
         if not self.shared or reader == writer or writer in self._trusted_by_all:
             return True
         return bool(self._groups) and not self._groups.isdisjoint(self._groups_of(reader) & self._groups_of(writer))
+
+    def writers(self, reader: int, present: Callable[[], Iterable[int]]) -> Collection[int] | None:
+        """Return the writers whose entries a reader loads, or None for all.
+
+        ``present`` returns the writers in question; only a rule for groups needs it.
+        """
+        if not self.shared:
+            return None
+        if self._groups:
+            return [writer for writer in present() if self.reads(reader, writer)]
+        return {reader, *self._trusted_by_all}
 
     def _groups_of(self, uid: int) -> frozenset[int]:
         until, groups = self._groups_by_uid.get(uid, (0.0, frozenset()))

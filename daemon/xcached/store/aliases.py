@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from xcache.wire import protocol
 from xcached.store.store import Store
 
-# A program with more structures than this has one that changes with every run.
-_MOST_OF_ONE_PROGRAM = 16
+# One program's aliases, and records of calls, of one user. More means that something in them changes with every run.
+# Many functions may have the same program, each with a record.
+_MOST_ALIASES, _MOST_RECORDS = 16, 200
 # The most records of calls of one user; they are larger.
-_MOST_RECORDS = 500
+_MOST_RECORDS_OF_ALL = 500
 
 
 class AliasRows:
@@ -37,17 +38,19 @@ class AliasRows:
                     " VALUES (?, ?, ?, ?, ?, ?)",
                     (alias.structure, uid, alias.program, alias.facts, alias.seal, time.time()),
                 )
+                is_record = len(alias.facts) > protocol.MAX_FACTS
+                most = _MOST_RECORDS if is_record else _MOST_ALIASES
                 self._db.execute(
-                    "DELETE FROM aliases WHERE rowid IN (SELECT rowid FROM aliases WHERE program = ?"
-                    " AND writer_uid = ? ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
-                    (alias.program, uid, _MOST_OF_ONE_PROGRAM),
+                    "DELETE FROM aliases WHERE rowid IN (SELECT rowid FROM aliases WHERE program = ? AND writer_uid = ?"
+                    " AND (length(facts) > ?) = ? ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
+                    (alias.program, uid, protocol.MAX_FACTS, is_record, most),
                 )
             self._store.forget_oldest("aliases", uid, self._store.most_rows(uid))
             if any(len(alias.facts) > protocol.MAX_FACTS for alias in aliases):
                 self._db.execute(
                     "DELETE FROM aliases WHERE rowid IN (SELECT rowid FROM aliases WHERE writer_uid = ?"
                     " AND length(facts) > ? ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
-                    (uid, protocol.MAX_FACTS, _MOST_RECORDS),
+                    (uid, protocol.MAX_FACTS, _MOST_RECORDS_OF_ALL),
                 )
 
     def drop(self, uid: int, structure: str) -> None:

@@ -96,7 +96,7 @@ class Database:
 
     def keep_reserve(self) -> int:
         """Make the reserve, unless the store is being deleted; return how many bytes were written for it now."""
-        return self.reserve.keep() if self._is_in_place() else 0
+        return self.reserve.keep() if self.is_in_place() else 0
 
     def use_reserve(self) -> bool:
         """Delete the reserve and empty the journal, to make room on a full disk; return whether there was a reserve."""
@@ -164,14 +164,19 @@ class Database:
 
     def _check_in_place(self) -> None:
         """Raise GoneError if the database was deleted or replaced: writes to the open file would be lost."""
-        if not self._is_in_place():
-            raise GoneError(f"{self.path} was deleted or replaced")
+        if not self.is_in_place():
+            raise GoneError(f"{self.path} or its journal was deleted or replaced")
 
-    def _is_in_place(self) -> bool:
+    def is_in_place(self) -> bool:
+        """Return whether the database and its journal are still the files that were opened."""
         try:
-            return self.path.stat().st_ino == self._inode
+            return self._inodes() == self._own_inodes
         except OSError:
             return False
+
+    def _inodes(self) -> tuple[int, int]:
+        """Return the inodes of the database and of its journal, which hold what was committed."""
+        return self.path.stat().st_ino, self._journal.stat().st_ino
 
     def _open(self) -> None:
         found = self._version_found()
@@ -186,11 +191,12 @@ class Database:
                 self._migrate()
             # A savepoint's undo data fits into memory. A migration's may not, and had temporary files above.
             self.writing.execute("PRAGMA temp_store = MEMORY")
-            self._inode = self.path.stat().st_ino
             self.reading = self._connect(_READING_BUSY_SECONDS)
             on_failure.callback(self.reading.close)
             # A damaged file fails on its first read.
             self.reading.execute("SELECT * FROM entries, totals, statistics LIMIT 1").fetchall()
+            # This read has made the journal, if there was none.
+            self._own_inodes = self._inodes()
             on_failure.pop_all()
 
     def _migrate(self) -> None:

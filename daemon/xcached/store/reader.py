@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from xcache.errors import ProtocolError
@@ -12,30 +12,51 @@ from xcache.wire import framing, protocol
 
 # A program may have been stored with ten thousand different options.
 _MOST_ROWS_COMPARED = 500
-# Many for each program of a prediction.
-_MOST_ALIASES_READ = 8000
-_ALIASES = "SELECT writer_uid, structure, program, facts, seal FROM aliases"
+# More than one writer keeps of one program.
+_MOST_ALIASES_COMPARED = 500
+# The content itself is read only when it is handed over.
+_FIND = (
+    "SELECT entries.blob, blobs.stored_size, entries.compile_seconds,"
+    # CASE and CAST, because any program that may write the file can alter the values.
+    " CASE typeof(blobs.content) WHEN 'null' THEN NULL WHEN 'blob' THEN length(blobs.content) ELSE -1 END,"
+    " entries.writer_uid, entries.flags_component, entries.platform_component, entries.toolchain_component,"
+    " CAST(entries.program AS TEXT) FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE entries.key = ?"
+)
+
+# The writers whose rows a client may read, or None for all. Filtered by index: rows of others cost nothing.
+Writers = Collection[int] | None
 
 
 class Hit(NamedTuple):
-    """An entry found under a key, and the answer for the client."""
+    """An entry found under a key, without its content."""
 
     digest: str
-    is_inline: bool
+    stored_size: int
+    compile_seconds: float
+    # None if the content is in a file.
+    inline_bytes: int | None
     writer_uid: int
     flags: str
     platform: str
     toolchain: str
     program: str
-    # None if the row's values are malformed: any program that may write the file can alter it.
-    answer: protocol.Found | None
+
+    def answer(self, payload: bytes | None) -> protocol.Found:
+        """Return the answer for the client."""
+        return protocol.Found(self.digest, self.stored_size, self.compile_seconds, payload)
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether the row's values are well formed: any program that may write the file can alter them."""
+        return (self.inline_bytes is None or self.inline_bytes >= 0) and _is_sound(self.answer(None))
 
 
-class FoundAlias(NamedTuple):
-    """An alias, and the answer for the client; None if the row's values are malformed."""
+class AliasRow(NamedTuple):
+    """Where an alias is."""
 
     writer_uid: int
-    answer: protocol.Alias | None
+    rowid: int
+    structure: str
 
 
 class Reader:
@@ -46,86 +67,86 @@ class Reader:
 
     def find(self, key: str) -> list[Hit]:
         """Return the entries under ``key``, one for each writer."""
-        rows = self._db.execute(
-            "SELECT entries.blob, blobs.stored_size, entries.compile_seconds, blobs.content, entries.writer_uid,"
-            " entries.flags_component, entries.platform_component, entries.toolchain_component,"
-            # CAST, because any program that may write the file can alter the value.
-            " CAST(entries.program AS TEXT)"
-            " FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE entries.key = ?",
-            (key,),
-        )
-        return [_hit(*row) for row in rows]
+        return [Hit(*row) for row in self._db.execute(_FIND, (key,))]
 
-    def aliases(self, structure: str) -> list[FoundAlias]:
+    def content(self, digest: str) -> bytes | None:
+        """Return a content that is inline; None if it is gone."""
+        row = self._db.execute("SELECT content FROM blobs WHERE digest = ?", (digest,)).fetchone()
+        return row[0] if row and isinstance(row[0], bytes) else None
+
+    def alias_rows(self, structure: str) -> list[AliasRow]:
         """Return the aliases of a structure, one for each writer."""
-        rows = self._db.execute(f"{_ALIASES} WHERE structure = ?", (structure,))
-        return [_alias(*row) for row in rows]
+        rows = self._db.execute("SELECT writer_uid, rowid, structure FROM aliases WHERE structure = ?", (structure,))
+        return [AliasRow(*row) for row in rows]
 
-    def aliases_of(self, programs: Iterable[str]) -> list[FoundAlias]:
-        """Return aliases of programs, the newest first."""
-        which = "program IN (SELECT value FROM json_each(?)) ORDER BY aliases.rowid DESC LIMIT ?"
-        sql = f"{_ALIASES} WHERE {which}"
-        return [_alias(*row) for row in self._db.execute(sql, (json.dumps([*programs]), _MOST_ALIASES_READ))]
+    def alias_rows_of(self, program: str, writers: Writers) -> list[AliasRow]:
+        """Return the aliases of a program, the newest first."""
+        allowed, values = _by(writers)
+        sql = f"SELECT writer_uid, rowid, structure FROM aliases WHERE program = ?{allowed} ORDER BY rowid DESC LIMIT ?"
+        return [AliasRow(*row) for row in self._db.execute(sql, (program, *values, _MOST_ALIASES_COMPARED))]
 
-    def structures(self, most: int) -> list[tuple[int, str]]:
-        """Return the writers and structures of up to ``most`` aliases."""
-        return self._db.execute("SELECT writer_uid, structure FROM aliases LIMIT ?", (most,)).fetchall()
+    def alias(self, rowid: int) -> protocol.Alias | None:
+        """Return an alias; None if it is gone or malformed."""
+        sql = "SELECT structure, program, facts, seal FROM aliases WHERE rowid = ?"
+        row = self._db.execute(sql, (rowid,)).fetchone()
+        alias = row and protocol.Alias(*row)
+        return alias if alias and _is_sound(alias) and len(alias.facts) <= protocol.MAX_RECORD else None
 
-    def made_from(self, program: str) -> list[tuple[int, str]]:
-        """Return the writers and toolchains of some entries that were compiled from a program."""
-        sql = "SELECT writer_uid, toolchain_component FROM entries WHERE program = ? LIMIT ?"
-        return self._db.execute(sql, (program, _MOST_ROWS_COMPARED)).fetchall()
+    def structures(self, writers: Writers, most: int) -> list[str]:
+        """Return the structures of up to ``most`` aliases."""
+        allowed, values = _by(writers)
+        sql = f"SELECT structure FROM aliases WHERE true{allowed} LIMIT ?"
+        return [structure for (structure,) in self._db.execute(sql, (*values, most))]
+
+    def toolchains_of(self, program: str, writers: Writers) -> list[str]:
+        """Return the toolchains of some entries that were compiled from a program."""
+        allowed, values = _by(writers)
+        sql = f"SELECT toolchain_component FROM entries WHERE program = ?{allowed} LIMIT ?"
+        return [found for (found,) in self._db.execute(sql, (program, *values, _MOST_ROWS_COMPARED))]
 
     def why_not(self, key: str, trusts: Callable[[int], bool]) -> str | None:
         """Return why ``key`` cannot be cached, if a trusted writer has marked it so."""
         rows = self._db.execute("SELECT reason, writer_uid FROM not_cacheable WHERE key = ?", (key,))
         return next((str(reason) for reason, writer in rows if trusts(writer)), None)
 
-    def expected_seconds(
-        self, key: str, program_digest: str, trusts: Callable[[int], bool] | None = None
-    ) -> float | None:
-        """Return the seconds that the last compile of this key took, or else of the same program with other options.
-
-        With ``trusts``, only trusted writers count.
-        """
+    def expected_seconds(self, key: str, program_digest: str, writers: Writers) -> float | None:
+        """Return the seconds that the last compile of this key took, or else of the same program with other options."""
+        allowed, values = _by(writers)
         for sql, about in (
-            ("SELECT writer_uid, seconds FROM compile_times WHERE key = ? LIMIT ?", key),
-            ("SELECT writer_uid, compile_seconds FROM entries WHERE program = ? LIMIT ?", program_digest),
+            ("SELECT seconds FROM compile_times WHERE key = ?", key),
+            ("SELECT compile_seconds FROM entries WHERE program = ?", program_digest),
         ):
-            rows = self._db.execute(sql, (about, _MOST_ROWS_COMPARED)).fetchall()
-            times = [float(seconds) for writer, seconds in rows if trusts is None or trusts(writer)]
-            if times:
+            rows = self._db.execute(f"{sql}{allowed} LIMIT ?", (about, *values, _MOST_ROWS_COMPARED))
+            if times := [float(seconds) for (seconds,) in rows]:
                 return max(times)
         return None
+
+    def writers(self, table: str, **where: str) -> list[int]:
+        """Return the writers of a table's rows with certain values, by one seek in an index for each."""
+        matches = "".join(f" AND {column} = :{column}" for column in where)
+        least = f"SELECT min(writer_uid) FROM {table} WHERE writer_uid > {{}}{matches}"
+        sql = (
+            f"WITH RECURSIVE found (uid) AS ({least.format(-1)}"
+            f" UNION ALL SELECT ({least.format('uid')}) FROM found WHERE uid IS NOT NULL)"
+            " SELECT uid FROM found WHERE uid IS NOT NULL"
+        )
+        return [uid for (uid,) in self._db.execute(sql, where)]
 
     def totals(self) -> dict[str, int]:
         """Return the totals by name: entries, bytes, and the bytes of texts."""
         return dict(self._db.execute("SELECT name, amount FROM totals").fetchall())
 
 
-def _hit(
-    digest: str,
-    size: int,
-    seconds: float,
-    content: bytes | None,
-    writer: int,
-    flags: str,
-    platform: str,
-    toolchain: str,
-    program: str,
-) -> Hit:
-    found = protocol.Found(digest, size, seconds, content)
-    try:
-        framing.check(found)
-    except ProtocolError:
-        return Hit(digest, content is not None, writer, flags, platform, toolchain, program, None)
-    return Hit(digest, content is not None, writer, flags, platform, toolchain, program, found)
+def _by(writers: Writers) -> tuple[str, tuple[str, ...]]:
+    """Return the condition that a row is by one of these writers, and its values."""
+    if writers is None:
+        return "", ()
+    return " AND writer_uid IN (SELECT value FROM json_each(?))", (json.dumps([*writers]),)
 
 
-def _alias(writer: int, structure: str, program: str, facts: bytes, seal: str) -> FoundAlias:
-    found = protocol.Alias(structure, program, facts, seal)
+def _is_sound(message: protocol.Message) -> bool:
     try:
-        framing.check(found)
+        framing.check(message)
     except ProtocolError:
-        return FoundAlias(writer, None)
-    return FoundAlias(writer, found if len(facts) <= protocol.MAX_RECORD else None)
+        return False
+    return True

@@ -58,6 +58,18 @@ def test_a_user_may_have_so_many_until_they_are_read(pair):
     assert account.may_lend(2)
 
 
+def test_those_in_answers_that_were_not_sent_count_too(pair):
+    account = Account(7)
+    account.note_unsent(100, 1)
+    assert account.may_lend(1)
+    assert not account.may_lend(2)
+    account.note_unsent(100, 1)
+    assert not account.may_lend(1)
+    account.note_unsent(-200, -2)
+    assert account.may_lend(2)
+    assert account.unsent == 0
+
+
 def test_those_that_were_read_do_not_count_beside_the_next(pair):
     here, there = pair
     account = Account(7)

@@ -229,11 +229,11 @@ def test_a_prediction_has_room_for_aliases_and_entries(talk):
     names = [f"n{number}" for number in range(300)]
     for name in names:
         talk.put(key_of(name), name.encode() * 2000, name.encode())
-        remember(talk, *(alias_of(f"{name} {number}", name.encode(), b"f" * 1024) for number in range(4)))
+        remember(talk, *(alias_of(f"{name} {number}", name.encode(), b"f" * protocol.MAX_FACTS) for number in range(4)))
     found = predicted(talk, *map(key_of, names))
     assert len(found.items) == 300
     size = sum(len(msgpack.packb(fields)) for fields in found.aliases)
-    assert protocol.MAX_FRAME / 4 - 3000 < size <= protocol.MAX_FRAME / 4
+    assert protocol.MAX_FRAME / 4 - 5000 < size <= protocol.MAX_FRAME / 4
     assert [fields[0] for fields in found.aliases[:4]] == [
         alias_of(f"n0 {number}").structure for number in (3, 2, 1, 0)
     ]

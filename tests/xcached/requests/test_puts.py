@@ -21,6 +21,7 @@ def test_the_writer_of_an_entry_is_the_process_the_kernel_names(place, talk):
     ]
 
 
+LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 BAD_PUTS = {
     "key": {"key": "../../../etc/passwd"},
     "key in capitals": {"key": "AB" * 32},
@@ -40,6 +41,16 @@ BAD_PUTS = {
     "no time": {"compile_seconds": float("nan")},
     "endless time": {"compile_seconds": float("inf")},
     "long codec": {"codec": "c" * 33},
+    "large and inline": {
+        "payload": LARGE,
+        "digest": digest(LARGE),
+        "stored_size": len(LARGE),
+    },
+    "large program inline": {
+        "program": LARGE,
+        "program_stored_digest": digest(LARGE),
+        "program_stored_size": len(LARGE),
+    },
 }
 
 

@@ -123,12 +123,12 @@ def test_aliases_count_in_ones_own_store_and_cost_no_other_user_an_entry(tmp_pat
         made.put(key_of("bob's"), b"b", b"p", uid=BOB)
         before = len(made.keys())
         for number in range(16):
-            remember(made, [f"s{number}"], b"p", uid=BOB, facts=b"f" * protocol.MAX_FACTS)
+            remember(made, [f"s{number}"], b"p", uid=BOB, facts=b"f" * 1024)
         made.sync()
         ((of_aliases,),) = made.query(
             "SELECT amount - (SELECT sum(length(name)) FROM statistics) FROM totals WHERE name = 'other_bytes'"
         )
-        assert of_aliases == 16 * (3 * 64 + protocol.MAX_FACTS)
+        assert of_aliases == 16 * (3 * 64 + 1024)
         assert (len(made.keys()) == before) is shared
         made.check()
 
