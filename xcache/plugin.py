@@ -17,9 +17,9 @@ def initialize() -> None:
     except BaseException as error:
         from xcache.signals import is_the_programs
 
-        if isinstance(error, Exception) or not is_the_programs(error):
+        if not is_the_programs(error):
             raise
-        # jax logs and drops everything raised here, even Ctrl-C or a SystemExit from a SIGTERM handler.
+        # jax logs and drops everything raised here, even Ctrl-C or what a signal handler raises.
         from xcache.hook.deferred import raise_at_next_compile
 
         raise_at_next_compile(error)

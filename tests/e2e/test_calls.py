@@ -74,6 +74,44 @@ def test_two_scripts_with_one_version_do_not_share_a_function_of_one_name(place,
         assert json.loads(ran.stdout)["results"] == [factor] * 5, ran.stderr
 
 
+IMPORTING = """
+import json, jax, xcache
+import jax.numpy as jnp
+jit = lambda fun: xcache.jit(fun, version="1")
+@jit
+def first(x):
+    from jax.experimental import sparse
+    return x + 1
+@jit
+def second(x):
+    return x * 2
+first(1.0), second(1.0)
+print(json.dumps({"calls": dict(xcache.stats().calls)}))
+"""
+
+
+@pytest.mark.once
+@pytest.mark.skipif(not RECORDS, reason="xcache.jit is jax.jit with this jax")
+def test_a_call_that_is_not_traced_imports_what_its_trace_imported_of_jax(place):
+    """Rules that came with it count for later calls."""
+    cold, warm = (said(place, IMPORTING, **ON) for _ in range(2))
+    assert cold["calls"] == {"no record": 2}
+    assert warm["calls"] == {"skipped": 2}
+
+
+@pytest.mark.once
+def test_with_the_cache_off_jax_says_where_the_program_calls_from(place):
+    program = """
+import jax, logging, xcache
+jax.config.update("jax_explain_cache_misses", True)
+called = xcache.jit(lambda x: x + 1, version="1")
+called(1.0)
+called(1)
+"""
+    ran = place.run(program)
+    assert "dispatch.py" not in ran.stderr
+
+
 ALIKE = """
 import dataclasses, json, xcache
 spaces = [{"helper": lambda x: 2 * x}, {"helper": lambda x: 3 * x}]

@@ -189,3 +189,31 @@ def test_a_compile_in_a_handler_does_not_count_as_a_wait_of_the_interrupted_requ
     # The request has not timed out, and the hour is not charged to the allowance.
     assert cache.statistics().errors == {}
     assert cache.statistics().lost_seconds < 3600.0
+
+
+@pytest.mark.once
+def test_one_while_the_plugin_imports_xcache_comes_out_at_the_next_compile(place):
+    """jax swallows every exception that leaves a plugin."""
+    program = """
+import signal, sys
+import jax
+
+class Alarm:
+    def find_spec(self, name, path=None, target=None):
+        if name == "xcache.cache":
+            sys.meta_path.remove(self)
+            signal.raise_signal(signal.SIGALRM)
+
+def too_late(number, frame):
+    raise TimeoutError("the user's own")
+
+signal.signal(signal.SIGALRM, too_late)
+sys.meta_path.insert(0, Alarm())
+try:
+    jax.jit(lambda x: x + 1)(1)
+except TimeoutError as error:
+    print(error)
+print(jax.jit(lambda x: x + 1)(1))
+"""
+    ran = place.run(program, XCACHE="1")
+    assert (ran.stdout, ran.stderr) == ("the user's own\n2\n", "")

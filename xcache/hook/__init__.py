@@ -13,6 +13,7 @@ from xcache import logs
 from xcache._version import __version__
 from xcache.config import config
 from xcache.errors import UnsupportedError, XcacheError
+from xcache.signals import reraise_if_the_programs
 
 if TYPE_CHECKING:
     from xcache.hook import call_records, skipping
@@ -227,4 +228,6 @@ def install_from_environment() -> None:
             if process_cache.may_be_made():
                 enable(mode)
     except (XcacheError, OSError) as error:
+        # A signal handler of the program's may raise TimeoutError, which is an OSError.
+        reraise_if_the_programs(error)
         logs.complain("%s; xcache is off", error)

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import inspect
 import logging
 import os
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from jax._src import core, pjit, traceback_util, tree_util, util, xla_bridge
+from jax._src import core, pjit, source_info_util, traceback_util, tree_util, util, xla_bridge
 from jax._src.lib import _jax
 
 from xcache import logs
@@ -25,6 +27,7 @@ from xcache.hook import current_calls, late_module
 from xcache.hook.call_records import CallRecords
 from xcache.hook.calls import record_format, second_trace
 from xcache.hook.calls.description import Call, describe
+from xcache.hook.structure.code import is_of_jax
 from xcache.hook.structure.encoding import CannotSkipError
 from xcache.request import Alias
 from xcache.signals import reraise_if_the_programs
@@ -33,6 +36,7 @@ from xcache.wire import protocol
 logger = logging.getLogger("xcache")
 # jax hides its own frames from the program's exceptions, and so do its callers here, with the cache off, too.
 traceback_util.register_exclusion(__file__)
+source_info_util.register_exclusion(__file__)
 
 # Calls that jax has traced in this process, by digest: their records, and those that have none. All functions share
 # them, to find two that xcache cannot tell apart.
@@ -49,6 +53,9 @@ _EMPTY_PARAMETERS: dict[str, Any] = {
     "pgle_profiler": None,
     "const_args": (),
 }
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Ready(NamedTuple):
@@ -108,15 +115,16 @@ class RecordedFunction:
         if isinstance(ready_or_reason, Ready):
             records.count("skipped")
             return self._run(ready_or_reason, call)
+        before = frozenset(sys.modules)
         answer = self._ask_jax(*arguments, **keywords)
         if answer[1] is None:
             records.count("no fast path")
             self._is_left_to_jax = True
         else:
-            self._record_and_count(records, call, arguments, keywords, ready_or_reason)
+            self._record_and_count(records, call, (arguments, keywords), _imported_since(before), ready_or_reason)
         return answer
 
-    def prepare(self, wanted: list[tuple[tuple[Any, ...], dict[str, Any]]]) -> None:
+    def prepare(self, wanted: list[Arguments]) -> None:
         """Load or compile what these calls need, several at once; each has its arguments and keywords."""
         records, settings = _current_records(), late_module.settings()
 
@@ -135,13 +143,17 @@ class RecordedFunction:
                 loading.append(call and threads.submit(under_settings, self._load, usable, call))
             loaded = [each and each.result() for each in loading]
             missing = [number for number, each in enumerate(loaded) if not isinstance(each, Ready)]
-            lowered = [self.jitted.trace(*wanted[number][0], **wanted[number][1]).lower() for number in missing]
+            lowered, imported = [], []
+            for number in missing:
+                before = frozenset(sys.modules)
+                lowered.append(self.jitted.trace(*wanted[number][0], **wanted[number][1]).lower())
+                imported.append(_imported_since(before))
             compiling = [threads.submit(under_settings, each._lowering.compile) for each in lowered]
-            for number, compiled in zip(missing, compiling, strict=True):
+            for number, compiled, modules in zip(missing, compiling, imported, strict=True):
                 compiled.result()
                 call, reason = described[number], loaded[number]
                 if usable is not None and call is not None and isinstance(reason, str):
-                    self._record_and_count(usable, call, *wanted[number], reason)
+                    self._record_and_count(usable, call, wanted[number], modules, reason)
 
     def _describe(
         self, records: CallRecords, arguments: Any, keywords: Any, *, is_prepared: bool = False
@@ -169,6 +181,8 @@ class RecordedFunction:
                 return "no record"
             record = record_format.decode(alias.record)
             record.tree(call.trees)
+            for name in record.imported:
+                importlib.import_module(name)
             executable = record_format.make_computation(record, records.late_module(alias)).compile()
         except BaseException as error:  # noqa: BLE001 - jax can trace instead
             return self._reason(error)
@@ -181,15 +195,17 @@ class RecordedFunction:
         fast_path = pjit._get_fastpath_data(ready.executable, tree, call.leaves, results, **self._fast_path)
         return tree_util.tree_unflatten(tree, results), fast_path, False
 
-    def _record_and_count(self, records: CallRecords, call: Call, arguments: Any, keywords: Any, reason: str) -> None:
+    def _record_and_count(
+        self, records: CallRecords, call: Call, arguments: Arguments, imported: list[str], reason: str
+    ) -> None:
         """Record what jax has just compiled; count the call, once, by why it was traced."""
         is_first = call.digest not in _recorded and call.digest not in _unrecorded
-        problem = self._record(records, call, arguments, keywords)
+        problem = self._record(records, call, arguments, imported)
         if problem is not None or is_first:
             records.count(problem or reason)
             logger.debug("traced: %s: %s", self._options.fun_sourceinfo, problem or reason)
 
-    def _record(self, records: CallRecords, call: Call, arguments: Any, keywords: Any) -> str | None:
+    def _record(self, records: CallRecords, call: Call, arguments: Arguments, imported: list[str]) -> str | None:
         """Record what jax has just compiled, or check the version by it; return why there can be no record, or None."""
         if records.is_readonly or call.digest in _unrecorded:
             _unrecorded.add(call.digest)
@@ -198,11 +214,11 @@ class RecordedFunction:
         # Unless all of the following succeeds, for good.
         _unrecorded.add(call.digest)
         try:
-            made = self._alias(records, call, arguments, keywords, is_new=known is None)
+            made = self._alias(records, call, arguments, imported, is_new=known is None)
         except BaseException as error:  # noqa: BLE001 - the program has its results already
             self._is_left_to_jax = getattr(error, "kind", "") == second_trace.DIFFERS
             return self._reason(error)
-        if known is not None and known != made:
+        if known is not None and _difference(known, made):
             # Two calls that xcache cannot tell apart: neither may have a record.
             records.drop(call.digest)
             logger.error(
@@ -220,16 +236,19 @@ class RecordedFunction:
         records.note(made)
         return None
 
-    def _alias(self, records: CallRecords, call: Call, arguments: Any, keywords: Any, *, is_new: bool) -> Alias:
+    def _alias(
+        self, records: CallRecords, call: Call, arguments: Arguments, imported: list[str], *, is_new: bool
+    ) -> Alias:
         """Return the alias of what jax has just compiled; raise CannotSkipError if there can be none."""
-        traced = self.jitted.trace(*arguments, **keywords)
+        positional, keywords = arguments
+        traced = self.jitted.trace(*positional, **keywords)
         lowered = traced.lower()
         program = records.program_of(lowered._lowering)
         if program is None:
             raise CannotSkipError("no alias")
         if is_new:
-            second_trace.compare(traced, lambda: self.jitted.trace(*arguments, **keywords))
-        record = record_format.encode(lowered._lowering, traced.out_tree, call.trees)
+            second_trace.compare(traced, lambda: self.jitted.trace(*positional, **keywords))
+        record = record_format.encode(lowered._lowering, traced.out_tree, call.trees, imported)
         if len(record) > _MOST_BYTES:
             raise CannotSkipError("large record")
         record_format.decode(record).tree(call.trees)
@@ -241,7 +260,7 @@ class RecordedFunction:
         if found is None:
             records.note(made)
             return "no record"
-        differs = "program" if found.program != made.program else "results" if found.record != made.record else None
+        differs = _difference(found, made)
         if differs is None:
             return "checked"
         records.count("contradiction")
@@ -262,6 +281,18 @@ class RecordedFunction:
             kind, said = error.kind, str(error)
         logger.debug("traced: %s: %s", self._options.fun_sourceinfo, said)
         return kind
+
+
+def _imported_since(before: frozenset[str]) -> list[str]:
+    """Return the modules of jax's that were imported since, in that order."""
+    return [name for name in sys.modules if name not in before and is_of_jax(name)]
+
+
+def _difference(one: Alias, other: Alias) -> str | None:
+    """Return in what two aliases of one call differ, or None."""
+    if one.program != other.program:
+        return "program"
+    return None if record_format.are_same(one.record, other.record) else "results"
 
 
 @functools.cache

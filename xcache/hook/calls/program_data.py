@@ -1,15 +1,13 @@
 """The data among the names of a module, a class, or a function's globals, which a program can change as it runs.
 
-Numbers, texts, dtypes, enum members and arrays are data, and containers count with all data in them. Of anything else
-only the name counts, or the type.
+Plain values, arrays, containers, and objects of Python's, numpy's and jax's classes count with all that they hold, and
+so do dataclasses. A function, class or module counts by its name, and any other object of the program's by its type.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import enum
-import numbers
 import types
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,79 +15,90 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
+from xcache.hook.calls.program_objects import NAMED, attributes, is_standard, label, reduced
 from xcache.hook.structure import code
-from xcache.hook.structure.encoding import text, type_name
+from xcache.hook.structure.encoding import tagged, text, type_name
 
 if TYPE_CHECKING:
     from xcache.hook.calls.program_values import ProgramEncoding
 
-_SCALARS = (numbers.Number, str, bytes, np.generic, np.dtype, enum.Enum, np.ndarray, jax.Array, range, slice)
-_MAPPINGS = (dict, types.MappingProxyType)
-_SEQUENCES = (tuple, list, set, frozenset, collections.deque)
+# Tested with ``issubclass``: ``isinstance`` asks the object itself, which may import what it stands for.
+_PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype, enum.Enum, np.ndarray, jax.Array)
+_BUILTIN = (dict, list, tuple, set, frozenset, types.MappingProxyType)
 # Names that Python gives to modules and classes, and that say where they are or what they are called.
 _OF_PYTHON = frozenset((
     "__name__", "__qualname__", "__module__", "__file__", "__path__", "__cached__", "__doc__", "__loader__", "__spec__",
     "__package__", "__builtins__", "__warningregistry__", "__annotations__", "__dict__", "__weakref__", "__all__",
     "__version__", "__slots__", "__match_args__", "__firstlineno__", "__static_attributes__", "__parameters__",
-    "__orig_bases__", "__abstractmethods__", "__dataclass_fields__", "__dataclass_params__",
+    "__orig_bases__", "__abstractmethods__", "__dataclass_fields__", "__dataclass_params__", "__slotnames__",
 ))  # fmt: skip
 
 
 def write_data(encoding: ProgramEncoding, names: Mapping[str, Any]) -> None:
-    """Write all names that lead to data, in alphabetical order, and the data."""
-    found = [(name, names[name]) for name in sorted(names) if name not in _OF_PYTHON and _has_data(names[name], 0)]
+    """Write names in alphabetical order, and what is known of their values."""
+    found = [name for name in sorted(names) if name not in _OF_PYTHON]
     encoding.write(b"D%d" % len(found))
-    for name, value in found:
+    for name in found:
         encoding.write(text(name))
-        _write(encoding, value)
+        _write(encoding, names[name])
 
 
-def _has_data(value: Any, depth: int) -> bool:
-    if isinstance(value, _SCALARS):
-        return True
-    if isinstance(value, type):
-        # ``jnp.bfloat16`` and ``np.float32`` are settings more than code.
-        return issubclass(value, np.generic) or hasattr(value, "dtype")
-    # No program's data are so deep; a list that holds itself is.
-    return depth < 10 and any(_has_data(each, depth + 1) for each in _parts(value) or ())
-
-
-def _parts(value: Any) -> Iterable[Any] | None:
-    """Return all that a container holds; None for anything else."""
-    kind = type(value)
-    if isinstance(value, _MAPPINGS):
-        return (*value.keys(), *value.values())
-    if isinstance(value, _SEQUENCES):
-        return tuple(value)
-    if kind is types.SimpleNamespace:
-        return (*vars(value).keys(), *vars(value).values())
-    if dataclasses.is_dataclass(kind) and not code.is_of_jax(kind.__module__):
-        return [getattr(value, field.name, None) for field in dataclasses.fields(kind)]
-    return None
+def data_of_module(module: types.ModuleType) -> dict[str, Any]:
+    """Return the names of a module that lead to data: others come and go as modules are imported."""
+    return {name: value for name, value in vars(module).items() if not issubclass(type(value), NAMED)}
 
 
 def _write(encoding: ProgramEncoding, value: Any) -> None:
-    parts = None if isinstance(value, _SCALARS) else _parts(value)
-    if parts is not None:
-        if encoding.met_again(b"d", value):
-            return
-        parts = tuple(parts)
-        encoding.write(text(f"{type_name(type(value))} {len(parts)}"))
-        if isinstance(value, (set, frozenset)):
-            encoding.encode(frozenset(each for each in parts if isinstance(each, _SCALARS)))
-            return
-        for each in parts:
-            _write(encoding, each)
-    elif not _has_data(value, 0):
-        encoding.write(text(f"a {label(value)}"))
-    elif isinstance(value, range) or type(value).__module__ == "decimal":
-        encoding.write(text(f"{type_name(type(value))} {value!r}"))
-    else:
+    kind = type(value)
+    encoding.count()
+    if issubclass(kind, _PLAIN):
         encoding.encode(value)
+    elif issubclass(kind, NAMED):
+        encoding.write(text(label(value)))
+        if kind is types.BuiltinMethodType and not isinstance(value.__self__, types.ModuleType):
+            _write(encoding, value.__self__)
+    elif encoding.met_again(b"d", value):
+        return
+    elif issubclass(kind, _BUILTIN):
+        _write_container(encoding, value)
+    elif is_standard(kind.__module__):
+        _write_parts(encoding, kind, reduced(value))
+    elif code.is_of_jax(kind.__module__) and _is_data_of_jax(value):
+        encoding.encode(value)
+    elif dataclasses.is_dataclass(kind):
+        _write_parts(encoding, kind, attributes(value))
+        write_data(encoding, attributes_of_class(kind))
+    else:
+        encoding.write(text(f"a {label(value)}"))
 
 
-def label(value: Any) -> str:
-    """Return the name of a function, class or module, and the type of anything else."""
-    name = getattr(value, "__qualname__", None) if callable(value) else getattr(value, "__name__", None)
-    named = f" {getattr(value, '__module__', None)}.{name}" if isinstance(name, str) else ""
-    return f"{type_name(type(value))}{named}"
+def _is_data_of_jax(value: Any) -> bool:
+    """Return whether an object of jax's is data; the configuration counts elsewhere."""
+    return isinstance(value, jax.sharding.Mesh) or not (callable(value) or value is jax.config)
+
+
+def _write_container(encoding: ProgramEncoding, value: Any) -> None:
+    kind = type(value)
+    if issubclass(kind, (set, frozenset)) and not all(isinstance(each, (int, float)) for each in value):
+        # The order of others than numbers differs in each process.
+        contents = sorted(encoding.apart(each, _write) for each in value)  # type: ignore[arg-type]
+        encoding.write(text(f"{type_name(kind)} {len(contents)}"))
+        encoding.write(tagged(b"E", b"".join(tagged(b"e", content) for content in contents)))
+    elif issubclass(kind, (dict, types.MappingProxyType)):
+        _write_parts(encoding, kind, [*value.keys(), *value.values()])
+    else:
+        _write_parts(encoding, kind, value)
+    if kind not in _BUILTIN:
+        _write_parts(encoding, kind, attributes(value))
+
+
+def _write_parts(encoding: ProgramEncoding, kind: type, parts: Iterable[Any]) -> None:
+    parts = tuple(parts)
+    encoding.write(text(f"{type_name(kind)} {len(parts)}"))
+    for each in parts:
+        _write(encoding, each)
+
+
+def attributes_of_class(kind: type) -> dict[str, Any]:
+    """Return the attributes that a class has from itself and its bases."""
+    return {name: value for base in reversed(kind.__mro__[:-1]) for name, value in vars(base).items()}

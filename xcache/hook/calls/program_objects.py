@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import array
+import collections
 import contextlib
 import copy
+import copyreg
+import datetime
+import decimal
+import functools
+import os
 import re
 import sys
 import types
+import typing
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xcache.hook.structure import code
-from xcache.hook.structure.encoding import CannotSkipError, type_name
+from xcache.hook.structure.encoding import CannotSkipError, text, type_name
 
 if TYPE_CHECKING:
     from xcache.hook.calls.program_values import ProgramEncoding
@@ -25,6 +34,14 @@ _ITEMS: dict[type, Any] = {
     int: int.__int__,
     float: float.__float__,
 }
+# Classes of Python's whose objects are all that pickle would store of them.
+STANDARD = (
+    range, bytearray, array.array, collections.deque, collections.defaultdict, datetime.date, datetime.datetime,
+    datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal, re.Pattern, type(typing.Literal),
+)  # fmt: skip
+# Where Python's own modules are.
+_PYTHON = f"{Path(os.__file__).parent}/"
+NAMED = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
 # Names of attributes in which objects remember their hash.
 _REMEMBERED_HASH = re.compile(r"(_\w+)?_{1,2}(cached_?)?hash(_?(value|code|cache))?_*")
 _READABLE = {object, types.SimpleNamespace, *_ITEMS}
@@ -40,7 +57,7 @@ def write_object(encoding: ProgramEncoding, value: Any) -> None:
     is_readable = "__slots__" in vars(kind) or hasattr(value, "__dict__") or isinstance(value, tuple(_ITEMS))
     if not is_readable or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
         raise CannotSkipError(f"unknown type: {type_name(kind)}")
-    encoding.encode_all(item for item in _attributes(value) if not _is_hash(value, *item))
+    encoding.encode_all(item for item in attributes(value) if not _is_hash(value, *item))
     for base, items in _ITEMS.items():
         if isinstance(value, base):
             encoding.encode(items(value))
@@ -72,7 +89,7 @@ def _is_hash(value: Any, name: str, held: Any) -> bool:
         return False
 
 
-def _attributes(value: Any) -> list[tuple[str, Any]]:
+def attributes(value: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes, in the order in which they were set; a class may hide some of them."""
     try:
         found = list(object.__getattribute__(value, "__dict__").items())
@@ -84,3 +101,48 @@ def _attributes(value: Any) -> list[tuple[str, Any]]:
                 with contextlib.suppress(AttributeError):
                     found.append((name, slot.__get__(value)))
     return found
+
+
+def write_standard(encoding: ProgramEncoding, value: Any) -> None:
+    """Write an object of Python's by what pickle would store of it."""
+    if not encoding.met_again(b"v", value):
+        encoding.write(text(type_name(type(value))))
+        encoding.encode_all(reduced(value))
+
+
+def reduced(value: Any) -> list[Any]:
+    """Return what pickle would store of an object of Python's or numpy's; its name if that cannot be told."""
+    if isinstance(value, memoryview):
+        return [bytes(value)]
+    if type(value).__module__ == "itertools":
+        # Pickling these is deprecated.
+        return [label(value)]
+    reduce = copyreg.dispatch_table.get(type(value))
+    try:
+        stored = reduce(value) if reduce else value.__reduce_ex__(2)
+    except Exception:  # noqa: BLE001 - it is not for pickling: a lock, a file, a generator
+        return [label(value)]
+    if isinstance(stored, str):
+        return [stored]
+    made_by, arguments, *more = stored
+    state, items, pairs = (*more, None, None, None)[:3]
+    return [label(made_by), arguments, state, *(items or ()), *(pairs or ())]
+
+
+def label(value: Any) -> str:
+    """Return the name of a function, class or module, and the type of anything else."""
+    kind = type(value)
+    if not issubclass(kind, NAMED) and not is_standard(kind.__module__) and not code.is_of_jax(kind.__module__):
+        return type_name(kind)
+    name = getattr(value, "__qualname__", None) if callable(value) else getattr(value, "__name__", None)
+    named = f" {getattr(value, '__module__', None)}.{name}" if isinstance(name, str) else ""
+    return f"{type_name(kind)}{named}"
+
+
+@functools.cache
+def is_standard(module: str) -> bool:
+    """Return whether a module is Python's or numpy's, and not a program's of that name."""
+    package = module.split(".", 1)[0]
+    file = getattr(sys.modules.get(package), "__file__", None)
+    is_python_s = package in sys.stdlib_module_names and (file is None or file.startswith(_PYTHON))
+    return is_python_s or package in ("numpy", "ml_dtypes")

@@ -8,23 +8,24 @@ for them. A value that cannot be read to the last bit raises CannotSkipError.
 from __future__ import annotations
 
 import collections
+import enum
 import functools
 import hashlib
 import numbers
-import os
+import pathlib
 import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
-from pathlib import Path
+
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import core
 
-from xcache.hook.calls.program_data import label, write_data
-from xcache.hook.calls.program_objects import write_object
+from xcache.hook.calls.program_data import attributes_of_class, data_of_module, write_data
+from xcache.hook.calls.program_objects import STANDARD, attributes, is_standard, label, write_object, write_standard
 from xcache.hook.structure import code, digest  # noqa: F401 - digest completes the table of types
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
@@ -33,8 +34,6 @@ from xcache.hook.structure.values import content
 _MOST_BYTES = 1024 * 1024
 _MOST_OBJECTS = 50_000
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
-# Where Python's own modules are.
-_PYTHON = f"{Path(os.__file__).parent}/"
 
 
 class ProgramEncoding(Encoding):
@@ -43,8 +42,9 @@ class ProgramEncoding(Encoding):
     def __init__(self) -> None:
         super().__init__()
         self._objects = 0
-        # How deep this is in objects of jax's that count by their content.
+        # How deep this is in objects of jax's that count by their content, and the classes met in the innermost.
         self._apart = 0
+        self._classes: dict[type, int] = {}
 
     def encode(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if its content cannot be read."""
@@ -52,22 +52,36 @@ class ProgramEncoding(Encoding):
         if handler is None:
             super().encode(value)
             return
+        self.count()
+        handler(self, value)
+
+    def count(self) -> None:
+        """Count an object; raise CannotSkipError if there are too many."""
         self._objects += 1
         if self._objects > _MOST_OBJECTS:
             raise CannotSkipError("large object")
-        handler(self, value)
 
     def apart(self, value: Any, handler: Callable[[Encoding, Any], None]) -> bytes:
         """Return the encoding of a value by itself."""
+        outer, self._classes = self._classes, {}
         self._apart += 1
         try:
             return super().apart(value, handler)
         finally:
             self._apart -= 1
+            self._classes = outer
 
     def met_again(self, tag: bytes, value: Any) -> bool:
         """Write an object's number, and return whether it was met before; within an object of jax's, content counts."""
         return self._apart == 0 and self.met_before(tag, value)
+
+    def met_class(self, kind: type) -> bool:
+        """Do the same for a class, which may lead to itself by way of its members."""
+        if self._apart == 0:
+            return self.met_before(b"T", kind)
+        is_met = kind in self._classes
+        self.write(b"T%d;" % self._classes.setdefault(kind, len(self._classes)))
+        return is_met
 
 
 def _handler(value: Any) -> Any:
@@ -75,6 +89,8 @@ def _handler(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return None
+    if kind in STANDARD or kind.__module__.split(".", 1)[0] == "pathlib":
+        return write_standard
     if typing.get_origin(value) is not None:
         return _generic
     if kind in _CONTAINERS:
@@ -82,7 +98,7 @@ def _handler(value: Any) -> Any:
     for known, handler in _HANDLERS_BY_BASE:
         if isinstance(value, known):
             return handler
-    if kind in HANDLERS or kind.__module__.split(".", 1)[0] == "numpy":
+    if kind in HANDLERS or kind.__module__.split(".", 1)[0] in ("numpy", "ml_dtypes"):
         return None
     if code.is_of_jax(kind.__module__):
         return _wrapper if callable(getattr(value, "__wrapped__", None)) or _is_named(value) else None
@@ -96,7 +112,8 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
     if encoding.met_before(b"F", value):
         return
     encoding.write(text(type_name(value)))
-    encoding.write(text(_file_digest(value.__globals__.get("__file__") or "")))
+    names = value.__globals__
+    encoding.write(text(_file_digest(names.get("__file__") or "")))
     _code(encoding, value.__code__)
     cells = []
     for cell in value.__closure__ or ():
@@ -108,7 +125,7 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
     encoding.encode((value.__name__, value.__doc__, list(vars(value).items())))
     annotations = getattr(value, "__annotations__", {})
     encoding.encode([(name, each if type(each) in _PLAIN else label(each)) for name, each in annotations.items()])
-    write_data(encoding, {name: value.__globals__.get(name) for name in _names(value.__code__)})
+    write_data(encoding, {name: names[name] for name in _names(value.__code__) if name in names})
 
 
 class _EmptyCell:
@@ -122,7 +139,7 @@ def _file_digest(file: str) -> str:
     Two scripts of one version may each have a function of one name and code, which calls others of theirs.
     """
     try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+        return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()
     except OSError:
         return ""
 
@@ -211,13 +228,13 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
     """Write a class by its name, if that leads to it, with the data among its attributes."""
     if not _is_named(value):
         raise CannotSkipError(f"class that its name does not lead to: {type_name(value)}")
-    if encoding.met_again(b"T", value):
+    if encoding.met_class(value):
         return
     encoding.write(text(f"class {type_name(value)}"))
-    if code.is_of_jax(value.__module__) or _is_standard(value.__module__):
+    if code.is_of_jax(value.__module__) or is_standard(value.__module__):
         return
     encoding.write(text(_file_digest(getattr(sys.modules[value.__module__], "__file__", None) or "")))
-    held = {key: each for base in reversed(value.__mro__[:-1]) for key, each in vars(base).items()}
+    held = attributes_of_class(value)
     write_data(encoding, held)
     for name, field in held.get("__dataclass_fields__", {}).items():
         write_data(encoding, {name: (field.default, field.metadata)})
@@ -227,13 +244,10 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
     _class(encoding, type(value))
 
 
-@functools.cache
-def _is_standard(module: str) -> bool:
-    """Return whether a module is Python's or numpy's, and not a program's of that name."""
-    package = module.split(".", 1)[0]
-    file = getattr(sys.modules.get(package), "__file__", None)
-    is_python_s = package in sys.stdlib_module_names and (file is None or file.startswith(_PYTHON))
-    return is_python_s or package in ("numpy", "ml_dtypes")
+def _member(encoding: ProgramEncoding, value: enum.Enum) -> None:
+    """Write a member of an enumeration, which is one object wherever it is met."""
+    _class(encoding, type(value))
+    encoding.encode_all(attributes(value))
 
 
 def _is_named(value: Any) -> bool:
@@ -268,8 +282,8 @@ def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
     if sys.modules.get(value.__name__) is not value:
         raise CannotSkipError("module that its name does not lead to")
     encoding.write(text(f"module {value.__name__}"))
-    if not code.is_of_jax(value.__name__) and not _is_standard(value.__name__):
-        write_data(encoding, vars(value))
+    if not code.is_of_jax(value.__name__) and not is_standard(value.__name__):
+        write_data(encoding, data_of_module(value))
 
 
 def _tree(encoding: ProgramEncoding, value: Any) -> None:
@@ -325,6 +339,7 @@ _HANDLERS_BY_BASE: tuple[tuple[Any, Any], ...] = (
     (functools.partial, _partial),
     ((types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType, np.ufunc), _native),
     (type, _class),
+    (enum.Enum, _member),
     (types.ModuleType, _module),
     (types.CodeType, _code),
     ((core.Jaxpr, getattr(core, "ClosedJaxpr", core.Jaxpr)), _jaxpr),

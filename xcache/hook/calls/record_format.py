@@ -28,7 +28,7 @@ try:
 except ImportError:  # before jax 0.10
     from jax._src import prng
 
-_FORMAT = 1
+_FORMAT = 2
 # Not part of a record: the module, which nobody lowers, and the executable.
 _LEFT_OUT = ("_hlo", "_executable")
 _MOST_BYTES = 16 * 1024 * 1024
@@ -43,35 +43,43 @@ class Record(NamedTuple):
 
     attributes: dict[str, Any]
     results: Any
+    # Modules of jax's that tracing imported. Later calls may depend on them, so a process that skips it imports them.
+    imported: list[str]
 
     def tree(self, arguments: Sequence[Any]) -> Any:
         """Return the tree of the results of a call with these trees of arguments, whose objects it holds."""
         return trees.decode(self.results, arguments)
 
 
-def encode(computation: Any, results: Any, arguments: Sequence[Any]) -> bytes:
+def encode(computation: Any, results: Any, arguments: Sequence[Any], imported: Sequence[str] = ()) -> bytes:
     """Return the record of a computation; raise CannotSkipError if it holds anything that cannot be written.
 
-    ``arguments`` are the trees of the call's arguments.
+    ``arguments`` are the trees of the call's arguments; tracing ``imported`` these modules.
     """
     writer = _Writer()
     attributes = {name: value for name, value in vars(computation).items() if name not in _LEFT_OUT}
     if attributes.get("const_args"):
         raise CannotSkipError("hoisted constants")
-    form = [_FORMAT, trees.encode(results, arguments), writer.write(attributes), writer.shared]
+    form = [_FORMAT, trees.encode(results, arguments), writer.write(attributes), writer.shared, list(imported)]
     packed: bytes = msgpack.packb(form)
     return zlib.compress(packed)
 
 
 def decode(record: bytes) -> Record:
     """Return what was written; raise ValueError if this process cannot read it."""
-    unpacking = zlib.decompressobj()
-    version, results, attributes, shared = msgpack.unpackb(
-        unpacking.decompress(record, _MOST_BYTES), strict_map_key=False
-    )
+    version, results, attributes, shared, imported = _unpacked(record)
     if version != _FORMAT:
         raise ValueError("the record has another format")
-    return Record(_Reader(shared).read(attributes), results)
+    return Record(_Reader(shared).read(attributes), results, imported)
+
+
+def are_same(one: bytes, other: bytes) -> bool:
+    """Return whether two records are of the same computation; only the first trace in a process imports modules."""
+    return _unpacked(one)[:-1] == _unpacked(other)[:-1]
+
+
+def _unpacked(record: bytes) -> Any:
+    return msgpack.unpackb(zlib.decompressobj().decompress(record, _MOST_BYTES), strict_map_key=False)
 
 
 def make_computation(record: Record, module: Any) -> Any:

@@ -76,11 +76,15 @@ def _is_made_of_the_same(one: Any, other: Any) -> bool:
     if None in nodes:
         return nodes[0] is nodes[1]
     children = one.children(), other.children()
-    return _is_same_data(nodes[0][1], nodes[1][1]) and all(map(_is_made_of_the_same, *children))
+    kind, *data = nodes[0][0], nodes[0][1], nodes[1][1]
+    # jax lists the keys of a dictionary anew each time.
+    data = map(tuple, data) if kind is dict else data
+    return _is_same_data(*data) and all(map(_is_made_of_the_same, *children))
 
 
 def _is_same_data(one: Any, other: Any) -> bool:
-    if type(one) in (tuple, list) and type(other) is type(one):
+    # A list is another one even if it holds the same: the program may change one of them.
+    if type(one) is tuple and type(other) is tuple:
         return len(one) == len(other) and all(map(_is_same_data, one, other))
     if type(one) in (str, int, float, bool) and type(other) is type(one):
         return repr(one) == repr(other)

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 _CODE = (".py", ".so", ".pyc")
-# At the beginning of any statement; text that only looks like one does no harm.
+# At the beginning of any statement, or by name; text that only looks like an import does no harm.
 _IMPORT = re.compile(
-    r"(?:^|[;:])[ \t\f]*(?:from[ \t\f]+([^\W\d]\w*)[\w.]*[ \t\f]+import\b|import[ \t\f]+([^\W\d][\w., \t\f]*))",
+    r"(?:^|[;:])[ \t\f]*(?:from[ \t\f]+([^\W\d]\w*)[\w.]*[ \t\f]+import\b|import[ \t\f]+([^\W\d][\w., \t\f]*))"
+    r"|(?:\bimport_module|\b__import__)\([ \t\f]*['\"]([^\W\d]\w*)",
     re.MULTILINE,
 )
 # importlib.metadata parses a distribution's whole description for each field, which takes milliseconds.
@@ -240,10 +241,10 @@ def _relative_name(file: Path, first: Path) -> str:
 
 def _imported(content: bytes) -> Iterator[str]:
     """Yield the names of packages that a source file imports."""
-    source = content.decode("utf-8", "replace").replace("\r\n", "\n").replace("\\\n", " ")
-    for package, names in _IMPORT.findall(source):
-        for name in (package,) if package else names.split(","):
-            yield name.strip().split(".")[0].split(" ")[0]
+    source = re.sub(r"\r\n?", "\n", content.decode("utf-8-sig", "replace")).replace("\\\n", " ")
+    for package, names, named in _IMPORT.findall(source):
+        for name in (package or named,) if package or named else names.split(","):
+            yield name.strip().split(".")[0].partition(" ")[0].partition("\t")[0]
 
 
 def _distributions_at(name: str, place: Path) -> Iterator[metadata.Distribution]:

@@ -84,11 +84,19 @@ configuration = _Configuration()
 
 
 def trace_context() -> tuple[Any, ...]:
-    """Return jax's trace context; jax treats an empty mesh as no mesh."""
-    return tuple(
-        None if isinstance(value, (meshes.Mesh, meshes.AbstractMesh)) and value.empty else value
-        for value in config.trace_context()
-    )
+    """Return jax's trace context."""
+    return tuple(map(_plain, config.trace_context()))
+
+
+def _plain(value: Any) -> Any:
+    """Return what counts of a value in jax's trace context."""
+    if isinstance(value, (meshes.Mesh, meshes.AbstractMesh)) and value.empty:
+        # jax treats it as no mesh.
+        return None
+    if type(value).__name__ == "XlaMetadata":
+        # It remembers its hash, which differs in each process.
+        return "xla metadata", dict(sorted(value.val.items()))
+    return value
 
 
 _backends: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()

@@ -149,7 +149,7 @@ class Encoding:
 
     def write_unordered(self, values: Iterable[Any]) -> None:
         """Write values whose order means nothing."""
-        contents = sorted(self.apart(value, Encoding.encode) for value in values)
+        contents = sorted(self.apart(value, type(self).encode) for value in values)
         self.write(b"E%d" % len(contents))
         for content in contents:
             self.write(tagged(b"e", content))

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import argparse
+import array
+import collections
+import copy
 import dataclasses
+import datetime
+import functools
+import pathlib
+import random
+import re
 import sys
+import threading
 import types
 
+import jax
 import numpy as np
 import pytest
-from support.describing import of_text, told
+from support.describing import of_text, told, using
+
+from xcache.hook.structure.encoding import CannotSkipError
 
 
 @dataclasses.dataclass
@@ -93,3 +106,124 @@ def test_a_module_counts_with_its_data(monkeypatch):
     for module.rate in (1, 2, 1):
         digests.append(told(module))
     assert digests[0] == digests[2] != digests[1]
+
+
+@dataclasses.dataclass
+class Derived:
+    layers: int = 1
+
+    def __post_init__(self):
+        self.width = 2
+
+
+def derived(width):
+    made = Derived()
+    made.width = width
+    return made
+
+
+class Named(list):
+    """A list with a name."""
+
+    def __init__(self, name, values=()):
+        super().__init__(values)
+        self.name = name
+
+
+class Plain:
+    """An object of the program's: only its class counts among globals."""
+
+    def __init__(self, rate):
+        self.rate = rate
+
+
+class Lazy:
+    """Stands for something else, and finds it when it is asked for anything, as lazily imported modules do."""
+
+    def __getattribute__(self, name):
+        raise AssertionError(f"{name} was asked for")
+
+
+def mesh(name):
+    return jax.sharding.Mesh(np.array(jax.devices()[:1]), (name,))
+
+
+def cycle(value):
+    made = [value]
+    made.append(made)
+    return made
+
+
+def ladder(height):
+    """Return nested lists in which each holds the next one twice."""
+    made = []
+    for _ in range(height):
+        made = [made, made]
+    return made
+
+
+GLOBALS = {
+    "set of tuples": ({(1, 2)}, {(1, 3)}),
+    "set of sets": ({frozenset({"a"})}, {frozenset({"b"})}),
+    "order of numbers in a set": ({0, 8}, {8, 0}),
+    "length of a list of nothing": ([None], [None, None]),
+    "list and nothing": ([], [None]),
+    "list of functions": ([max], [max, max]),
+    "functions in a list": ([max], [min]),
+    "function": (max, min),
+    "type of Python's": (int, float),
+    "nothing": (None, 0),
+    "attribute set after the fields": (derived(2), derived(3)),
+    "name of a list": (Named("a"), Named("b")),
+    "items of a named list": (Named("a", [1]), Named("a", [2])),
+    "ordered dictionary": (collections.OrderedDict(a=1), collections.OrderedDict(a=2)),
+    "bytes that can change": (bytearray(b"a"), bytearray(b"b")),
+    "array": (array.array("i", [1]), array.array("i", [2])),
+    "view of memory": (memoryview(b"a"), memoryview(b"b")),
+    "chain": (collections.ChainMap({"a": 1}), collections.ChainMap({"a": 2})),
+    "dictionary of the library": (collections.UserDict(a=1), collections.UserDict(a=2)),
+    "longest deque": (collections.deque([1], 2), collections.deque([1], 3)),
+    "time": (datetime.timedelta(1), datetime.timedelta(2)),
+    "path": (pathlib.Path("/a"), pathlib.Path("/b")),
+    "pattern": (re.compile("a"), re.compile("b")),
+    "arguments": (argparse.Namespace(rate=1), argparse.Namespace(rate=2)),
+    "argument of a partial": (functools.partial(max, 1), functools.partial(max, 2)),
+    "object of a bound method": ([1].count, [2].count),
+    "generator of numbers": (random.Random(1), random.Random(2)),
+    "tree": (jax.tree.structure([1]), jax.tree.structure((1,))),
+    "mesh": (mesh("a"), mesh("b")),
+    "partitions": (jax.sharding.PartitionSpec("a"), jax.sharding.PartitionSpec("b")),
+    "cycle": (cycle(1), cycle(2)),
+    "ladder": (ladder(40), ladder(41)),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), GLOBALS.values(), ids=GLOBALS)
+def test_the_globals_of_a_function_count_with_all_that_they_hold(one, other):
+    assert told(using(one)) == told(using(copy_of(one))) != told(using(other))
+
+
+def copy_of(value):
+    try:
+        return copy.deepcopy(value)
+    except TypeError:  # it cannot be copied, as a view of memory
+        return value
+
+
+def test_an_object_of_another_class_among_the_globals_counts_by_its_type():
+    assert told(using(Plain(1))) == told(using(Plain(2))) != told(using(derived(2)))
+    assert told(using(threading.Lock())) == told(using(threading.Lock()))
+
+
+def test_an_object_among_the_globals_is_not_asked_for_anything():
+    told(using(Lazy()))
+
+
+def test_the_configuration_of_jax_counts_elsewhere():
+    told(using(jax.config))
+
+
+@pytest.mark.parametrize("value", [list(range(100_000)), [np.zeros(1 << 20)]], ids=["objects", "bytes"])
+def test_a_global_that_is_too_large_to_read_is_refused(value):
+    with pytest.raises(CannotSkipError, match="large"):
+        told(using(value))

@@ -5,15 +5,18 @@ from __future__ import annotations
 import array
 import collections
 import dataclasses
+import datetime
 import decimal
 import enum
 import fractions
 import functools
 import itertools
 import operator
+import pathlib
 import random
 import re
 import types
+import typing
 from pathlib import Path
 
 import jax
@@ -310,6 +313,23 @@ DIFFERENT = {
     "slot under a property": (lambda: shadowed(2), lambda: shadowed(3)),
     "hidden attribute": (lambda: Hiding(2), lambda: Hiding(3)),
     "text of another class": (lambda: Shouting("a"), lambda: Shouting("b")),
+    **{
+        f"{type(one).__name__} of Python's": (lambda one=one: scaling(one), lambda other=other: scaling(other))
+        for one, other in (
+            (range(2), range(3)),
+            (array.array("i", [1]), array.array("i", [2])),
+            (bytearray(b"a"), bytearray(b"b")),
+            (collections.deque([1], 2), collections.deque([1], 3)),
+            (collections.defaultdict(int, a=1), collections.defaultdict(list, a=1)),
+            (datetime.timedelta(1), datetime.timedelta(2)),
+            (decimal.Decimal(1), decimal.Decimal(2)),
+            (pathlib.Path("/a"), pathlib.Path("/b")),
+            (re.compile("a"), re.compile("a", re.IGNORECASE)),
+        )
+    },
+    "literal": (lambda: typing.Literal["a"], lambda: typing.Literal["b"]),
+    "member in a set": (lambda: {Colour.RED}, lambda: {Colour.BLUE}),
+    "path in a set": (lambda: {pathlib.Path("/a")}, lambda: {pathlib.Path("/b")}),
     "operation": (lambda: of_text("def function(x): return x + 1"), lambda: of_text("def function(x): return x - 1")),
     "name called": (lambda: of_text("def function(x): return f(x)"), lambda: of_text("def function(x): return g(x)")),
 }
@@ -357,7 +377,6 @@ def local_class(number):
         local_class(1),
         local_class(1)(),
         collections.namedtuple("Pair", "x y")(1, 2),
-        array.array("i", [1]),
         random.Random(1),
         types.ModuleType("settings"),
         np.frompyfunc(lambda x: x, 1, 1),
@@ -377,10 +396,7 @@ def test_what_its_name_does_not_tell_cannot_be_described(value):
         (each for each in ()),
         np.random.default_rng(0),
         np.poly1d([1]),
-        range(2),
-        re.compile("a"),
         operator.itemgetter("a"),
-        collections.deque([1]),
         memoryview(b"a"),
         Rated(jnp.sin, 2),
         np.zeros(10_000_000, np.int8),

@@ -60,6 +60,16 @@ def test_a_node_of_the_programs_own_refers_to_an_equal_one_of_the_arguments():
     assert through(result, [structure(4), argument], [structure(4), other]) == structure((Node([1, 2], len), 3))
 
 
+def test_a_list_in_the_data_of_a_node_is_another_one_even_if_it_holds_the_same():
+    """A result may hold the list of either argument, which the program may change."""
+    one, other = structure(Node({"a": 1}, ["layer"])), structure(Node({"a": 1}, ["layer"]))
+    assert one == other
+    held = [argument.node_data()[1] for argument in (one, other)]
+    assert through(other, [one, other]).node_data()[1] is held[1]
+    with pytest.raises(CannotSkipError):
+        trees.encode(structure(Node({"a": 1}, ["layer"])), [one, other])
+
+
 def test_what_cannot_be_written_is_said():
     for value in (Node(1, "kind"), {("a", 1): 2}, [Node(1, object())]):
         with pytest.raises(CannotSkipError):

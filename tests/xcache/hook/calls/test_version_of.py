@@ -134,6 +134,11 @@ def test_a_config_counts_by_its_content():
         "from \\\n helper import N",
         "from\thelper import N",
         "import os, helper as h  # and more",
+        "import helper\tas h",
+        "\ufeffimport helper",
+        "N = 1\rimport helper",
+        "import importlib; N = importlib.import_module('helper').N",
+        '__import__( "helper" )',
     ],
 )
 def test_an_import_is_found_wherever_it_stands(modules, source):
