@@ -22,6 +22,7 @@ _FIND = (
     " entries.writer_uid, entries.flags_component, entries.platform_component, entries.toolchain_component,"
     " CAST(entries.program AS TEXT) FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE entries.key = ?"
 )
+_ALIAS_ROWS = "SELECT writer_uid, rowid, structure FROM aliases"
 
 # The writers whose rows a client may read, or None for all. Filtered by index: rows of others cost nothing.
 Writers = Collection[int] | None
@@ -76,13 +77,12 @@ class Reader:
 
     def alias_rows(self, structure: str) -> list[AliasRow]:
         """Return the aliases of a structure, one for each writer."""
-        rows = self._db.execute("SELECT writer_uid, rowid, structure FROM aliases WHERE structure = ?", (structure,))
-        return [AliasRow(*row) for row in rows]
+        return [AliasRow(*row) for row in self._db.execute(f"{_ALIAS_ROWS} WHERE structure = ?", (structure,))]
 
     def alias_rows_of(self, program: str, writers: Writers) -> list[AliasRow]:
         """Return the aliases of a program, the newest first."""
         allowed, values = _by(writers)
-        sql = f"SELECT writer_uid, rowid, structure FROM aliases WHERE program = ?{allowed} ORDER BY rowid DESC LIMIT ?"
+        sql = f"{_ALIAS_ROWS} WHERE program = ?{allowed} ORDER BY rowid DESC LIMIT ?"
         return [AliasRow(*row) for row in self._db.execute(sql, (program, *values, _MOST_ALIASES_COMPARED))]
 
     def alias(self, rowid: int) -> protocol.Alias | None:
@@ -95,13 +95,13 @@ class Reader:
     def structures(self, writers: Writers, most: int) -> list[str]:
         """Return the structures of up to ``most`` aliases."""
         allowed, values = _by(writers)
-        sql = f"SELECT structure FROM aliases WHERE true{allowed} LIMIT ?"
+        sql = f"SELECT structure FROM aliases WHERE true{allowed} LIMIT ?"  # noqa: S608 - our own words
         return [structure for (structure,) in self._db.execute(sql, (*values, most))]
 
     def toolchains_of(self, program: str, writers: Writers) -> list[str]:
         """Return the toolchains of some entries that were compiled from a program."""
         allowed, values = _by(writers)
-        sql = f"SELECT toolchain_component FROM entries WHERE program = ?{allowed} LIMIT ?"
+        sql = f"SELECT toolchain_component FROM entries WHERE program = ?{allowed} LIMIT ?"  # noqa: S608 - our own words
         return [found for (found,) in self._db.execute(sql, (program, *values, _MOST_ROWS_COMPARED))]
 
     def why_not(self, key: str, trusts: Callable[[int], bool]) -> str | None:
@@ -124,12 +124,10 @@ class Reader:
     def writers(self, table: str, **where: str) -> list[int]:
         """Return the writers of a table's rows with certain values, by one seek in an index for each."""
         matches = "".join(f" AND {column} = :{column}" for column in where)
-        least = f"SELECT min(writer_uid) FROM {table} WHERE writer_uid > {{}}{matches}"
-        sql = (
-            f"WITH RECURSIVE found (uid) AS ({least.format(-1)}"
-            f" UNION ALL SELECT ({least.format('uid')}) FROM found WHERE uid IS NOT NULL)"
-            " SELECT uid FROM found WHERE uid IS NOT NULL"
-        )
+        least = f"SELECT min(writer_uid) FROM {table} WHERE writer_uid > {{}}{matches}"  # noqa: S608 - our own words
+        following = f"SELECT ({least.format('uid')}) FROM found WHERE uid IS NOT NULL"
+        found = f"WITH RECURSIVE found (uid) AS ({least.format(-1)} UNION ALL {following})"
+        sql = f"{found} SELECT uid FROM found WHERE uid IS NOT NULL"
         return [uid for (uid,) in self._db.execute(sql, where)]
 
     def totals(self) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""What strangers have stored in a shared store costs a client nothing: the daemon reads only rows of those it trusts."""
+"""What strangers have stored in a shared store costs a client nothing: the daemon reads only trusted writers' rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def talk(shared):
 
 def plant(place: Place, table: str, columns: str, rows: Iterable[tuple[Any, ...]]) -> None:
     marks = ", ".join("?" * len(columns.split()))
-    insert = f"INSERT INTO {table} ({columns.replace(' ', ', ')}) VALUES ({marks})"
+    insert = f"INSERT INTO {table} ({columns.replace(' ', ', ')}) VALUES ({marks})"  # noqa: S608 - our own names
     with contextlib.closing(sqlite3.connect(place.dir / "store.db", timeout=20)) as database, database:
         database.executemany(insert, rows)
 

@@ -17,7 +17,6 @@ import sys
 import types
 import typing
 from collections.abc import Callable, Iterator
-
 from typing import Any
 
 import jax

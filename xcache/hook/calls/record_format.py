@@ -75,7 +75,7 @@ def decode(record: bytes) -> Record:
 
 def are_same(one: bytes, other: bytes) -> bool:
     """Return whether two records are of the same computation; only the first trace in a process imports modules."""
-    return _unpacked(one)[:-1] == _unpacked(other)[:-1]
+    return bool(_unpacked(one)[:-1] == _unpacked(other)[:-1])
 
 
 def _unpacked(record: bytes) -> Any:

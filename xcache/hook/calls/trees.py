@@ -76,9 +76,8 @@ def _is_made_of_the_same(one: Any, other: Any) -> bool:
     if None in nodes:
         return nodes[0] is nodes[1]
     children = one.children(), other.children()
-    kind, *data = nodes[0][0], nodes[0][1], nodes[1][1]
     # jax lists the keys of a dictionary anew each time.
-    data = map(tuple, data) if kind is dict else data
+    data = [tuple(data) if kind is dict else data for kind, data in nodes]
     return _is_same_data(*data) and all(map(_is_made_of_the_same, *children))
 
 
