@@ -132,17 +132,19 @@ def _fits(kind: type[Any]) -> tuple[Fits, ...]:
     return tuple(map(_fit, typing.get_type_hints(kind).values()))
 
 
-def _fit(hint: Any) -> Fits:
+def _fit(hint: Any, most: int | None = None) -> Fits:
     """Check a value against an annotation, without the protocol's own check, which is under test."""
-    inside = [_fit(inner) for inner in typing.get_args(hint)]
+    inside = [_fit(inner, protocol.MAX_FIELDS) for inner in typing.get_args(hint)]
     if isinstance(hint, types.UnionType):
         return lambda value: any(fits(value) for fits in inside)
     if typing.get_origin(hint) is list:
-        return lambda value: isinstance(value, list) and len(value) <= protocol.MAX_LIST and all(map(inside[0], value))
+        return lambda value: (
+            isinstance(value, list) and len(value) <= (most or protocol.MAX_LIST) and all(map(inside[0], value))
+        )
     if typing.get_origin(hint) is dict:
         return lambda value: (
             isinstance(value, dict)
-            and len(value) <= protocol.MAX_DICTIONARY
+            and len(value) <= (most or protocol.MAX_DICTIONARY)
             and all(inside[0](key) and inside[1](item) for key, item in value.items())
         )
     if hint is str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 from typing import Any
 
@@ -71,7 +72,9 @@ class Commands(click.Group):
             return self._invoke(ctx)
         except (click.ClickException, click.Abort) as error:
             if as_json:
-                emit({"error": error.format_message() if isinstance(error, click.ClickException) else "aborted"})
+                # The failure may be that nothing can be written there.
+                with contextlib.suppress(OSError):
+                    emit({"error": error.format_message() if isinstance(error, click.ClickException) else "aborted"})
             raise
 
     def _invoke(self, ctx: click.Context) -> Any:

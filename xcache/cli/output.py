@@ -61,7 +61,9 @@ def print_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
         table.add_column(column.title, justify=column.justify, min_width=least, no_wrap=not column.cut)
     for row in zip(*cells, strict=True):
         table.add_row(*row)
-    terminal = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+    # There is no stdout if it was closed.
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    terminal = shutil.get_terminal_size().columns if is_terminal else _PIPE_WIDTH
     # A table that is still too wide wraps in the terminal, which is better than keys cut short.
     console = Console(width=max(terminal, needed), highlight=False)
     with console.capture() as capture:
@@ -80,7 +82,7 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 def print_line(line: str) -> None:
     """Print a line, replacing characters that the output's encoding lacks."""
-    encoding = sys.stdout.encoding or "utf-8"
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     click.echo(line.encode(encoding, "replace").decode(encoding))
 
 

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import os
 import sqlite3
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -102,13 +103,16 @@ def is_there(settings: Config) -> bool:
 
 def _exists(path: Path) -> bool:
     try:
-        path.stat()
+        is_file = stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
     except PermissionError:
         raise ClosedStoreError(f"only root and the daemon may read {path.parent}") from None
     except OSError as error:
         raise StoreError(f"{path} cannot be read: {error.strerror}") from None
+    if not is_file:
+        # SQLite would wait for a writer of a pipe.
+        raise StoreError(f"{path} is not a file")
     return True
 
 

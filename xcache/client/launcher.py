@@ -27,12 +27,14 @@ from xcache.config.config import Config
 from xcache.descriptors import PipeEnd, identity
 from xcache.errors import NoLocksError, UnavailableError, UntrustedError
 from xcache.signals import reraise_if_the_programs
-from xcache.wire.ownership import check_directory, prepare_directory, prepare_meeting_place
+from xcache.wire.ownership import at_once, check_directory, prepare_directory, prepare_meeting_place
 from xcache.wire.protocol import FAILED, LOCK, READY
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 File = TypeVar("File", bound=FileIO)
+# More than a daemon writes into its lock file.
+_MOST_LOCK_BYTES = 8192
 
 
 class _WithoutForks:
@@ -166,7 +168,7 @@ class Launcher:
         return written is not None and alive(written[0]) and self._is_locked()
 
     def _is_locked(self) -> bool:
-        with contextlib.suppress(OSError), open(self._config.dir / LOCK, "rb") as lock:
+        with contextlib.suppress(OSError), open(self._config.dir / LOCK, "rb", opener=at_once) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -176,8 +178,8 @@ class Launcher:
     def _written(self) -> tuple[int, bytes] | None:
         """Return the pid and socket path that the daemon wrote into its lock file; None if that file is a copy."""
         try:
-            with open(self._config.dir / LOCK, "rb") as lock:
-                numbers, _, path = lock.read().partition(b"\n")
+            with open(self._config.dir / LOCK, "rb", opener=at_once) as lock:
+                numbers, _, path = (lock.read(_MOST_LOCK_BYTES) or b"").partition(b"\n")
                 process, _, inode = numbers.partition(b" ")
                 is_copy = inode not in (b"", b"%d" % os.fstat(lock.fileno()).st_ino)
         except OSError:

@@ -187,6 +187,9 @@ def _mark(stat: os.stat_result) -> list[int]:
 
 
 def _read_memo(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        # Reading from a pipe would wait for a writer.
+        return {}
     try:
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())

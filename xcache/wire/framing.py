@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 
 from xcache.errors import ProtocolError
-from xcache.wire.protocol import MAX_DICTIONARY, MAX_FRAME, MAX_LIST, MAX_TEXT, Message
+from xcache.wire.protocol import MAX_DICTIONARY, MAX_FIELDS, MAX_FRAME, MAX_LIST, MAX_TEXT, Message
 
 _MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typing.get_args(Message)}
 _LENGTH = struct.Struct(">I")
@@ -23,17 +23,17 @@ def _checks(name: str) -> tuple[tuple[str, Check], ...]:
     return tuple((field, _check_of(hint)) for field, hint in typing.get_type_hints(_MESSAGES[name]).items())
 
 
-def _check_of(hint: Any) -> Check:
+def _check_of(hint: Any, most_items: int = MAX_LIST, most_names: int = MAX_DICTIONARY) -> Check:
     if isinstance(hint, types.UnionType):
         options = [_check_of(option) for option in typing.get_args(hint)]
         return lambda value: any(fits(value) for fits in options)
-    inside = [_check_of(inner) for inner in typing.get_args(hint)]
+    inside = [_check_of(inner, MAX_FIELDS, MAX_FIELDS) for inner in typing.get_args(hint)]
     if typing.get_origin(hint) is list:
-        return lambda value: type(value) is list and len(value) <= MAX_LIST and all(map(inside[0], value))
+        return lambda value: type(value) is list and len(value) <= most_items and all(map(inside[0], value))
     if typing.get_origin(hint) is dict:
         return lambda value: (
             type(value) is dict
-            and len(value) <= MAX_DICTIONARY
+            and len(value) <= most_names
             and all(map(inside[0], value))
             and all(map(inside[1], value.values()))
         )

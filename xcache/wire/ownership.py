@@ -34,6 +34,11 @@ def overflow_uids() -> frozenset[int]:
     return frozenset(found)
 
 
+def at_once(path: str, flags: int) -> int:
+    """Open a file for ``open`` without waiting: somebody may have put a pipe there, which nobody writes to."""
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
 def own_uid() -> int:
     """Return the uid of this process; raise UntrustedError for an overflow uid, which strangers may share."""
     uid = os.getuid()

@@ -14,7 +14,7 @@ from pathlib import Path
 from xcache._version import __version__
 from xcache.errors import NoLocksError, ProtocolError, StoreError, UntrustedError
 from xcache.wire import framing, protocol
-from xcache.wire.ownership import check_peer
+from xcache.wire.ownership import at_once, check_peer
 from xcache.wire.protocol import LOCK
 
 logger = logging.getLogger("xcached")
@@ -108,7 +108,8 @@ def _ask_to_leave(directory: Path, own: Path) -> bool:
     hello = protocol.Hello(protocol.VERSION, __version__, os.getpid(), "xcached")
     leave = protocol.Stop("the service manager's daemon takes over")
     try:
-        process, _, path = (directory / LOCK).read_bytes().partition(b"\n")
+        with open(directory / LOCK, "rb", opener=at_once) as lock:
+            process, _, path = (lock.read() or b"").partition(b"\n")
         if not path or path == os.fsencode(own):
             return False
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connected:

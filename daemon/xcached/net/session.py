@@ -189,7 +189,8 @@ class Session:
             self._send(request, Reply(self._service.welcome))
             return
         files = message.files if isinstance(message, protocol.Put) else 0
-        charge = max(size, LEAST_CHARGE) + DESCRIPTOR_CHARGE * files
+        least = protocol.MAX_FRAME if isinstance(message, protocol.AskEntries) else LEAST_CHARGE
+        charge = max(size, least) + DESCRIPTOR_CHARGE * files
         try:
             answer = self._service.handle(self.caller, message)
         except (OSError, XcacheError, sqlite3.Error) as error:

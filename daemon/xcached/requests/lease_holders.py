@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +51,9 @@ class _Holder:
         """Return why the process is not worth waiting for, or ""; ``left`` limits how many children are read."""
         seen = see(self._pid)
         gap, self._looked_at = now - self._looked_at, now
+        if has_ended(self._pid) or (seen is not None and seen.state in ("Z", "X")):
+            # A child that it forked still has the connection.
+            return "has ended"
         if seen is None or gap > _LONGEST_GAP_SECONDS:
             self._last_ran_at = self._last_unstopped_at = now
             return ""
@@ -70,6 +74,18 @@ class _Holder:
         if now - self._last_ran_at >= (_STUCK_SECONDS if seen.state == "D" else _IDLE_SECONDS):
             return f"has not run for {now - self._last_ran_at:.0f} s"
         return ""
+
+
+def has_ended(pid: int) -> bool:
+    """Return whether a process is gone; a process of another namespace, or a hidden one, is not."""
+    try:
+        if pid > 0:
+            os.kill(pid, 0)
+    except ProcessLookupError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def see(pid: int) -> Seen | None:

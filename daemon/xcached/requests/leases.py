@@ -18,6 +18,8 @@ logger = logging.getLogger("xcached")
 
 # Seconds between heartbeats to waiting clients, which give the daemon up after a second of silence.
 _HEARTBEAT_SECONDS = 0.25
+# Seconds for answers to those who waited for a key, before the requests of others have a turn.
+_SLICE_SECONDS = 0.005
 # A client waits at most this many times the last compile's time, and this many seconds more.
 _WAIT_FACTOR, _WAIT_EXTRA_SECONDS = 3.0, 5.0
 _MOST_SHOWN = 200
@@ -103,18 +105,35 @@ class Leases:
 
     def settle(self, key: str, writer: int) -> None:
         """Answer the clients that waited for a user's entry, now that it is stored or known not to be cacheable."""
-        for lease in self._end_all(key, writer):
-            for waiter in self._dequeue(lease):
-                waiter.answer.give(self._found_for(waiter) or Reply(protocol.Missing(0)))
+        waiting = [waiter for lease in self._end_all(key, writer) for waiter in self._dequeue(lease)]
         # A client waiting for another user's compile may get this entry; if not, it waits on.
-        for lease in list(self._by_key.get(key, ())):
-            for waiter in list(lease.waiters):
-                # Sending an answer may reveal that other clients have gone.
-                if waiter.lease is not lease or not self._trusts(waiter.caller.uid, writer):
-                    continue
-                if (found := self._found_for(waiter)) is not None:
-                    self._end_wait(waiter)
-                    waiter.answer.give(found)
+        others = [
+            (waiter, lease)
+            for lease in self._by_key.get(key, ())
+            for waiter in lease.waiters
+            if self._trusts(waiter.caller.uid, writer)
+        ]
+        self._work_off(self._settle(waiting, others))
+
+    def _settle(self, waiting: list[Waiter], others: list[tuple[Waiter, Lease]]) -> Iterator[None]:
+        """Give the answers one after the other; yield after each."""
+        for waiter in waiting:
+            waiter.answer.give(self._found_for(waiter) or Reply(protocol.Missing(0)))
+            yield
+        for waiter, lease in others:
+            # Sending an answer may reveal that other clients have gone.
+            if waiter.lease is lease and (found := self._found_for(waiter)) is not None:
+                self._end_wait(waiter)
+                waiter.answer.give(found)
+            yield
+
+    def _work_off(self, steps: Iterator[None]) -> None:
+        """Take steps for a while, and the rest after the requests of others: a thousand clients may wait for a key."""
+        until = time.monotonic() + _SLICE_SECONDS
+        for _ in steps:
+            if time.monotonic() >= until:
+                self._call_later(0.0, lambda: self._work_off(steps))
+                return
 
     def _found_for(self, waiter: Waiter) -> Reply | None:
         try:

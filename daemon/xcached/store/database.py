@@ -216,6 +216,9 @@ class Database:
         """Return the schema version of the store, read without writing to it; 0 if there is no store."""
         if not self.path.exists():
             return 0
+        if not self.path.is_file():
+            # SQLite would wait for a writer of a pipe.
+            raise StoreError(f"{self.path} is not a file")
         try:
             version, tables = self._look("ro")
         except sqlite3.OperationalError as error:

@@ -125,9 +125,9 @@ class Reader:
         """Return the writers of a table's rows with certain values, by one seek in an index for each."""
         matches = "".join(f" AND {column} = :{column}" for column in where)
         least = f"SELECT min(writer_uid) FROM {table} WHERE writer_uid > {{}}{matches}"  # noqa: S608 - our own words
-        following = f"SELECT ({least.format('uid')}) FROM found WHERE uid IS NOT NULL"
+        following = f"SELECT ({least.format('uid')}) FROM found WHERE uid IS NOT NULL"  # noqa: S608 - our own words
         found = f"WITH RECURSIVE found (uid) AS ({least.format(-1)} UNION ALL {following})"
-        sql = f"{found} SELECT uid FROM found WHERE uid IS NOT NULL"
+        sql = f"{found} SELECT uid FROM found WHERE uid IS NOT NULL"  # noqa: S608 - our own words
         return [uid for (uid,) in self._db.execute(sql, where)]
 
     def totals(self) -> dict[str, int]:

@@ -373,3 +373,17 @@ def test_a_file_system_that_does_not_lock_files_is_no_daemon_that_starts(place, 
     assert not Launcher(place.config()).held()
     with pytest.raises(NoLocksError):
         take_lock(place.dir, None)
+
+
+@pytest.mark.parametrize("name", ["daemon.lock", "store.db", "native-digests.json"])
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(place, name):
+    place.dir.mkdir(mode=0o700)
+    os.mkfifo(place.dir / name)
+    ran = place.run("import jax; print(jax.jit(lambda x: x + 1)(1))", XCACHE="1")
+    assert ran.stdout == "2\n"
+    command = [sys.executable, "-m", "xcache", "ls"]
+    listed = subprocess.run(command, env=place.env, capture_output=True, text=True, timeout=60)
+    assert "Traceback" not in listed.stderr
+    if name == "store.db":
+        assert (listed.returncode, listed.stderr) == (1, f"xcache: {place.dir / name} is not a file\n")
+    (place.dir / name).unlink()

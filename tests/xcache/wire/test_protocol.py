@@ -241,3 +241,17 @@ def test_a_stream_of_noise_never_does_worse_than_end():
         except ProtocolError:
             ended += 1
     assert ended > 0
+
+
+def test_a_list_within_a_list_is_short():
+    """A frame of a million empty texts would take the daemon half a second to check."""
+    fields = ["x"] * protocol.MAX_FIELDS
+    assert framing.decode(framing.encode(7, protocol.RememberAliases([fields]))[4:]) == (
+        7,
+        protocol.RememberAliases([fields]),
+    )
+    with pytest.raises(ProtocolError, match="too long"):
+        framing.encode(7, protocol.RememberAliases([[*fields, "x"]]))
+    row = {f"{number}": number for number in range(protocol.MAX_FIELDS + 1)}
+    with pytest.raises(ProtocolError, match="too long"):
+        framing.encode(7, protocol.Entries([row]))

@@ -6,6 +6,7 @@ import contextlib
 import os
 import resource
 import socket
+import sqlite3
 import time
 from pathlib import Path
 
@@ -188,3 +189,21 @@ def test_rows_and_descriptions_are_bounded_too(place):
         size = sum(sizes.values())
         # The store may take its 1 MiB, four times as much for rows and descriptions, and a journal.
         assert size < 12 * 2**20, f"{size >> 20} MiB where 1 MiB may be"
+
+
+@pytest.mark.slow
+def test_pages_of_entries_do_not_pile_up_for_a_client_that_reads_none(place):
+    daemon = place.start_daemon()
+    with contextlib.closing(sqlite3.connect(place.dir / "store.db", timeout=20)) as database, database:
+        rows = ((digest(b"%d" % number), os.getuid(), "x" * 250, "p" * 50) for number in range(400))
+        database.executemany("INSERT INTO entries (key, writer_uid, module_name, platform) VALUES (?, ?, ?, ?)", rows)
+    with contextlib.ExitStack() as stack, talking(place) as reader:
+        (page,) = (len(framing.encode(1, reader.ask(protocol.AskEntries("", "", 0)))) for _ in range(1))
+        before = reader.status()["peak_memory"]
+        for _ in range(40):
+            talk = stack.enter_context(talking(place))
+            talk.raw(b"".join(framing.encode(2 + n, protocol.AskEntries("", "", 0)) for n in range(64)))
+        time.sleep(3)
+        memory = int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[1]) * 4096
+        # 32 MiB of answers, eight in hand, and a page as Python objects takes several times as much.
+        assert memory - before < 120 * 2**20 < 40 * 64 * page

@@ -12,10 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.conversation import Conversation
-from support.leasing import KEY, begin_to_wait, outcome
-from support.places import Place, until
+from support.conversation import Conversation, talking
+from support.leasing import KEY, PATIENT, begin_to_wait, outcome
+from support.places import Place, get_message, until
+from support.program_files import program_path
 
+from xcache.wire import protocol
 from xcached.requests import lease_holders
 from xcached.requests.lease_holders import LeaseHolders, see, ticks_of_children
 
@@ -102,8 +104,8 @@ def test_a_daemon_that_was_stopped_itself_begins_to_count_anew():
         assert looks(pid, 600, every=30) == ""
 
 
-def test_one_that_is_gone_or_cannot_be_seen_is_no_reason():
-    assert LeaseHolders().look([0, 2**22 + 1], 0.0) == {}
+def test_one_that_is_gone_is_not_waited_for_and_one_that_cannot_be_seen_is():
+    assert LeaseHolders().look([0, 2**22 + 1], 0.0) == {2**22 + 1: "has ended"}
 
 
 @pytest.fixture
@@ -158,3 +160,28 @@ def test_a_frozen_process_is_not_waited_for(place: Place, speakers, freezer):
             assert outcome(waiter, request).lease
         finally:
             child.kill()
+
+
+def test_one_that_has_ended_is_not_waited_for_though_its_child_has_the_connection(place):
+    place.start_daemon()
+    program = [sys.executable, program_path("leave_a_lease_to_a_child")]
+    env = place.with_support | {"ROOT_OF_PLACE": str(place.root)}
+    with subprocess.Popen(program, env=env, stdout=subprocess.PIPE, start_new_session=True) as holder:
+        try:
+            assert holder.stdout.readline() == b"ready\n"
+            holder.wait(20)
+            with talking(place) as waiter:
+                answer = outcome(waiter, waiter.say(get_message(KEY, PATIENT)))
+                assert isinstance(answer, protocol.Missing)
+                assert answer.lease
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(holder.pid, signal.SIGKILL)
+
+
+def test_a_process_that_is_hidden_or_of_another_namespace_may_still_run():
+    assert not lease_holders.has_ended(0)
+    assert not lease_holders.has_ended(1)
+    with process("sleep", "60") as pid:
+        assert not lease_holders.has_ended(pid)
+    assert lease_holders.has_ended(pid)

@@ -13,7 +13,8 @@ from support.leasing import KEY, PATIENT, begin_to_wait, outcome, take
 from support.places import digest, get_message, put_message, until
 
 from xcache.wire import framing, protocol
-from xcached.caller import Caller, Reply
+from xcached.caller import Caller, Later, Reply
+from xcached.requests import leases as leases_module
 from xcached.requests.lease_holders import see
 from xcached.requests.leases import Leases
 
@@ -290,3 +291,26 @@ def test_a_waiter_that_left_is_not_looked_up_for_another_users_entry():
     leases.ask(second, wanted)
     leases.settle(KEY, writer=1)
     assert looked_up == [first]
+
+
+def test_the_requests_of_others_come_between_the_answers_to_many_that_waited(monkeypatch):
+    monkeypatch.setattr(leases_module, "_SLICE_SECONDS", 0.0)
+    later, answered = [], []
+    leases = Leases(
+        trusts=lambda reader, writer: True,
+        look_up=lambda caller, wanted: Reply(protocol.Missing(0)),
+        expected=lambda caller, wanted: None,
+        call_later=lambda seconds, call: later.append(call),
+    )
+    wanted = get_message(KEY, PATIENT)
+    for _ in range(5):
+        asked = leases.ask(Caller(os.getpid(), 0), wanted)
+        if isinstance(asked, Later):
+            asked.connect(lambda word: None, answered.append)
+    later.clear()
+    leases.settle(KEY, writer=0)
+    steps = [len(answered)]
+    while later:
+        later.pop()()
+        steps.append(len(answered))
+    assert steps == [1, 2, 3, 4, 4]

@@ -1,0 +1,33 @@
+"""Commands whose output goes nowhere."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.command_line import Shell
+
+
+@pytest.mark.parametrize("command", ["status", "stats", "ls", "toolchains"])
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_command_without_an_output_says_nothing(place, command, options):
+    Shell(place).put("jit_f")
+    arguments = [sys.executable, "-m", "xcache", command, *options]
+    ran = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *arguments], env=place.env, stderr=subprocess.PIPE, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is Linux's")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_an_output_that_takes_nothing_is_said(place, options):
+    arguments = [sys.executable, "-m", "xcache", "status", *options]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(arguments, env=place.env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    # Python has a status and a line of its own for this.
+    assert ran.returncode
+    assert ran.stderr.startswith("xcache: [Errno 28]")
+    assert "Traceback" not in ran.stderr
