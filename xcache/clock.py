@@ -1,4 +1,4 @@
-"""The clock for every wait and duration.
+"""The clock for every wait and duration, and the time at which this process began.
 
 It does not call ``time.monotonic``: a program that replaces that function (tests do) means its own waits, and may count
 the calls.
@@ -7,9 +7,12 @@ the calls.
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 
 class _Pauses(threading.local):
@@ -37,3 +40,13 @@ def elsewhere() -> Iterator[None]:
         yield
     finally:
         _pauses.seconds = before + monotonic() - start
+
+
+@functools.cache
+def process_began() -> float:
+    """Return when this process began, in the time of files; infinity if that cannot be told."""
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    except (OSError, AttributeError):
+        return float("inf")

@@ -21,8 +21,11 @@ def reraise_if_the_programs(error: BaseException) -> None:
 
 def is_the_programs(error: BaseException) -> bool:
     """Return whether an exception is the program's own, and not the cache's trouble."""
-    if isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)):
-        return True
+    return isinstance(error, (KeyboardInterrupt, SystemExit, GeneratorExit)) or is_from_handler(error)
+
+
+def is_from_handler(error: BaseException) -> bool:
+    """Return whether a signal handler that is written in Python has raised an exception."""
     codes = {_code(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     return bool(codes) and any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
 

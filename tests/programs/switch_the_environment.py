@@ -11,7 +11,7 @@ from xcache.errors import UncacheableError
 from xcache.keys import toolchain
 
 # The other environment is older than this process.
-toolchain._started = lambda: time.time() + 60
+toolchain.process_began = lambda: time.time() + 60
 folder = Path(jaxlib.__file__).parent
 toolchain.describe("cpu", folder, "1.0", None)
 root = folder.parent.parent

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xcache.clock import process_began
 from xcache.descriptors import check_file_size
 from xcache.errors import UncacheableError
 from xcache.keys import cuda, lines
@@ -95,16 +96,6 @@ def _mapped_files() -> dict[Path, int]:
     return {Path(name): int(inode) for name, inode in inodes.items()}
 
 
-@functools.cache
-def _started() -> float:
-    """Return when this process began, in the time of files; infinity if that cannot be told."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
-    except (OSError, AttributeError):
-        return float("inf")
-
-
 class _Digests:
     """Digests of large files, remembered in a memo until the file's size, inode, mtime or ctime changes."""
 
@@ -164,7 +155,7 @@ def _check_in_place(stat: os.stat_result, mapped: Callable[[], dict[Path, int]])
     """Raise UncacheableError for a library that was replaced since this process mapped it."""
     # Small libraries only load the large one. On a layered file system the inodes may never match, but there the file
     # is older than the process.
-    if stat.st_size >= _LARGE_BYTES and stat.st_ctime > _started() - 1:
+    if stat.st_size >= _LARGE_BYTES and stat.st_ctime > process_began() - 1:
         inodes = mapped().values()
         if inodes and stat.st_ino not in inodes:
             raise UncacheableError("a native library was replaced while the program runs")

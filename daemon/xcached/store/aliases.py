@@ -14,8 +14,8 @@ from xcached.store.store import Store
 # One program's aliases, and records of calls, of one user. More means that something in them changes with every run.
 # Many functions may have the same program, each with a record.
 _MOST_ALIASES, _MOST_RECORDS = 16, 200
-# The most records of calls of one user; they are larger.
-_MOST_RECORDS_OF_ALL = 500
+# Bytes of all records of calls of one user.
+_MOST_RECORD_BYTES = 32 * 1024**2
 
 
 class AliasRows:
@@ -48,9 +48,10 @@ class AliasRows:
             self._store.forget_oldest("aliases", uid, self._store.most_rows(uid))
             if any(len(alias.facts) > protocol.MAX_FACTS for alias in aliases):
                 self._db.execute(
-                    "DELETE FROM aliases WHERE rowid IN (SELECT rowid FROM aliases WHERE writer_uid = ?"
-                    " AND length(facts) > ? ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
-                    (uid, protocol.MAX_FACTS, _MOST_RECORDS_OF_ALL),
+                    "DELETE FROM aliases WHERE rowid IN (SELECT rowid FROM (SELECT rowid, sum(length(facts))"
+                    " OVER (ORDER BY rowid DESC) AS bytes FROM aliases WHERE writer_uid = ? AND length(facts) > ?)"
+                    " WHERE bytes > ?)",
+                    (uid, protocol.MAX_FACTS, _MOST_RECORD_BYTES),
                 )
 
     def drop(self, uid: int, structure: str) -> None:

@@ -104,7 +104,7 @@ def test_a_user_forgets_aliases_of_ones_own(tmp_path, monkeypatch):
 
 
 def test_a_users_oldest_records_of_calls_are_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(store_aliases, "_MOST_RECORDS", 3)
+    monkeypatch.setattr(store_aliases, "_MOST_RECORD_BYTES", 3 * (protocol.MAX_FACTS + 1))
     with shelf(tmp_path) as made:
         made.put(key_of("a"), b"a", b"p")
         remember(made, ["a"], b"p")

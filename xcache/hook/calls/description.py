@@ -48,9 +48,13 @@ def describe(
         raise CannotSkipError("several processes")
     rules_in_tables.check()
     patches.check()
-    signature, leaves = jax_jit.parse_arguments(
-        arguments, tuple(keywords.values()), tuple(keywords), options.static_argnums, options.static_argnames, REGISTRY
-    )
+    names, values = tuple(keywords), tuple(keywords.values())
+    try:
+        signature, leaves = jax_jit.parse_arguments(
+            arguments, values, names, options.static_argnums, options.static_argnames, REGISTRY
+        )
+    except (TypeError, ValueError):
+        raise CannotSkipError("refused by jax") from None
     encoding = ProgramEncoding()
     encoding.write(b"xcache call %d " % _FORMAT)
     for part in (ambient.jax_files(), version, ambient.backend(xla_bridge.get_backend())):

@@ -1,15 +1,17 @@
 """The data among the names of a module, a class, or a function's globals, which a program can change as it runs.
 
 Plain values, arrays, containers, and objects of Python's, numpy's and jax's classes count with all that they hold, and
-so do dataclasses. A function, class or module counts by its name, and any other object of the program's by its type.
+so do dataclasses. A function, class or module counts by its name, and any other object of the program's by its type,
+with those of their attributes that the function names.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -34,13 +36,16 @@ _OF_PYTHON = frozenset((
 ))  # fmt: skip
 
 
-def write_data(encoding: ProgramEncoding, names: Mapping[str, Any]) -> None:
-    """Write names in alphabetical order, and what is known of their values."""
-    found = [name for name in sorted(names) if name not in _OF_PYTHON]
+def write_data(encoding: ProgramEncoding, names: Mapping[str, Any], named: Collection[str] = ()) -> None:
+    """Write names in alphabetical order, and what is known of their values.
+
+    ``named`` are the names in the code of the function whose globals these are: it reads no other attributes.
+    """
+    found = [name for name in sorted(names) if name not in _OF_PYTHON or name in named]
     encoding.write(b"D%d" % len(found))
     for name in found:
         encoding.write(text(name))
-        _write(encoding, names[name])
+        _write(encoding, names[name], named)
 
 
 def data_of_module(module: types.ModuleType) -> dict[str, Any]:
@@ -48,7 +53,7 @@ def data_of_module(module: types.ModuleType) -> dict[str, Any]:
     return {name: value for name, value in vars(module).items() if not issubclass(type(value), NAMED)}
 
 
-def _write(encoding: ProgramEncoding, value: Any) -> None:
+def _write(encoding: ProgramEncoding, value: Any, named: Collection[str] = ()) -> None:
     kind = type(value)
     encoding.count()
     if issubclass(kind, _PLAIN):
@@ -56,20 +61,37 @@ def _write(encoding: ProgramEncoding, value: Any) -> None:
     elif issubclass(kind, NAMED):
         encoding.write(text(label(value)))
         if kind is types.BuiltinMethodType and not isinstance(value.__self__, types.ModuleType):
-            _write(encoding, value.__self__)
+            _write(encoding, value.__self__, named)
+        if named and not encoding.met_again(b"n", value):
+            _write_named(encoding, value, named)
     elif encoding.met_again(b"d", value):
         return
     elif issubclass(kind, _BUILTIN):
-        _write_container(encoding, value)
+        _write_container(encoding, value, named)
     elif is_standard(kind.__module__):
-        _write_parts(encoding, kind, reduced(value))
+        _write_parts(encoding, kind, reduced(value), named)
     elif code.is_of_jax(kind.__module__) and _is_data_of_jax(value):
         encoding.encode(value)
     elif dataclasses.is_dataclass(kind):
-        _write_parts(encoding, kind, attributes(value))
-        write_data(encoding, attributes_of_class(kind))
+        _write_parts(encoding, kind, attributes(value), named)
+        write_data(encoding, attributes_of_class(kind), named)
     else:
         encoding.write(text(f"a {label(value)}"))
+        _write_named(encoding, value, named)
+
+
+def _write_named(encoding: ProgramEncoding, value: Any, named: Collection[str]) -> None:
+    """Write those attributes of a module, class, function or object that the code names."""
+    kind = type(value)
+    if issubclass(kind, types.ModuleType):
+        home, held = value.__name__, vars(value)
+    elif issubclass(kind, type):
+        home, held = value.__module__, attributes_of_class(value)
+    else:
+        home, held = "", dict(attributes(value))
+    found = {name: held[name] for name in named if name in held}
+    if found and not code.is_of_jax(home) and not is_standard(home):
+        write_data(encoding, found, named)
 
 
 def _is_data_of_jax(value: Any) -> bool:
@@ -77,26 +99,27 @@ def _is_data_of_jax(value: Any) -> bool:
     return isinstance(value, jax.sharding.Mesh) or not (callable(value) or value is jax.config)
 
 
-def _write_container(encoding: ProgramEncoding, value: Any) -> None:
+def _write_container(encoding: ProgramEncoding, value: Any, named: Collection[str]) -> None:
     kind = type(value)
     if issubclass(kind, (set, frozenset)) and not all(isinstance(each, (int, float)) for each in value):
         # The order of others than numbers differs in each process.
-        contents = sorted(encoding.apart(each, _write) for each in value)  # type: ignore[arg-type]
+        write = functools.partial(_write, named=named)
+        contents = sorted(encoding.apart(each, write) for each in value)
         encoding.write(text(f"{type_name(kind)} {len(contents)}"))
         encoding.write(tagged(b"E", b"".join(tagged(b"e", content) for content in contents)))
     elif issubclass(kind, (dict, types.MappingProxyType)):
-        _write_parts(encoding, kind, [*value.keys(), *value.values()])
+        _write_parts(encoding, kind, [*value.keys(), *value.values()], named)
     else:
-        _write_parts(encoding, kind, value)
+        _write_parts(encoding, kind, value, named)
     if kind not in _BUILTIN:
-        _write_parts(encoding, kind, attributes(value))
+        _write_parts(encoding, kind, attributes(value), named)
 
 
-def _write_parts(encoding: ProgramEncoding, kind: type, parts: Iterable[Any]) -> None:
+def _write_parts(encoding: ProgramEncoding, kind: type, parts: Iterable[Any], named: Collection[str]) -> None:
     parts = tuple(parts)
     encoding.write(text(f"{type_name(kind)} {len(parts)}"))
     for each in parts:
-        _write(encoding, each)
+        _write(encoding, each, named)
 
 
 def attributes_of_class(kind: type) -> dict[str, Any]:

@@ -23,6 +23,7 @@ import jax
 import numpy as np
 from jax._src import core
 
+from xcache.hook.calls import sources
 from xcache.hook.calls.program_data import attributes_of_class, data_of_module, write_data
 from xcache.hook.calls.program_objects import STANDARD, attributes, is_standard, label, write_object, write_standard
 from xcache.hook.structure import code, digest  # noqa: F401 - digest completes the table of types
@@ -48,11 +49,12 @@ class ProgramEncoding(Encoding):
     def encode(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if its content cannot be read."""
         handler = _handler(value)
+        if type(value) not in _PLAIN:
+            self.count()
         if handler is None:
             super().encode(value)
-            return
-        self.count()
-        handler(self, value)
+        else:
+            handler(self, value)
 
     def count(self) -> None:
         """Count an object; raise CannotSkipError if there are too many."""
@@ -92,6 +94,8 @@ def _handler(value: Any) -> Any:
         return write_standard
     if typing.get_origin(value) is not None:
         return _generic
+    if value is core.no_axis_name:
+        return _no_axis_name
     if kind in _CONTAINERS:
         return _container
     for known, handler in _HANDLERS_BY_BASE:
@@ -124,7 +128,8 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
     encoding.encode((value.__name__, value.__doc__, list(vars(value).items())))
     annotations = getattr(value, "__annotations__", {})
     encoding.encode([(name, each if type(each) in _PLAIN else label(each)) for name, each in annotations.items()])
-    write_data(encoding, {name: names[name] for name in _names(value.__code__) if name in names})
+    named = frozenset(_names(value.__code__))
+    write_data(encoding, {name: names[name] for name in named if name in names}, named)
 
 
 class _EmptyCell:
@@ -138,9 +143,12 @@ def _file_digest(file: str) -> str:
     Two scripts of one version may each have a function of one name and code, which calls others of theirs.
     """
     try:
-        return hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()
+        content, has_changed = sources.read(pathlib.Path(file))
     except OSError:
         return ""
+    if has_changed:
+        raise CannotSkipError(f"changed source file: {file}")
+    return hashlib.sha256(content).hexdigest()
 
 
 def _container(encoding: ProgramEncoding, value: Any) -> None:
@@ -270,6 +278,11 @@ def _is_named(value: Any) -> bool:
 def _name(value: Any) -> str:
     # Universal functions of jax.numpy have a plain name only.
     return str(getattr(value, "__qualname__", getattr(value, "__name__", "?")))
+
+
+def _no_axis_name(encoding: ProgramEncoding, _: Any) -> None:
+    """Write what stands for no name in the closure of a function that ``jax.vmap`` has made."""
+    encoding.write(b"no axis name")
 
 
 def _generic(encoding: ProgramEncoding, value: Any) -> None:

@@ -17,6 +17,7 @@ from xcache.errors import UnsupportedError
 from xcache.hook.structure import jaxprs
 from xcache.hook.structure.encoding import CannotSkipError, Encoding
 from xcache.hook.warned import collected_warnings, errors_of_numpy
+from xcache.signals import is_from_handler
 
 # A setting in jax's trace context: under a new value jax traces again. Adding a setting clears jax's caches, so use
 # jax's own where there is one (since 0.10).
@@ -39,7 +40,13 @@ def compare(traced: Any, trace: Callable[[], Any]) -> None:
     if traced.jaxpr.effects:
         raise CannotSkipError("effects")
     with _CONTEXT(_jax.PjitFunctionCache(capacity=4096)), collected_warnings() as warnings, errors_of_numpy() as errors:
-        again = trace()
+        try:
+            again = trace()
+        except SystemExit as error:
+            if is_from_handler(error):
+                raise
+            # The function does not want to be traced twice.
+            raise CannotSkipError(DIFFERS) from None
     if warnings or errors:
         raise CannotSkipError("it warns")
     (first, constants), (second, others) = map(_described, (traced.jaxpr, again.jaxpr))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import sys
@@ -15,6 +16,10 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from xcache.hook.calls import sources
+
+logger = logging.getLogger("xcache")
 
 _CODE = (".py", ".so", ".pyc")
 # At the beginning of any statement, or by name; text that only looks like an import does no harm.
@@ -116,13 +121,20 @@ def _cover(name: str) -> Iterator[_Covered]:
 def _cover_files(name: str, places: list[Path]) -> _Covered:
     imports: list[str] = []
     digest, files = hashlib.sha256(), _code_at(places)
+    has_changed = False
     for file in files:
-        content = _archive(file).read_bytes()
+        content, is_newer = sources.read(_archive(file))
+        has_changed |= is_newer
         digest.update(b"%s\0%d\0" % (_relative_name(file, places[0]).encode(), len(content)))
         digest.update(content)
         if file.suffix == ".py" and file.is_file():
             imports += _imported(content)
     label = f"{name} ({len(files)} file{'s' * (len(files) != 1)})"
+    if has_changed:
+        # The code that was loaded may be older, so this version is for this process alone.
+        logger.info("%s has changed since this program began: its version fits no other process", name)
+        digest.update(os.urandom(16))
+        label += ", changed since this program began"
     return _Covered(label, digest.hexdigest(), tuple(dict.fromkeys(imports)))
 
 

@@ -180,6 +180,7 @@ GLOBALS = {
     "bytes that can change": (bytearray(b"a"), bytearray(b"b")),
     "array": (array.array("i", [1]), array.array("i", [2])),
     "view of memory": (memoryview(b"a"), memoryview(b"b")),
+    "view of a dictionary": ({"a": 1}.values(), {"a": 2}.values()),
     "chain": (collections.ChainMap({"a": 1}), collections.ChainMap({"a": 2})),
     "dictionary of the library": (collections.UserDict(a=1), collections.UserDict(a=2)),
     "longest deque": (collections.deque([1], 2), collections.deque([1], 3)),
@@ -227,3 +228,58 @@ def test_the_configuration_of_jax_counts_elsewhere():
 def test_a_global_that_is_too_large_to_read_is_refused(value):
     with pytest.raises(CannotSkipError, match="large"):
         told(using(value))
+
+
+class Deep:
+    """An object whose attributes the function reads."""
+
+    def __init__(self, rate, inner=None):
+        self.rate, self.inner, self.unused = rate, inner, object()
+
+
+def module_of(**names):
+    made = types.ModuleType("configuration_of_a_test")
+    vars(made).update(names)
+    return made
+
+
+def function_of(**names):
+    def made():
+        """Stand for a function with attributes."""
+
+    vars(made).update(names)
+    return made
+
+
+def class_with(**names):
+    return type("Made", (), {"__module__": "configuration_of_a_test", **names})
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rate: module_of(rate=rate),
+        lambda rate: class_with(rate=rate),
+        lambda rate: type("Derived", (class_with(rate=rate),), {"__module__": "configuration_of_a_test"}),
+        Deep,
+        lambda rate: Deep(0, Deep(rate)),
+        lambda rate: module_of(inner=Deep(rate)),
+        lambda rate: {"a": Deep(rate)},
+        lambda rate: function_of(rate=rate),
+        lambda rate: jax.jit(function_of(rate=rate)),
+    ],
+)
+def test_the_attributes_that_a_function_names_count(make):
+    def using_rate(value):
+        return of_text("def function(x): return x * USED.rate + USED.inner.rate", USED=value)
+
+    def using_none(value):
+        return of_text("def function(x): return x * USED.other", USED=value)
+
+    assert told(using_rate(make(1))) == told(using_rate(make(1))) != told(using_rate(make(2)))
+    assert told(using_none(make(1))) == told(using_none(make(2)))
+
+
+def test_a_version_that_a_function_names_counts():
+    one, other = (of_text("def function(x): return __version__", __version__=value) for value in "12")
+    assert told(one) != told(other)

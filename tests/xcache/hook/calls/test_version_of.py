@@ -5,18 +5,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import importlib
+import math
 import sys
 import zipfile
 
 import pytest
 
 import xcache
+from xcache.hook.calls import sources
 
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
     """Yield a folder on the path; forget what was imported from it."""
     monkeypatch.syspath_prepend(tmp_path)
+    # These files are written long after the tests began.
+    monkeypatch.setattr(sources, "process_began", lambda: math.inf)
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
