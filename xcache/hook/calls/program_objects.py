@@ -114,8 +114,8 @@ def reduced(value: Any) -> list[Any]:
     """Return what pickle would store of an object of Python's or numpy's; its name if that cannot be told."""
     if isinstance(value, memoryview):
         return [bytes(value)]
-    if isinstance(value, collections.abc.MappingView):
-        return list(value)
+    if isinstance(value, (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)):
+        return [*value]
     if type(value).__module__ == "itertools":
         # Pickling these is deprecated.
         return [label(value)]
