@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 # Tested with ``issubclass``: ``isinstance`` asks the object itself, which may import what it stands for.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype, enum.Enum, np.ndarray, jax.Array)
-_BUILTIN = (dict, list, tuple, set, frozenset, types.MappingProxyType)
+_BUILTIN: tuple[Any, ...] = (dict, list, tuple, set, frozenset, types.MappingProxyType)
 # Names that Python gives to modules and classes, and that say where they are or what they are called.
 _OF_PYTHON = frozenset((
     "__name__", "__qualname__", "__module__", "__file__", "__path__", "__cached__", "__doc__", "__loader__", "__spec__",
@@ -66,10 +66,13 @@ def _write(encoding: ProgramEncoding, value: Any, named: Collection[str] = ()) -
             _write_named(encoding, value, named)
     elif encoding.met_again(b"d", value):
         return
-    elif issubclass(kind, _BUILTIN):
+    elif kind in _BUILTIN:
         _write_container(encoding, value, named)
     elif is_standard(kind.__module__):
         _write_parts(encoding, kind, reduced(value), named)
+    elif issubclass(kind, _BUILTIN):
+        _write_container(encoding, value, named)
+        _write_parts(encoding, kind, attributes(value), named)
     elif code.is_of_jax(kind.__module__) and _is_data_of_jax(value):
         encoding.encode(value)
     elif dataclasses.is_dataclass(kind):
@@ -101,18 +104,18 @@ def _is_data_of_jax(value: Any) -> bool:
 
 def _write_container(encoding: ProgramEncoding, value: Any, named: Collection[str]) -> None:
     kind = type(value)
-    if issubclass(kind, (set, frozenset)) and not all(isinstance(each, (int, float)) for each in value):
+    base = next(each for each in _BUILTIN if issubclass(kind, each))
+    # A class of the program's may say something else of itself.
+    parts = base.__iter__(value)
+    if base in (dict, types.MappingProxyType):
+        parts = [*base.keys(value), *base.values(value)]
+    elif base in (set, frozenset) and not all(issubclass(type(each), (int, float)) for each in base.__iter__(value)):
         # The order of others than numbers differs in each process.
         write = functools.partial(_write, named=named)
-        contents = sorted(encoding.apart(each, write) for each in value)
-        encoding.write(text(f"{type_name(kind)} {len(contents)}"))
+        contents = sorted(encoding.apart(each, write) for each in parts)
         encoding.write(tagged(b"E", b"".join(tagged(b"e", content) for content in contents)))
-    elif issubclass(kind, (dict, types.MappingProxyType)):
-        _write_parts(encoding, kind, [*value.keys(), *value.values()], named)
-    else:
-        _write_parts(encoding, kind, value, named)
-    if kind not in _BUILTIN:
-        _write_parts(encoding, kind, attributes(value), named)
+        parts = ()
+    _write_parts(encoding, kind, parts, named)
 
 
 def _write_parts(encoding: ProgramEncoding, kind: type, parts: Iterable[Any], named: Collection[str]) -> None:

@@ -130,6 +130,16 @@ class Named(list):
         self.name = name
 
 
+class Hidden(list):
+    """A list that says it is empty."""
+
+    def __iter__(self):
+        return iter(())
+
+    def __len__(self):
+        return 0
+
+
 class Plain:
     """An object of the program's: only its class counts among globals."""
 
@@ -180,6 +190,7 @@ GLOBALS = {
     "bytes that can change": (bytearray(b"a"), bytearray(b"b")),
     "array": (array.array("i", [1]), array.array("i", [2])),
     "view of memory": (memoryview(b"a"), memoryview(b"b")),
+    "default of a dictionary": (collections.defaultdict(int, a=1), collections.defaultdict(float, a=1)),
     "view of a dictionary": ({"a": 1}.values(), {"a": 2}.values()),
     "chain": (collections.ChainMap({"a": 1}), collections.ChainMap({"a": 2})),
     "dictionary of the library": (collections.UserDict(a=1), collections.UserDict(a=2)),
@@ -214,6 +225,10 @@ def copy_of(value):
 def test_an_object_of_another_class_among_the_globals_counts_by_its_type():
     assert told(using(Plain(1))) == told(using(Plain(2))) != told(using(derived(2)))
     assert told(using(threading.Lock())) == told(using(threading.Lock()))
+
+
+def test_the_items_of_a_list_that_hides_them_count():
+    assert told(using(Hidden([1]))) == told(using(Hidden([1]))) != told(using(Hidden([2])))
 
 
 def test_an_object_among_the_globals_is_not_asked_for_anything():
