@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import os
 import threading
 import time
@@ -44,9 +45,19 @@ def elsewhere() -> Iterator[None]:
 
 @functools.cache
 def process_began() -> float:
-    """Return when this process began, in the time of files; infinity if that cannot be told."""
+    """Return when this program began, in the time of files; infinity if that cannot be told.
+
+    A forked child runs what its parent has loaded, so the time is the parent's.
+    """
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        return time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+        started = time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK"))
     except (OSError, AttributeError):
         return float("inf")
+    # The parent may have imported nothing of xcache; logging knows when it was imported.
+    record = logging.makeLogRecord({})
+    return min(started, record.created - record.relativeCreated / 1000)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=process_began)

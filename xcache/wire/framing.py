@@ -10,7 +10,7 @@ from typing import Any
 import msgpack
 
 from xcache.errors import ProtocolError
-from xcache.wire.protocol import MAX_DICTIONARY, MAX_FIELDS, MAX_FRAME, MAX_LIST, MAX_TEXT, Message
+from xcache.wire.protocol import MAX_CONTAINERS, MAX_DICTIONARY, MAX_FIELDS, MAX_FRAME, MAX_LIST, MAX_TEXT, Message
 
 _MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typing.get_args(Message)}
 _LENGTH = struct.Struct(">I")
@@ -60,9 +60,18 @@ def encode(request: int, message: Message) -> bytes:
 
 def decode(body: bytes | memoryview) -> tuple[int, Message]:
     """Return the request id and message in a frame's body; raise ProtocolError unless every field is valid."""
+    # A smaller frame has no more than that.
+    count = _counter() if len(body) > MAX_CONTAINERS else None
     try:
         parts = msgpack.unpackb(
-            body, raw=False, strict_map_key=True, max_array_len=MAX_LIST, max_map_len=MAX_DICTIONARY, max_ext_len=0
+            body,
+            raw=False,
+            strict_map_key=True,
+            max_array_len=MAX_LIST,
+            max_map_len=MAX_DICTIONARY,
+            max_ext_len=0,
+            list_hook=count,
+            object_hook=count,
         )
     except (ValueError, TypeError, RecursionError, UnicodeDecodeError, msgpack.UnpackException) as error:
         raise ProtocolError(f"not a message: {type(error).__name__}: {str(error)[:200]}") from None
@@ -77,6 +86,18 @@ def decode(body: bytes | memoryview) -> tuple[int, Message]:
         raise ProtocolError(f"{name} has {len(fields)} fields, not {len(values)}")
     _check(name, values)
     return request, _MESSAGES[name](*values[: len(fields)])
+
+
+def _counter() -> Callable[[Any], Any]:
+    """Return a function that msgpack calls with each list and dictionary; it raises ValueError for the one too many."""
+    left = iter(range(MAX_CONTAINERS))
+
+    def count(found: Any) -> Any:
+        if next(left, None) is None:
+            raise ValueError(f"more than {MAX_CONTAINERS} lists and dictionaries")
+        return found
+
+    return count
 
 
 def check(message: Message) -> None:

@@ -124,9 +124,11 @@ def _without_waiting(path: str, flags: int) -> int:
 
 def marks_of(files: Sequence[dict[str, Any]]) -> tuple[InstalledFile, ...] | None:
     """Return the marks of an announcement's files; None if any is implausible."""
+    if len(files) > _MOST_FILES:
+        return None
     marks = [_mark_of(file) for file in files]
     sound = tuple(mark for mark in marks if mark is not None)
-    return sound if sound and len(sound) == len(marks) <= _MOST_FILES else None
+    return sound if sound and len(sound) == len(marks) else None
 
 
 def _mark_of(file: dict[str, Any]) -> InstalledFile | None:

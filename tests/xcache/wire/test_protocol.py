@@ -243,6 +243,14 @@ def test_a_stream_of_noise_never_does_worse_than_end():
     assert ended > 0
 
 
+@pytest.mark.parametrize("item", [b"\x90", b"\x80"], ids=["lists", "dictionaries"])
+def test_a_frame_has_no_more_lists_than_take_a_moment_to_decode(item):
+    rows = b"\xdc\x0f\xa0" + item * 4000
+    body = b"\x93\x07" + msgpack.packb("RememberAliases") + b"\xdc\x00\x03" + rows * 3
+    with pytest.raises(ProtocolError, match="more than"):
+        framing.decode(body)
+
+
 def test_a_list_within_a_list_is_short():
     """A frame of a million empty texts would take the daemon half a second to check."""
     fields = ["x"] * protocol.MAX_FIELDS

@@ -279,6 +279,8 @@ class RecordedFunction:
         kind, said = "error", f"{type(error).__name__}: {error}"
         if isinstance(error, CannotSkipError):
             kind, said = error.kind, str(error)
+        elif isinstance(error, RecursionError):
+            kind = "large object"
         logger.debug("traced: %s: %s", self._options.fun_sourceinfo, said)
         return kind
 

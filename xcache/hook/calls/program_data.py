@@ -10,14 +10,15 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import threading
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from xcache.hook.calls.program_objects import NAMED, attributes, is_standard, label, reduced
+from xcache.hook.calls.program_objects import NAMED, attributes, is_hash, is_standard, label, namespace, reduced
 from xcache.hook.structure import code
 from xcache.hook.structure.encoding import tagged, text, type_name
 
@@ -36,24 +37,29 @@ _OF_PYTHON = frozenset((
 ))  # fmt: skip
 
 
-def write_data(encoding: ProgramEncoding, names: Mapping[str, Any], named: Collection[str] = ()) -> None:
+def write_data(encoding: ProgramEncoding, names: Mapping[str, Any], named: frozenset[str] = frozenset()) -> None:
     """Write names in alphabetical order, and what is known of their values.
 
-    ``named`` are the names in the code of the function whose globals these are: it reads no other attributes.
+    ``named`` are the attributes that a function names, if these are its globals: it reads no others.
     """
-    found = [name for name in sorted(names) if name not in _OF_PYTHON or name in named]
-    encoding.write(b"D%d" % len(found))
-    for name in found:
+    encoding.write(b"D%d" % len(names))
+    for name in sorted(names):
         encoding.write(text(name))
         _write(encoding, names[name], named)
 
 
 def data_of_module(module: types.ModuleType) -> dict[str, Any]:
     """Return the names of a module that lead to data: others come and go as modules are imported."""
-    return {name: value for name, value in vars(module).items() if not issubclass(type(value), NAMED)}
+    held = namespace(module).items()
+    return {name: value for name, value in held if not (name in _OF_PYTHON or issubclass(type(value), NAMED))}
 
 
-def _write(encoding: ProgramEncoding, value: Any, named: Collection[str] = ()) -> None:
+def data_of_class(kind: type) -> dict[str, Any]:
+    """Return the attributes that a class has from itself and its bases, except those that Python gives it."""
+    return {name: value for name, value in attributes_of_class(kind).items() if name not in _OF_PYTHON}
+
+
+def _write(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None:
     kind = type(value)
     encoding.count()
     if issubclass(kind, _PLAIN):
@@ -62,36 +68,43 @@ def _write(encoding: ProgramEncoding, value: Any, named: Collection[str] = ()) -
         encoding.write(text(label(value)))
         if kind is types.BuiltinMethodType and not isinstance(value.__self__, types.ModuleType):
             _write(encoding, value.__self__, named)
-        if named and not encoding.met_again(b"n", value):
+        if named and not encoding.met_data(value, named):
             _write_named(encoding, value, named)
-    elif encoding.met_again(b"d", value):
+    elif encoding.met_data(value, named):
         return
     elif kind in _BUILTIN:
         _write_container(encoding, value, named)
     elif is_standard(kind.__module__):
         _write_parts(encoding, kind, reduced(value), named)
+        if kind is threading.local:
+            _write_named(encoding, value, named)
     elif issubclass(kind, _BUILTIN):
         _write_container(encoding, value, named)
         _write_parts(encoding, kind, attributes(value), named)
+    elif issubclass(kind, functools.partial):
+        _write_parts(encoding, kind, (value.func, value.args, value.keywords), named)
     elif code.is_of_jax(kind.__module__) and _is_data_of_jax(value):
         encoding.encode(value)
     elif dataclasses.is_dataclass(kind):
-        _write_parts(encoding, kind, attributes(value), named)
-        write_data(encoding, attributes_of_class(kind), named)
+        _write_parts(encoding, kind, [item for item in attributes(value) if not is_hash(value, *item)], named)
+        write_data(encoding, data_of_class(kind), named)
     else:
         encoding.write(text(f"a {label(value)}"))
         _write_named(encoding, value, named)
 
 
-def _write_named(encoding: ProgramEncoding, value: Any, named: Collection[str]) -> None:
+def _write_named(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None:
     """Write those attributes of a module, class, function or object that the code names."""
     kind = type(value)
     if issubclass(kind, types.ModuleType):
-        home, held = value.__name__, vars(value)
+        held = namespace(value)
+        home = held.get("__name__")
     elif issubclass(kind, type):
         home, held = value.__module__, attributes_of_class(value)
     else:
-        home, held = "", dict(attributes(value))
+        home, held = None, dict(attributes(value))
+        if not is_standard(kind.__module__) and not code.is_of_jax(kind.__module__):
+            held = attributes_of_class(kind) | held
     found = {name: held[name] for name in named if name in held}
     if found and not code.is_of_jax(home) and not is_standard(home):
         write_data(encoding, found, named)
@@ -102,7 +115,7 @@ def _is_data_of_jax(value: Any) -> bool:
     return isinstance(value, jax.sharding.Mesh) or not (callable(value) or value is jax.config)
 
 
-def _write_container(encoding: ProgramEncoding, value: Any, named: Collection[str]) -> None:
+def _write_container(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None:
     kind = type(value)
     base = next(each for each in _BUILTIN if issubclass(kind, each))
     # A class of the program's may say something else of itself.
@@ -118,7 +131,7 @@ def _write_container(encoding: ProgramEncoding, value: Any, named: Collection[st
     _write_parts(encoding, kind, parts, named)
 
 
-def _write_parts(encoding: ProgramEncoding, kind: type, parts: Iterable[Any], named: Collection[str]) -> None:
+def _write_parts(encoding: ProgramEncoding, kind: type, parts: Iterable[Any], named: frozenset[str]) -> None:
     parts = tuple(parts)
     encoding.write(text(f"{type_name(kind)} {len(parts)}"))
     for each in parts:

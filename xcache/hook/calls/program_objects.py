@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import collections.abc
 import contextlib
+import contextvars
 import copy
 import copyreg
 import datetime
@@ -13,6 +14,7 @@ import functools
 import os
 import re
 import sys
+import threading
 import types
 import typing
 from pathlib import Path
@@ -57,7 +59,7 @@ def write_object(encoding: ProgramEncoding, value: Any) -> None:
     is_readable = "__slots__" in vars(kind) or hasattr(value, "__dict__") or isinstance(value, tuple(_ITEMS))
     if not is_readable or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
         raise CannotSkipError(f"unknown type: {type_name(kind)}")
-    encoding.encode_all(item for item in attributes(value) if not _is_hash(value, *item))
+    encoding.encode_all(item for item in attributes(value) if not is_hash(value, *item))
     for base, items in _ITEMS.items():
         if isinstance(value, base):
             encoding.encode(items(value))
@@ -76,7 +78,7 @@ def _is_native(base: type) -> bool:
     )
 
 
-def _is_hash(value: Any, name: str, held: Any) -> bool:
+def is_hash(value: Any, name: str, held: Any) -> bool:
     """Return whether an attribute only remembers the object's hash, which differs in each process."""
     if not _REMEMBERED_HASH.fullmatch(name) or type(held) not in (int, type(None)):
         return False
@@ -91,6 +93,8 @@ def _is_hash(value: Any, name: str, held: Any) -> bool:
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes, in the order in which they were set; a class may hide some of them."""
+    if type(value) is threading.local:
+        return list(vars(value).items())
     try:
         found = list(object.__getattribute__(value, "__dict__").items())
     except AttributeError:
@@ -116,6 +120,8 @@ def reduced(value: Any) -> list[Any]:
         return [bytes(value)]
     if isinstance(value, (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)):
         return [*value]
+    if isinstance(value, contextvars.ContextVar):
+        return [value.name, value.get(None)]
     if type(value).__module__ == "itertools":
         # Pickling these is deprecated.
         return [label(value)]
@@ -136,15 +142,24 @@ def label(value: Any) -> str:
     kind = type(value)
     if not issubclass(kind, NAMED) and not is_standard(kind.__module__) and not code.is_of_jax(kind.__module__):
         return type_name(kind)
+    if issubclass(kind, types.ModuleType):
+        return f"module {namespace(value).get('__name__')}"
     name = getattr(value, "__qualname__", None) if callable(value) else getattr(value, "__name__", None)
     named = f" {getattr(value, '__module__', None)}.{name}" if isinstance(name, str) else ""
     return f"{type_name(kind)}{named}"
 
 
+def namespace(module: types.ModuleType) -> dict[str, Any]:
+    """Return a module's names without asking the module, which may import something for that."""
+    found: dict[str, Any] = types.ModuleType.__getattribute__(module, "__dict__")
+    return found
+
+
 @functools.cache
-def is_standard(module: str) -> bool:
+def is_standard(module: str | None) -> bool:
     """Return whether a module is Python's or numpy's, and not a program's of that name."""
-    package = module.split(".", 1)[0]
-    file = getattr(sys.modules.get(package), "__file__", None)
+    package = str(module).split(".", 1)[0]
+    found = sys.modules.get(package)
+    file = None if found is None else namespace(found).get("__file__")
     is_python_s = package in sys.stdlib_module_names and (file is None or file.startswith(_PYTHON))
     return is_python_s or package in ("numpy", "ml_dtypes")

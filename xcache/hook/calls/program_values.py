@@ -8,6 +8,7 @@ for them. A value that cannot be read to the last bit raises CannotSkipError.
 from __future__ import annotations
 
 import collections
+import dis
 import enum
 import functools
 import hashlib
@@ -16,7 +17,7 @@ import pathlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -24,7 +25,7 @@ import numpy as np
 from jax._src import core
 
 from xcache.hook.calls import sources
-from xcache.hook.calls.program_data import attributes_of_class, data_of_module, write_data
+from xcache.hook.calls.program_data import attributes_of_class, data_of_class, data_of_module, write_data
 from xcache.hook.calls.program_objects import STANDARD, attributes, is_standard, label, write_object, write_standard
 from xcache.hook.structure import code, digest  # noqa: F401 - digest completes the table of types
 from xcache.hook.structure.callables import describe_callable
@@ -42,9 +43,11 @@ class ProgramEncoding(Encoding):
     def __init__(self) -> None:
         super().__init__()
         self._objects = 0
-        # How deep this is in objects of jax's that count by their content, and the classes met in the innermost.
+        # How deep this is in objects of jax's that count by their content, and what was met in the innermost.
         self._apart = 0
-        self._classes: dict[type, int] = {}
+        self._singletons: dict[int, int] = {}
+        # Data that were met, with the names of the attributes that counted.
+        self._data: dict[tuple[int, frozenset[str]], int] = {}
 
     def encode(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if its content cannot be read."""
@@ -64,24 +67,34 @@ class ProgramEncoding(Encoding):
 
     def apart(self, value: Any, handler: Callable[[Encoding, Any], None]) -> bytes:
         """Return the encoding of a value by itself."""
-        outer, self._classes = self._classes, {}
+        outer, self._singletons = self._singletons, {}
         self._apart += 1
         try:
             return super().apart(value, handler)
         finally:
             self._apart -= 1
-            self._classes = outer
+            self._singletons = outer
 
     def met_again(self, tag: bytes, value: Any) -> bool:
         """Write an object's number, and return whether it was met before; within an object of jax's, content counts."""
         return self._apart == 0 and self.met_before(tag, value)
 
-    def met_class(self, kind: type) -> bool:
-        """Do the same for a class, which may lead to itself by way of its members."""
+    def met_singleton(self, tag: bytes, value: Any) -> bool:
+        """Do the same for a class, or a member of an enumeration, which lead to each other."""
         if self._apart == 0:
-            return self.met_before(b"T", kind)
-        is_met = kind in self._classes
-        self.write(b"T%d;" % self._classes.setdefault(kind, len(self._classes)))
+            return self.met_before(tag, value)
+        is_met = id(value) in self._singletons
+        self.write(b"%b%d;" % (tag, self._singletons.setdefault(id(value), len(self._singletons))))
+        return is_met
+
+    def met_data(self, value: Any, named: frozenset[str]) -> bool:
+        """Do the same for what counts with only some of its attributes; elsewhere it may count with others."""
+        if self._apart:
+            return False
+        key = id(value), named
+        is_met = key in self._data
+        self.write(b"d%d;" % self._data.setdefault(key, len(self._data)))
+        self._kept.append(value)
         return is_met
 
 
@@ -128,8 +141,8 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
     encoding.encode((value.__name__, value.__doc__, list(vars(value).items())))
     annotations = getattr(value, "__annotations__", {})
     encoding.encode([(name, each if type(each) in _PLAIN else label(each)) for name, each in annotations.items()])
-    named = frozenset(_names(value.__code__))
-    write_data(encoding, {name: names[name] for name in named if name in names}, named)
+    used, named = _names(value.__code__)
+    write_data(encoding, {name: names[name] for name in used if name in names}, named)
 
 
 class _EmptyCell:
@@ -182,12 +195,20 @@ def _code(encoding: ProgramEncoding, value: types.CodeType) -> None:
     encoding.encode_all(value.co_consts)
 
 
-def _names(value: types.CodeType) -> Iterator[str]:
-    """Yield all names of globals and attributes that code uses, with the functions defined in it."""
-    yield from value.co_names
-    for each in value.co_consts:
-        if isinstance(each, types.CodeType):
-            yield from _names(each)
+@functools.cache
+def _names(value: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the names of globals, and those of attributes, that code uses, with the functions defined in it."""
+    used, named = set[str](), set[str]()
+    for step in dis.get_instructions(value):
+        if isinstance(step.argval, types.CodeType):
+            inner = _names(step.argval)
+            used |= inner[0]
+            named |= inner[1]
+        elif step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
+            used.add(step.argval)
+        elif "ATTR" in step.opname or "METHOD" in step.opname:
+            named.add(step.argval)
+    return frozenset(used), frozenset(named)
 
 
 def _method(encoding: ProgramEncoding, value: types.MethodType) -> None:
@@ -235,14 +256,14 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
     """Write a class by its name, if that leads to it, with the data among its attributes."""
     if not _is_named(value):
         raise CannotSkipError(f"class that its name does not lead to: {type_name(value)}")
-    if encoding.met_class(value):
+    if encoding.met_singleton(b"T", value):
         return
     encoding.write(text(f"class {type_name(value)}"))
     if code.is_of_jax(value.__module__) or is_standard(value.__module__):
         return
     encoding.write(text(_file_digest(getattr(sys.modules[value.__module__], "__file__", None) or "")))
     held = attributes_of_class(value)
-    write_data(encoding, held)
+    write_data(encoding, data_of_class(value))
     for name, field in held.get("__dataclass_fields__", {}).items():
         write_data(encoding, {name: (field.default, field.metadata)})
     for each in held.values():
@@ -253,8 +274,9 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
 
 def _member(encoding: ProgramEncoding, value: enum.Enum) -> None:
     """Write a member of an enumeration, which is one object wherever it is met."""
-    _class(encoding, type(value))
-    encoding.encode_all(attributes(value))
+    if not encoding.met_singleton(b"m", value):
+        _class(encoding, type(value))
+        encoding.encode_all(attributes(value))
 
 
 def _is_named(value: Any) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import array
 import collections
+import contextvars
 import copy
 import dataclasses
 import datetime
+import enum
 import functools
 import pathlib
 import random
@@ -293,6 +295,79 @@ def test_the_attributes_that_a_function_names_count(make):
 
     assert told(using_rate(make(1))) == told(using_rate(make(1))) != told(using_rate(make(2)))
     assert told(using_none(make(1))) == told(using_none(make(2)))
+
+
+def rated(rate):
+    """Return an instance of a class, made anew, that has this as its data."""
+    return type("Rated", (), {"__module__": __name__, "rate": rate})()
+
+
+def reading(text, **names):
+    return of_text(f"def function(x): return {text}", **names)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rate: lambda: told(reading("USED.rate", USED=rated(rate))),
+        lambda rate: lambda: told(reading("USED.rate", USED=local_with(rate))),
+        lambda rate: lambda: told(reading("USED.get()", USED=variable_with(rate))),
+        lambda rate: lambda: told(using(jax.tree_util.Partial(max, rate))),
+    ],
+    ids=["attribute of the class", "attribute of a thread", "variable of a context", "partial of jax's"],
+)
+def test_what_an_object_has_from_elsewhere_counts(make):
+    assert make(1)() == make(1)() != make(2)()
+
+
+def local_with(rate):
+    made = threading.local()
+    made.rate = rate
+    return made
+
+
+def variable_with(rate):
+    made = contextvars.ContextVar("variable")
+    made.set(rate)
+    return made
+
+
+@pytest.mark.parametrize("make", [Plain, lambda rate: function_of(rate=rate)])
+def test_what_counted_in_part_for_one_function_counts_in_full_elsewhere(make):
+    def both(rate):
+        held = make(rate)
+        first, second = reading("USED.other", USED=held), reading("USED.rate", USED=held)
+        return told([first, second]), told([first, held])
+
+    one, other = both(1), both(2)
+    assert one[0] != other[0]
+    assert one[1] != other[1]
+
+
+def test_a_name_of_an_attribute_is_no_global():
+    assert told(reading("x.rate", rate=1)) == told(reading("x.rate", rate=2))
+    assert told(reading("rate", rate=1)) != told(reading("rate", rate=2))
+
+
+def test_a_module_is_not_asked_for_anything_either(monkeypatch):
+    module = types.ModuleType("lazy_module_of_a_test")
+    module.__getattr__ = lambda name: pytest.fail(f"{name} was asked for")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    told(reading("USED.rate", USED=module))
+    told(reading("USED", USED=type("Made", (), {"__module__": module.__name__})()))
+
+
+def test_members_that_lead_to_each_other_can_be_told():
+    class Side(enum.Enum):
+        LEFT = 1
+        RIGHT = 2
+
+    Side.__qualname__, Side.LEFT.other, Side.RIGHT.other = "Side", Side.RIGHT, Side.LEFT
+    globals()["Side"] = Side
+    for held in (Side.LEFT, {Side.LEFT}, [Side.LEFT, Side.RIGHT]):
+        assert told(held) == told(held)
+        assert told(using(held)) == told(using(held))
+    assert told({Side.LEFT}) != told({Side.RIGHT})
 
 
 def test_a_version_that_a_function_names_counts():
