@@ -134,10 +134,14 @@ class Turns:
         at_once = not (self._serving or self._scheduled or self._line or session in self._queued)
         if at_once:
             self._serving = True
+            began = time.monotonic()
             try:
-                self._serve_next(session, time.monotonic())
+                took = self._serve_next(session, began) - began
             finally:
                 self._serving = False
+            if took > _TURN_SECONDS:
+                # Before the loop reads again, many sessions may be as ready: from now on they wait for their turns.
+                self._serve_soon()
         else:
             self._append(session)
         if self._line and not self._serving:

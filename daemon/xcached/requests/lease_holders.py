@@ -51,7 +51,7 @@ class _Holder:
         """Return why the process is not worth waiting for, or ""; ``left`` limits how many children are read."""
         seen = see(self._pid)
         gap, self._looked_at = now - self._looked_at, now
-        if has_ended(self._pid) or (seen is not None and seen.state in ("Z", "X")):
+        if has_ended(self._pid) or (seen is not None and seen.state in ("Z", "X") and not has_threads(self._pid)):
             # A child that it forked still has the connection.
             return "has ended"
         if seen is None or gap > _LONGEST_GAP_SECONDS:
@@ -86,6 +86,14 @@ def has_ended(pid: int) -> bool:
     except OSError:
         pass
     return False
+
+
+def has_threads(pid: int) -> bool:
+    """Return whether a process has other threads than its first."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/task")) > 1  # noqa: PTH208
+    except OSError:
+        return False
 
 
 def see(pid: int) -> Seen | None:

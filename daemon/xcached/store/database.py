@@ -72,6 +72,17 @@ class Database:
         """Close both connections, which removes the journal."""
         self.reading.close()
         self.writing.close()
+        if not self._is_own(self.path, 0) and self._is_own(self._journal, 1):
+            # SQLite leaves the journal of a database that was replaced, and would apply it to the new one.
+            for suffix in _SUFFIXES[1:]:
+                with contextlib.suppress(OSError):
+                    self.path.with_name(self.path.name + suffix).unlink()
+
+    def _is_own(self, path: Path, number: int) -> bool:
+        try:
+            return path.stat().st_ino == self._own_inodes[number]
+        except OSError:
+            return False
 
     def note_damage(self) -> None:
         """Have the next daemon that opens this database replace it."""
@@ -169,14 +180,7 @@ class Database:
 
     def is_in_place(self) -> bool:
         """Return whether the database and its journal are still the files that were opened."""
-        try:
-            return self._inodes() == self._own_inodes
-        except OSError:
-            return False
-
-    def _inodes(self) -> tuple[int, int]:
-        """Return the inodes of the database and of its journal, which hold what was committed."""
-        return self.path.stat().st_ino, self._journal.stat().st_ino
+        return self._is_own(self.path, 0) and self._is_own(self._journal, 1)
 
     def _open(self) -> None:
         found = self._version_found()
@@ -196,7 +200,7 @@ class Database:
             # A damaged file fails on its first read.
             self.reading.execute("SELECT * FROM entries, totals, statistics LIMIT 1").fetchall()
             # This read has made the journal, if there was none.
-            self._own_inodes = self._inodes()
+            self._own_inodes = self.path.stat().st_ino, self._journal.stat().st_ino
             on_failure.pop_all()
 
     def _migrate(self) -> None:

@@ -41,6 +41,8 @@ STANDARD = (
     range, bytearray, array.array, collections.deque, collections.defaultdict, datetime.date, datetime.datetime,
     datetime.time, datetime.timedelta, datetime.timezone, decimal.Decimal, re.Pattern, type(typing.Literal),
 )  # fmt: skip
+# The most bytes of one text or array.
+MOST_BYTES = 1024 * 1024
 # Where Python's own modules are.
 _PYTHON = f"{Path(os.__file__).parent}/"
 NAMED = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
@@ -116,6 +118,8 @@ def write_standard(encoding: ProgramEncoding, value: Any) -> None:
 
 def reduced(value: Any) -> list[Any]:
     """Return what pickle would store of an object of Python's or numpy's; its name if that cannot be told."""
+    if isinstance(value, (bytearray, memoryview, array.array)) and memoryview(value).nbytes > MOST_BYTES:
+        raise CannotSkipError("large object")
     if isinstance(value, memoryview):
         return [bytes(value)]
     if isinstance(value, (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)):

@@ -26,13 +26,20 @@ from jax._src import core
 
 from xcache.hook.calls import sources
 from xcache.hook.calls.program_data import attributes_of_class, data_of_class, data_of_module, write_data
-from xcache.hook.calls.program_objects import STANDARD, attributes, is_standard, label, write_object, write_standard
+from xcache.hook.calls.program_objects import (
+    MOST_BYTES,
+    STANDARD,
+    attributes,
+    is_standard,
+    label,
+    write_object,
+    write_standard,
+)
 from xcache.hook.structure import code, digest  # noqa: F401 - digest completes the table of types
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
 from xcache.hook.structure.values import content
 
-_MOST_BYTES = 1024 * 1024
 _MOST_OBJECTS = 50_000
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -54,6 +61,8 @@ class ProgramEncoding(Encoding):
         handler = _handler(value)
         if type(value) not in _PLAIN:
             self.count()
+        elif type(value) in (str, bytes) and len(value) > MOST_BYTES:
+            raise CannotSkipError("large object")
         if handler is None:
             super().encode(value)
         else:
@@ -343,13 +352,13 @@ def _jax_array(encoding: ProgramEncoding, value: Any) -> None:
         return
     if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
-    if not value.is_fully_addressable or value.nbytes > _MOST_BYTES:
+    if not value.is_fully_addressable or value.nbytes > MOST_BYTES:
         raise CannotSkipError("large array")
     content(encoding, np.asarray(value))
 
 
 def _array(encoding: ProgramEncoding, value: np.ndarray[Any, Any]) -> None:
-    if value.nbytes > _MOST_BYTES or type(value) is not np.ndarray:
+    if value.nbytes > MOST_BYTES or type(value) is not np.ndarray:
         raise CannotSkipError("large array")
     if not encoding.met_again(b"A", value):
         encoding.write(text(f"{value.strides} {value.flags.writeable}"))

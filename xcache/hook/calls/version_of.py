@@ -25,7 +25,7 @@ _CODE = (".py", ".so", ".pyc")
 # At the beginning of any statement, or by name; text that only looks like an import does no harm.
 _IMPORT = re.compile(
     r"(?:^|[;:])[ \t\f]*(?:from[ \t\f]+([^\W\d]\w*)[\w.]*[ \t\f]+import\b|import[ \t\f]+([^\W\d][\w., \t\f]*))"
-    r"|(?:\bimport_module|\b__import__)\([ \t\f]*['\"]([^\W\d]\w*)",
+    r"|(?:\bimport_module|\b__import__)\s*\(\s*(?:name\s*=\s*)?[rbfu]?['\"]{1,3}([^\W\d]\w*)",
     re.MULTILINE,
 )
 # importlib.metadata parses a distribution's whole description for each field, which takes milliseconds.
@@ -127,8 +127,8 @@ def _cover_files(name: str, places: list[Path]) -> _Covered:
         has_changed |= is_newer
         digest.update(b"%s\0%d\0" % (_relative_name(file, places[0]).encode(), len(content)))
         digest.update(content)
-        if file.suffix == ".py" and file.is_file():
-            imports += _imported(content)
+        if file.suffix == ".py":
+            imports += _imported(content if file.is_file() else _read_in_archive(file))
     label = f"{name} ({len(files)} file{'s' * (len(files) != 1)})"
     if has_changed:
         # The code that was loaded may be older, so this version is for this process alone.
@@ -185,6 +185,16 @@ def _is_standard(file: Path) -> bool:
 def _archive(file: Path) -> Path:
     """Return a file, or the archive in which it is."""
     return next((each for each in (file, *file.parents) if each.is_file()), file)
+
+
+def _read_in_archive(file: Path) -> bytes:
+    """Return a file's content from the archive in which it is; nothing if it cannot be read."""
+    archive = _archive(file)
+    try:
+        with zipfile.ZipFile(archive) as opened:
+            return opened.read(file.relative_to(archive).as_posix())
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile):
+        return b""
 
 
 def _top_package(module: types.ModuleType | str) -> str:

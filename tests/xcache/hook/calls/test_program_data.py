@@ -241,7 +241,11 @@ def test_the_configuration_of_jax_counts_elsewhere():
     told(using(jax.config))
 
 
-@pytest.mark.parametrize("value", [list(range(100_000)), [np.zeros(1 << 20)]], ids=["objects", "bytes"])
+@pytest.mark.parametrize(
+    "value",
+    [list(range(100_000)), [np.zeros(1 << 20)], bytes(1 << 21), bytearray(1 << 21), array.array("d", bytes(1 << 21))],
+    ids=["objects", "array", "bytes", "bytes that can change", "array of Python's"],
+)
 def test_a_global_that_is_too_large_to_read_is_refused(value):
     with pytest.raises(CannotSkipError, match="large"):
         told(using(value))

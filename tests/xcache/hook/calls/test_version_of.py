@@ -143,6 +143,7 @@ def test_a_config_counts_by_its_content():
         "N = 1\rimport helper",
         "import importlib; N = importlib.import_module('helper').N",
         '__import__( "helper" )',
+        "from importlib import import_module as get; import importlib; importlib.import_module (\n    name='helper')",
     ],
 )
 def test_an_import_is_found_wherever_it_stands(modules, source):
