@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 KIB, MIB = 1024, 1024**2
 # The most requests of one size: more would say no more.
 _MOST = 500
-COMPONENTS = {name: hashing.digest(name.encode()) for name in ("options", "flags", "platform", "toolchain")}
+COMPONENTS = {name: hashing.digest(name.encode()) for name in protocol.DESCRIBED_COMPONENTS}
 Times = dict[str, list[float]]
 
 

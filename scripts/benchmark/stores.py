@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+from xcache.wire.protocol import DESCRIBED_COMPONENTS
 from xcache.wire.schema import SCHEMA_VERSION
 from xcached.store.store import Store
 
 # Bytes of an executable and of its program: small, because only the number of rows matters here.
 SIZE, PROGRAM_SIZE = 400, 200
-_COMPONENTS = ("options", "flags", "platform", "toolchain")
 
 
 def key(number: int) -> str:
@@ -49,7 +49,7 @@ def fill(store: Path, count: int) -> float:
 
 def _insert(db: sqlite3.Connection, count: int) -> None:
     uid, now, chance = os.getuid(), time.time(), random.Random(0)  # noqa: S311 - nothing secret
-    components = {name: hashlib.sha256(name.encode()).hexdigest() for name in _COMPONENTS}
+    components = {name: hashlib.sha256(name.encode()).hexdigest() for name in DESCRIBED_COMPONENTS}
     rows = [(digest, name, name, count) for name, digest in components.items()]
     db.executemany("INSERT INTO components (digest, name, description, uses) VALUES (?, ?, ?, ?)", rows)
     order = list(range(1, count + 1))

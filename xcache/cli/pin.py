@@ -20,8 +20,8 @@ def pin(prefixes: tuple[str, ...], as_json: bool) -> None:
     """Keep entries, whatever the limits say.
 
     They stay until they are unpinned or removed. A KEY may be shortened to four digits. In the store of a whole
-    machine you pin and count your own entries, within your quota; root pins those of all users. Starts a daemon if none
-    runs.
+    machine you pin and count your own entries, up to your quota or a quarter of the store; root pins those of all
+    users. Starts a daemon if none runs.
 
     \b
     JSON: {"entries": int, "already": int (that were pinned before), "all_entries": int (all that are pinned now),
@@ -61,5 +61,6 @@ def _set(done: str, message: type[protocol.Pin | protocol.Unpin], prefixes: tupl
         were = "was" if answer.already == 1 else "were"
         were = f"already {were} pinned" if done == "pinned" else f"{were} not pinned"
         before = f" ({answer.already} {were})" if answer.already else ""
-        click.echo(f"{done} {counted(answer.entries, 'entry')}{before}; {now} {stays} whatever the limits say")
+        left = f"{now} {stays} whatever the limits say" if answer.all_entries else "no entry is pinned now"
+        click.echo(f"{done} {counted(answer.entries, 'entry')}{before}; {left}")
         print_few(entries)

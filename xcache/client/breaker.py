@@ -52,7 +52,7 @@ class Breaker:
 
     The breaker opens after a failure, and after a very slow read in the background. While it is open, the foreground
     does not ask. The background tries the daemon again after a second, then after twice as long each time, up to a
-    minute; one swift answer closes the breaker. The foreground does not ask while the allowance is used up, either.
+    minute; one swift answer closes the breaker. Nor does the foreground ask while the allowance is nearly used up.
     """
 
     def __init__(self, timeout: float) -> None:

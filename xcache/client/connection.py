@@ -166,13 +166,15 @@ class Connection:
 
     def wait_for_end(self, timeout: float) -> bool:
         """Return whether the daemon closed the connection within ``timeout``; after Stop, that means it has ended."""
-        self._socket.settimeout(timeout)
+        deadline = own_time() + timeout
         try:
-            while self._socket.recv(4096):
-                pass
+            while (rest := deadline - own_time()) > 0:
+                self._socket.settimeout(rest)
+                if not self._socket.recv(4096):
+                    return True
         except OSError:
-            return False
-        return True
+            pass
+        return False
 
     def _detach_if_closed(self) -> bool:
         """Return whether the program has closed the socket; its number may be another file's, and is not closed."""

@@ -97,7 +97,14 @@ SETTINGS = (
         "a share up to 90% such as 5%, which never means more than 20G, or a size such as 50G; 0 for none",
         parsing.parse_room,
     ),
-    Setting("log", "text", "warning", "log level", "debug, info, warning or error", parsing.parse_level),
+    Setting(
+        "log",
+        "text",
+        "warning",
+        "log level (of the daemon: info, unless this is set)",
+        "debug, info, warning or error",
+        parsing.parse_level,
+    ),
     Setting("autostart", "flag", True, "start a daemon when none runs", "1 or 0", parsing.parse_flag),
     Setting(
         "timeout",

@@ -14,8 +14,8 @@ from xcache.keys import stablehlo
 
 # The operation's name, as the strings of MLIR bytecode spell it.
 _OPERATION = b"custom_call"
-# Names that jaxlib and its plugins register or XLA itself replaces. A name too few costs a hit, one too many a crash.
-# Compiled when first needed: a program without custom calls would lose more to this than to all the other patterns.
+# Names that jaxlib and its plugins register or XLA itself replaces. A missing name costs hits; a name too many may
+# crash the program. Compiled when first needed, because it takes longer to compile than all other patterns together.
 _OF_JAXLIB = r"""
     # jaxlib's for the processor: LAPACK by type and routine, and a few besides
     lapack_[sdcz][a-z0-9]{4,6}(_ffi)? | blas_[sdcz]trsm
@@ -33,7 +33,8 @@ _OF_JAXLIB = r"""
     | (SPMD)?Sharding | SPMDFullToShardShape | SPMDShardToFullShape | CustomSPMDPartitioning | InspectSharding
     | xla\.sdy\.\w+ | (stablehlo|mhlo|chlo)\.\w+ | __(cudnn|cublas|cub|cusolver|gpu|onednn|triton|xla)\$.*
     | annotate_device_placement | MoveToHost | MoveToDevice | PinToDevice | PinToDeviceSram | LayoutConstraint
-    | AllocateBuffer | TopK | ApproxTopK | PartialReduce | ragged_all_to_all | shape_assertion
+    | AllocateBuffer | CreateBuffer | Pin | Unpin
+    | TopK | ApproxTopK | PartialReduce | ragged_all_to_all | shape_assertion
     | AssumeGatherIndicesInBound | SetBound | GetDimensionSize | PadToStatic | SliceToDynamic
     | X64(Combine|SplitLow|SplitHigh)
     | Cholesky | Qr | QrDecomposition | LuDecomposition | Eigh | ProductOfElementaryHouseholderReflectors

@@ -39,8 +39,8 @@ def start_logging(config: Config, *, to_stderr: bool) -> None:
 
 
 def set_level(config: Config) -> None:
-    """Set the log level; ``warning``, the default for programs, means ``info`` for the daemon."""
-    logger.setLevel("INFO" if config.log == "warning" else config.log.upper())
+    """Set the log level; the daemon's own default is ``info``."""
+    logger.setLevel("INFO" if config.sources.get("log") == "default" else config.log.upper())
 
 
 def log_to(handler: logging.Handler, formatter: logging.Formatter) -> None:

@@ -45,7 +45,7 @@ class LiveSettings:
     """The current settings, as ``now``; callers ask each time and keep no copy."""
 
     def __init__(self, load: Callable[[], Config] = config.load) -> None:
-        """``load`` reads the settings. A ConfigError is raised here; in a reload it keeps the old settings."""
+        """``load`` reads the settings. The first reading raises ConfigError; a failed reload keeps the old settings."""
         self._load = load
         self._subscribers: list[Callable[[Config], None]] = []
         self._seen = file_states()
@@ -54,16 +54,19 @@ class LiveSettings:
         """Why the settings in the files are not in use; empty if they are."""
 
     def when_changed(self, subscriber: Callable[[Config], None]) -> None:
-        """Call ``subscriber`` with new settings before they become ``now``; only the first may raise ConfigError."""
+        """Call ``subscriber`` with new settings before they become ``now``.
+
+        Only the first may refuse them, with a ConfigError, since the others have not been told by then.
+        """
         self._subscribers.append(subscriber)
 
     def change(self) -> FileChange | None:
-        """Return how the files differ from those last read; None if they do not."""
+        """Return the new state of the files, if they differ from those last read; else None."""
         found = file_states()
         if found == self._seen:
             return None
         pairs = zip(self._seen, found, strict=False)
-        return FileChange(found, any(old and old.size and not (now and now.size) for old, now in pairs))
+        return FileChange(found, any(old and old.size and not (new and new.size) for old, new in pairs))
 
     def reload(self) -> None:
         """Read the settings again: all of a valid change is taken, and nothing of an invalid one."""

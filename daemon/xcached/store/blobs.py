@@ -126,7 +126,10 @@ class BlobFiles:
     def aside_bytes(self) -> int:
         """Return the bytes of unsettled copies: they take space on the disk, and may be discarded again."""
         with self._counting:
-            return sum(copy.written for copy in self._in_progress.values())
+            return self._aside_bytes()
+
+    def _aside_bytes(self) -> int:
+        return sum(copy.written for copy in self._in_progress.values())
 
     def disk(self) -> DiskUsage:
         """Return the disk's free and total bytes. Unsettled copies count as free, so no entry is evicted for one.
@@ -135,7 +138,7 @@ class BlobFiles:
         """
         with self._counting:
             found = usage_of(self._folder.parent)
-            return found._replace(free=found.free + sum(copy.written for copy in self._in_progress.values()))
+            return found._replace(free=found.free + self._aside_bytes())
 
     def _new_unfinished(self, digest: str) -> Path:
         name = f"{digest}-{next(self._numbers)}"

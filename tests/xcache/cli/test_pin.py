@@ -38,7 +38,7 @@ def test_an_unpinned_entry_goes_as_all_others_do(shell):
     nothing_pinned = {"all_entries": 0, "all_bytes": 0, "keys": [key]}
     assert shell.json("unpin", key[:12]) == nothing_pinned | {"entries": 1, "already": 0}
     assert shell.json("unpin", key[:12]) == nothing_pinned | {"entries": 0, "already": 1}
-    assert "unpinned 0 entries (1 was not pinned); 0 entries" in shell.say("unpin", key)
+    assert "unpinned 0 entries (1 was not pinned); no entry is pinned" in shell.say("unpin", key)
     shell.put("jit_second")
     assert names(shell.json("ls")) == ["jit_second"]
 

@@ -29,6 +29,8 @@ def jit(fun: Callable[..., Any] | None = None, *, version: str, **options: Any) 
     """
     if not isinstance(version, str):
         raise TypeError(f"version must be a str, not {type(version).__name__}")
+    if not version:
+        raise ValueError("version is empty: it has to change with the code and its configuration")
     if fun is None:
         return functools.partial(jit, version=version, **options)
     import jax
@@ -53,6 +55,9 @@ def _preparing(prepare: Callable[[list[_Call]], None]) -> Callable[..., None]:
         Each is a tuple of arguments, or ``inspect.signature(fun).bind(...)`` for a call with keywords. A
         ``jax.ShapeDtypeStruct`` stands for an array. The compiler's exceptions reach the program.
         """
+        for call in calls:
+            if not isinstance(call, (tuple, list, inspect.BoundArguments)):
+                raise TypeError(f"each call is a tuple of arguments, not {type(call).__name__}")
         prepare([
             (call.args, call.kwargs) if isinstance(call, inspect.BoundArguments) else (tuple(call), {})
             for call in calls

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import os
 import threading
 import types
 from collections.abc import Iterable, Mapping
@@ -74,6 +75,9 @@ def _write(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None
         return
     elif kind in _BUILTIN:
         _write_container(encoding, value, named)
+    elif value is os.environ:
+        # Each shell has another one, and a program reads little of it.
+        encoding.write(text(label(value)))
     elif is_standard(kind.__module__):
         _write_parts(encoding, kind, reduced(value), named)
         if kind is threading.local:
