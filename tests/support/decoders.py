@@ -138,9 +138,9 @@ def _fit(hint: Any, most: int | None = None) -> Fits:
     if isinstance(hint, types.UnionType):
         return lambda value: any(fits(value) for fits in inside)
     if typing.get_origin(hint) is list:
-        return lambda value: (
-            isinstance(value, list) and len(value) <= (most or protocol.MAX_LIST) and all(map(inside[0], value))
-        )
+        of_rows = typing.get_origin(typing.get_args(hint)[0]) in (list, dict)
+        longest = most or (protocol.MAX_ROWS if of_rows else protocol.MAX_LIST)
+        return lambda value: isinstance(value, list) and len(value) <= longest and all(map(inside[0], value))
     if typing.get_origin(hint) is dict:
         return lambda value: (
             isinstance(value, dict)

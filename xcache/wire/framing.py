@@ -10,7 +10,16 @@ from typing import Any
 import msgpack
 
 from xcache.errors import ProtocolError
-from xcache.wire.protocol import MAX_CONTAINERS, MAX_DICTIONARY, MAX_FIELDS, MAX_FRAME, MAX_LIST, MAX_TEXT, Message
+from xcache.wire.protocol import (
+    MAX_CONTAINERS,
+    MAX_DICTIONARY,
+    MAX_FIELDS,
+    MAX_FRAME,
+    MAX_LIST,
+    MAX_ROWS,
+    MAX_TEXT,
+    Message,
+)
 
 _MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typing.get_args(Message)}
 _LENGTH = struct.Struct(">I")
@@ -29,6 +38,8 @@ def _check_of(hint: Any, most_items: int = MAX_LIST, most_names: int = MAX_DICTI
         return lambda value: any(fits(value) for fits in options)
     inside = [_check_of(inner, MAX_FIELDS, MAX_FIELDS) for inner in typing.get_args(hint)]
     if typing.get_origin(hint) is list:
+        if typing.get_origin(typing.get_args(hint)[0]) in (list, dict):
+            most_items = min(most_items, MAX_ROWS)
         return lambda value: type(value) is list and len(value) <= most_items and all(map(inside[0], value))
     if typing.get_origin(hint) is dict:
         return lambda value: (

@@ -23,9 +23,9 @@ MAX_PREDICTED_FILES = 8
 MAX_TEXT = 16 * 1024
 MAX_LIST = 4096
 MAX_DICTIONARY = 1024
-# Elements of a list or dictionary within a list, and all lists and dictionaries of a frame: a frame of a million takes
-# long to decode and to check.
-MAX_FIELDS, MAX_CONTAINERS = 20, 10_000
+# Lists or dictionaries in one list, elements of each, and all lists and dictionaries of a frame: a frame of a million
+# takes long to decode and to check.
+MAX_ROWS, MAX_FIELDS, MAX_CONTAINERS = 2048, 16, 5000
 # Entries in one answer to AskEntries.
 MAX_LISTED = 400
 # Keys in the list of what one run wanted.

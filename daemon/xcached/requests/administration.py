@@ -14,6 +14,8 @@ from xcached.store.writer import WriterThread
 _COUNTERS = frozenset(
     {"requests", "hits", "misses", "bytes_read", "compile_seconds", "load_seconds", "saved_seconds", "wait_seconds"}
 )
+# More than one program has reasons and kinds.
+_MOST_COUNTS = 200
 _GROUPS = ("uncacheable:", "errors:", "lowerings:", "calls:")
 _NOT_PERMITTED = protocol.Refused("not permitted", "only root and the daemon's own account may do this")
 
@@ -38,6 +40,8 @@ class Administration:
         }
 
     def _report(self, caller: Caller, message: protocol.Report) -> Answer:
+        if len(message.counts) > _MOST_COUNTS:
+            return Reply(protocol.Refused("protocol error", f"{len(message.counts)} counts are no program's"))
         counts = {
             name: amount
             for name, amount in message.counts.items()

@@ -222,7 +222,7 @@ class Database:
             return 0
         if not self.path.is_file():
             # SQLite would wait for a writer of a pipe.
-            raise StoreError(f"{self.path} is not a file")
+            raise StoreError(f"{self.path} cannot be opened: it is not a file")
         try:
             version, tables = self._look("ro")
         except sqlite3.OperationalError as error:

@@ -321,16 +321,17 @@ class Store:
 
     def add_statistics(self, counts: Mapping[str, float]) -> None:
         """Within a transaction: add to the statistics."""
-        self._db.executemany(
+        there = {name for (name,) in self._db.execute("SELECT name FROM statistics")}
+        accepted: list[tuple[str, float]] = []
+        for name, amount in counts.items():
             # Clients choose the names of reasons and kinds, so their number is limited.
-            "INSERT INTO statistics (name, amount) SELECT :name, :amount"
-            " WHERE :own OR (SELECT count(*) FROM statistics) < :most"
-            " OR EXISTS (SELECT 1 FROM statistics WHERE name = :name)"
+            if name in there or is_own_counter(name) or len(there) < MOST_COUNTERS:
+                there.add(name)
+                accepted.append((name, amount))
+        self._db.executemany(
+            "INSERT INTO statistics (name, amount) VALUES (?, ?)"
             " ON CONFLICT (name) DO UPDATE SET amount = amount + excluded.amount",
-            [
-                {"name": name, "amount": amount, "most": MOST_COUNTERS, "own": is_own_counter(name)}
-                for name, amount in counts.items()
-            ],
+            accepted,
         )
 
     def zero_statistics(self) -> None:
