@@ -48,13 +48,7 @@ def describe(
         raise CannotSkipError("several processes")
     rules_in_tables.check()
     patches.check()
-    names, values = tuple(keywords), tuple(keywords.values())
-    try:
-        signature, leaves = jax_jit.parse_arguments(
-            arguments, values, names, options.static_argnums, options.static_argnames, REGISTRY
-        )
-    except (TypeError, ValueError):
-        raise CannotSkipError("refused by jax") from None
+    signature, leaves = parsed(options, arguments, keywords)
     encoding = ProgramEncoding()
     encoding.write(b"xcache call %d " % _FORMAT)
     for part in (ambient.jax_files(), version, ambient.backend(xla_bridge.get_backend())):
@@ -83,6 +77,18 @@ def describe(
     if type(call) is types.FunctionType and not is_of_jax(type(fun).__module__):
         encoding.encode(call)
     return Call(encoding.digest(), leaves, list(signature.dynamic_arg_treedefs))
+
+
+def parsed(options: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, list[Any]]:
+    """Return jax's description of a call's arguments, and their leaves."""
+    names, values = tuple(keywords), tuple(keywords.values())
+    try:
+        signature, leaves = jax_jit.parse_arguments(
+            arguments, values, names, options.static_argnums, options.static_argnames, REGISTRY
+        )
+    except (TypeError, ValueError):
+        raise CannotSkipError("refused by jax") from None
+    return signature, leaves
 
 
 def _encode_argument(encoding: ProgramEncoding, leaf: Any) -> None:

@@ -25,8 +25,8 @@ from xcache import logs
 from xcache.errors import UnsupportedError, WrongVersionError
 from xcache.hook import current_calls, late_module
 from xcache.hook.call_records import CallRecords
-from xcache.hook.calls import record_format, second_trace
-from xcache.hook.calls.description import Call, describe
+from xcache.hook.calls import record_format, second_trace, sources, trees
+from xcache.hook.calls.description import Call, describe, parsed
 from xcache.hook.structure.code import is_of_jax
 from xcache.hook.structure.encoding import CannotSkipError
 from xcache.request import Alias
@@ -248,7 +248,9 @@ class RecordedFunction:
             raise CannotSkipError("no alias")
         if is_new:
             second_trace.compare(traced, lambda: self.jitted.trace(*positional, **keywords))
-        record = record_format.encode(lowered._lowering, traced.out_tree, call.trees, imported)
+        sources.check(getattr(self._version, "files", {}))
+        parts = trees.parts_of(call.trees, parsed(self._options, *arguments)[0].dynamic_arg_treedefs)
+        record = record_format.encode(lowered._lowering, traced.out_tree, parts, imported)
         if len(record) > _MOST_BYTES:
             raise CannotSkipError("large record")
         record_format.decode(record).tree(call.trees)
@@ -287,7 +289,8 @@ class RecordedFunction:
 
 def _imported_since(before: frozenset[str]) -> list[str]:
     """Return the modules of jax's that were imported since, in that order."""
-    return [name for name in sys.modules if name not in before and is_of_jax(name)]
+    # A list, because other threads may import meanwhile.
+    return [name for name in list(sys.modules) if name not in before and is_of_jax(name)]
 
 
 def _difference(one: Alias, other: Alias) -> str | None:

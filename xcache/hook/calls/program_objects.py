@@ -128,7 +128,7 @@ def reduced(value: Any) -> list[Any]:
         return [value.name, value.get(None)]
     if type(value).__module__ == "itertools":
         # Pickling these is deprecated.
-        return [label(value)]
+        raise CannotSkipError(f"unknown type: {type_name(type(value))}")
     reduce = copyreg.dispatch_table.get(type(value))
     try:
         stored = reduce(value) if reduce else value.__reduce_ex__(2)

@@ -51,16 +51,16 @@ class Record(NamedTuple):
         return trees.decode(self.results, arguments)
 
 
-def encode(computation: Any, results: Any, arguments: Sequence[Any], imported: Sequence[str] = ()) -> bytes:
+def encode(computation: Any, results: Any, parts: Sequence[trees.Part], imported: Sequence[str] = ()) -> bytes:
     """Return the record of a computation; raise CannotSkipError if it holds anything that cannot be written.
 
-    ``arguments`` are the trees of the call's arguments; tracing ``imported`` these modules.
+    ``parts`` are those of the trees of the call's arguments; tracing ``imported`` these modules.
     """
     writer = _Writer()
     attributes = {name: value for name, value in vars(computation).items() if name not in _LEFT_OUT}
     if attributes.get("const_args"):
         raise CannotSkipError("hoisted constants")
-    form = [_FORMAT, trees.encode(results, arguments), writer.write(attributes), writer.shared, list(imported)]
+    form = [_FORMAT, trees.encode(results, parts), writer.write(attributes), writer.shared, list(imported)]
     packed: bytes = msgpack.packb(form)
     return zlib.compress(packed)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import tree_util
@@ -22,9 +22,21 @@ _BUILTIN = {"none": type(None), "tuple": tuple, "list": list, "dict": dict}
 _NAMES = {kind: name for name, kind in _BUILTIN.items()}
 
 
-def encode(tree: Any, arguments: Sequence[Any]) -> Any:
+class Part(NamedTuple):
+    """A part of an argument's tree, and the same part of the tree that jax makes of the argument another time."""
+
+    tree: Any
+    again: Any
+
+
+def parts_of(arguments: Iterable[Any], again: Iterable[Any]) -> list[Part]:
+    """Return the parts of the trees of some arguments; ``again`` are the trees of the same arguments, made anew."""
+    return [Part(*pair) for pair in zip(_parts(arguments), _parts(again), strict=True)]
+
+
+def encode(tree: Any, parts: Sequence[Part]) -> Any:
     """Return a tree as lists and texts; raise CannotSkipError if it cannot be written."""
-    return _encode(tree, list(_parts(arguments)))
+    return _encode(tree, parts)
 
 
 def decode(form: Any, arguments: Sequence[Any]) -> Any:
@@ -39,7 +51,7 @@ def _parts(trees: Iterable[Any]) -> Iterator[Any]:
         yield from _parts(tree.children())
 
 
-def _encode(tree: Any, parts: list[Any]) -> Any:
+def _encode(tree: Any, parts: Sequence[Part]) -> Any:
     node = tree.node_data()
     if node is None:
         return None
@@ -52,10 +64,10 @@ def _encode(tree: Any, parts: list[Any]) -> Any:
     if _is_named_tuple(kind) and _found(kind.__module__, kind.__qualname__) is kind:
         form = ["named", [kind.__module__, kind.__qualname__], children]
         # If the program registered it as a node of its own, its fields are not all that it consists of.
-        if _decode(form, parts) == tree:
+        if _decode(form, [part.tree for part in parts]) == tree:
             return form
     for number, part in enumerate(parts):
-        if part == tree and _is_made_of_the_same(part, tree):
+        if part.tree == tree and _is_made_of_the_same(part, tree):
             return ["argument", number, []]
     raise CannotSkipError(f"tree of the results: {type_name(kind)}")
 
@@ -70,21 +82,23 @@ def _decode(form: Any, parts: list[Any]) -> Any:
     return _Tree.from_node_data_and_children(REGISTRY, (kind, data), [_decode(child, parts) for child in children])
 
 
-def _is_made_of_the_same(one: Any, other: Any) -> bool:
+def _is_made_of_the_same(part: Part, tree: Any) -> bool:
     """Return whether two equal trees hold the same objects: the program's ``__eq__`` may call different ones equal."""
-    nodes = one.node_data(), other.node_data()
-    if None in nodes:
-        return nodes[0] is nodes[1]
-    children = one.children(), other.children()
-    # jax lists the keys of a dictionary anew each time.
-    data = [tuple(data) if kind is dict else data for kind, data in nodes]
-    return _is_same_data(*data) and all(map(_is_made_of_the_same, *children))
+    one, again, other = part.tree.node_data(), part.again.node_data(), tree.node_data()
+    if None in (one, again, other):
+        return one is again is other
+    children = map(Part, part.tree.children(), part.again.children())
+    return _is_same_data(one[1], again[1], other[1]) and all(map(_is_made_of_the_same, children, tree.children()))
 
 
-def _is_same_data(one: Any, other: Any) -> bool:
-    # A list is another one even if it holds the same: the program may change one of them.
-    if type(one) is tuple and type(other) is tuple:
-        return len(one) == len(other) and all(map(_is_same_data, one, other))
+def _is_same_data(one: Any, again: Any, other: Any) -> bool:
+    kind = type(one)
+    # A list of the program's is another one even if it holds the same, because the program may change one of them; one
+    # that is made anew for each tree is not.
+    if kind is type(again) is type(other) and (kind is tuple or (kind in (list, dict) and again is not one)):
+        if kind is dict:
+            one, again, other = ((*each, *each.values()) for each in (one, again, other))
+        return len(one) == len(again) == len(other) and all(map(_is_same_data, one, again, other))
     if type(one) in (str, int, float, bool) and type(other) is type(one):
         return repr(one) == repr(other)
     return one is other

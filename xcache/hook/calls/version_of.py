@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import types
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,9 +36,10 @@ _STANDARD = tuple(f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("s
 
 
 class Version(str):
-    """A version for ``xcache.jit``; ``covered`` lists all that it was made from."""
+    """A version for ``xcache.jit``; ``covered`` lists all that it was made from, ``files`` the local files."""
 
     covered: tuple[str, ...] = ()
+    files: Mapping[Path, tuple[int, int]] = types.MappingProxyType({})
 
 
 def version_of(*modules: types.ModuleType | str, config: Any = None) -> Version:
@@ -51,6 +52,7 @@ def version_of(*modules: types.ModuleType | str, config: Any = None) -> Version:
     """
     if not modules:
         raise TypeError("version_of needs a module or package")
+    files: dict[Path, tuple[int, int]] = {}
     covered = {} if config is None else {f"the config ({type(config).__qualname__})": _content_of(config)}
     named = [_top_package(module) for module in modules]
     if "__main__" in named:
@@ -71,13 +73,14 @@ def version_of(*modules: types.ModuleType | str, config: Any = None) -> Version:
             part = found.pop()
             if part.label not in covered:
                 covered[part.label] = part.digest
+                files |= part.files
                 waiting += part.imports
                 missing = (part.requires & installed) - required
                 found += _cover_distributions(missing)
                 required |= missing
     lines = sorted(f"{label}\0{digest}" for label, digest in covered.items())
     version = Version(hashlib.sha256("\0\0".join(lines).encode()).hexdigest()[:32])
-    version.covered = tuple(sorted(covered))
+    version.covered, version.files = tuple(sorted(covered)), files
     return version
 
 
@@ -88,6 +91,7 @@ class _Covered(NamedTuple):
     digest: str
     imports: tuple[str, ...] = ()
     requires: frozenset[str] = frozenset()
+    files: Mapping[Path, tuple[int, int]] = types.MappingProxyType({})
 
 
 def _content_of(config: Any) -> str:
@@ -121,9 +125,11 @@ def _cover(name: str) -> Iterator[_Covered]:
 def _cover_files(name: str, places: list[Path]) -> _Covered:
     imports: list[str] = []
     digest, files = hashlib.sha256(), _code_at(places)
-    has_changed = False
+    has_changed, states = False, {}
     for file in files:
-        content, is_newer = sources.read(_archive(file))
+        archive = _archive(file)
+        states[archive] = sources.state(archive)
+        content, is_newer = sources.read(archive)
         has_changed |= is_newer
         digest.update(b"%s\0%d\0" % (_relative_name(file, places[0]).encode(), len(content)))
         digest.update(content)
@@ -135,7 +141,7 @@ def _cover_files(name: str, places: list[Path]) -> _Covered:
         logger.info("%s has changed since this program began: its version fits no other process", name)
         digest.update(os.urandom(16))
         label += ", changed since this program began"
-    return _Covered(label, digest.hexdigest(), tuple(dict.fromkeys(imports)))
+    return _Covered(label, digest.hexdigest(), tuple(dict.fromkeys(imports)), files=states)
 
 
 def _installed_names() -> frozenset[str]:

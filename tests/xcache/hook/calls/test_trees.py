@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 
 import jax
@@ -36,8 +37,12 @@ def structure(value):
     return jax.tree.structure(value)
 
 
+def encoded(tree, arguments, again=None):
+    return trees.encode(tree, trees.parts_of(arguments, arguments if again is None else again))
+
+
 def through(tree, arguments, others=None):
-    form = msgpack.unpackb(msgpack.packb(trees.encode(tree, arguments)))
+    form = msgpack.unpackb(msgpack.packb(encoded(tree, arguments)))
     return trees.decode(form, arguments if others is None else others)
 
 
@@ -67,19 +72,28 @@ def test_a_list_in_the_data_of_a_node_is_another_one_even_if_it_holds_the_same()
     held = [argument.node_data()[1] for argument in (one, other)]
     assert through(other, [one, other]).node_data()[1] is held[1]
     with pytest.raises(CannotSkipError):
-        trees.encode(structure(Node({"a": 1}, ["layer"])), [one, other])
+        encoded(structure(Node({"a": 1}, ["layer"])), [one, other])
+
+
+@pytest.mark.parametrize("data", [["layer"], {"a": 1}, ("a", ["b"])])
+def test_data_that_a_node_makes_anew_each_time_count_by_their_content(data):
+    """Nobody else has the list: the program's class returns another one each time."""
+    first, again, result = (structure(Node(1, copy.deepcopy(data))) for _ in range(3))
+    assert encoded(result, [first], [again]) == ["argument", 0, []]
+    with pytest.raises(CannotSkipError):
+        encoded(result, [first], [first])
 
 
 def test_what_cannot_be_written_is_said():
     for value in (Node(1, "kind"), {("a", 1): 2}, [Node(1, object())]):
         with pytest.raises(CannotSkipError):
-            trees.encode(structure(value), [structure((Node([1], "kind"),))])
+            encoded(structure(value), [structure((Node([1], "kind"),))])
 
 
 def test_a_named_tuple_that_is_registered_as_a_node_of_its_own_is_not_written_as_one():
     """Its fields are not all that it consists of."""
     with pytest.raises(CannotSkipError):
-        trees.encode(structure(Scaled([1], 2)), [])
+        encoded(structure(Scaled([1], 2)), [])
     argument = structure(Scaled([1], 2))
     assert through(argument, [argument]) == argument
 

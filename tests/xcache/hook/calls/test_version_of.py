@@ -13,6 +13,7 @@ import pytest
 
 import xcache
 from xcache.hook.calls import sources
+from xcache.hook.structure.encoding import CannotSkipError
 
 
 @pytest.fixture
@@ -188,3 +189,16 @@ def test_what_cannot_be_told_is_refused():
         xcache.version_of("not_there")
     with pytest.raises(TypeError, match="version must be a str"):
         xcache.jit(len, version=3)
+
+
+def test_a_file_that_changes_after_the_version_was_made_is_noticed(modules):
+    """A module may be imported only when a function is traced."""
+    (modules / "program_of_test.py").write_text("N = 1")
+    version = xcache.version_of("program_of_test")
+    sources.check(version.files)
+    (modules / "program_of_test.py").write_text("N = 22")
+    with pytest.raises(CannotSkipError, match="changed source file"):
+        sources.check(version.files)
+    (modules / "program_of_test.py").unlink()
+    with pytest.raises(CannotSkipError, match="changed source file"):
+        sources.check(version.files)
