@@ -31,7 +31,7 @@ class CheckFailedError(Exception):
 
 @dataclass(frozen=True)
 class Run:
-    """One run of the model: what it reported, how long it took and how much of the processors' time."""
+    """One run of the model: its report, its wall time and its processor time."""
 
     name: str
     seconds: float
@@ -78,7 +78,7 @@ def check(runs: list[Run], cold: Run, warm: Run) -> None:
                 )
     if not cold.stats["misses"]:
         raise CheckFailedError(f"the cold run should have compiled: {cold.stats}")
-    # That it stored everything shows here; the last program may be on its way when a run reports.
+    # The cold run's own report may miss the last store; the warm run's hits prove it.
     if warm.stats["misses"] or not 0 < warm.stats["hits"] == warm.stats["requests"]:
         raise CheckFailedError(f"the warm run should have compiled nothing: {warm.stats}")
     for run in (cold, warm):
@@ -101,7 +101,7 @@ def show(runs: list[Run]) -> None:
 
 def demonstrate(place: Path, layers: int) -> None:
     """Run, check and show everything, with all files in ``place``."""
-    # A copy: a file changed between two runs is no fault of a cache.
+    # A copy, so that an edit during the demo cannot change the result.
     text = place / "text"
     text.write_bytes(b"".join((HERE.parent / name).read_bytes() for name in TEXTS))
     built_in = {

@@ -25,7 +25,7 @@ TYPES = {
 }
 
 
-# Each program has these for itself; the next count on both sides. All others are the daemon's, for every program.
+# Settings of the program, and those of both sides; the rest are the daemon's.
 _OF_PROGRAMS = frozenset({"dir", "socket", "autostart", "timeout", "prefetch", "lowering", "jit", "max_wait"})
 _OF_BOTH = frozenset({"log", "daemon_user"})
 

@@ -45,7 +45,7 @@ class BlobFiles:
         self._numbers = itertools.count()
         # Names in ``unfinished`` being written; a killed daemon left the others.
         self._in_progress: dict[str, _Copy] = {}
-        self._counting = threading.Lock()
+        self._lock = threading.Lock()
         self._unfinished.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def path(self, digest: str) -> Path:
@@ -110,7 +110,7 @@ class BlobFiles:
                 self.deleted.replace(target, unfinished)
             else:
                 unfinished.rename(target)
-            with self._counting:
+            with self._lock:
                 self._in_progress.pop(unfinished.name, None)
             _sync_folder(target.parent)
         except OSError as error:
@@ -120,12 +120,12 @@ class BlobFiles:
         """Delete a copy that was not settled."""
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        with self._counting:
+        with self._lock:
             self._in_progress.pop(unfinished.name, None)
 
     def aside_bytes(self) -> int:
         """Return the bytes of unsettled copies: they take space on the disk, and may be discarded again."""
-        with self._counting:
+        with self._lock:
             return self._aside_bytes()
 
     def _aside_bytes(self) -> int:
@@ -136,13 +136,13 @@ class BlobFiles:
 
         The lock covers the statvfs, so that the bytes written and the bytes free belong to the same moment.
         """
-        with self._counting:
+        with self._lock:
             found = usage_of(self._folder.parent)
             return found._replace(free=found.free + self._aside_bytes())
 
     def _new_unfinished(self, digest: str) -> Path:
         name = f"{digest}-{next(self._numbers)}"
-        with self._counting:
+        with self._lock:
             self._in_progress[name] = _Copy()
         return self._unfinished / name
 
@@ -154,7 +154,7 @@ class BlobFiles:
             unsynced = 0
             for chunk in read_chunks(source, size):
                 found.update(chunk)
-                with self._counting:
+                with self._lock:
                     self._in_progress[unfinished.name].written += len(chunk)
                 file.write(chunk)
                 unsynced += len(chunk)
@@ -169,7 +169,7 @@ class BlobFiles:
 
     def _has_plenty(self, unfinished: Path, size: int) -> bool:
         """Return whether the disk has twice the room for this copy, beside all copies in progress."""
-        with self._counting:
+        with self._lock:
             to_come = sum(max(0, copy.expected - copy.written) for copy in self._in_progress.values())
             # Ask about the store's folder: the folder of the files may have been deleted.
             plenty = shutil.disk_usage(self._folder.parent).free >= to_come + 2 * size

@@ -104,7 +104,7 @@ class Toolchains:
         self._jobs: SharedFairQueue[_Announcement] = SharedFairQueue()
         # Each user's announcements in the queue: the serving thread counts up, the toolchain thread down.
         self._pending: Counter[int] = Counter()
-        self._counting = threading.Lock()
+        self._pending_lock = threading.Lock()
         self._file_checks: FileChecks[_Result | str | bool] = FileChecks(self._receive_late)
         self._late_results: deque[_Result] = deque()
         self._folders: dict[int, Mapping[str, Depth]] = {}
@@ -121,7 +121,7 @@ class Toolchains:
             return None
         new = Installation(message.toolchain, caller.uid, marks, ELSEWHERE, time.time())
         done: Future[None] = Future()
-        with self._counting:
+        with self._pending_lock:
             busy = self._pending[caller.uid] >= _MOST_ANNOUNCED
             if not busy:
                 self._pending[caller.uid] += 1
@@ -209,7 +209,7 @@ class Toolchains:
         try:
             self._remember(job.new, job.message, job.started)
         finally:
-            with self._counting:
+            with self._pending_lock:
                 self._pending[job.new.uid] -= 1
                 if not self._pending[job.new.uid]:
                     del self._pending[job.new.uid]
