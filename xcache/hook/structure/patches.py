@@ -235,7 +235,7 @@ def _unusual_classes(module: str, namespace: Mapping[str, Any]) -> Iterator[str]
             continue
         home = sys.modules.get(value.__module__)
         # The variable of a loop over a set of classes is another one in each process.
-        is_variable = key.islower() and not value.__name__.islower()
+        is_variable = key.islower() and (len(key) <= 2 or not value.__name__.islower())
         if not is_variable and (key != value.__name__ or home is None or vars(home).get(key) is not value):
             yield f"{key} {type_name(value)}"
         if value.__module__ == module:

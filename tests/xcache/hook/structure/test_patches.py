@@ -7,10 +7,13 @@ import sys
 import types
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+
+from xcache.hook.structure.patches import _unusual_classes
 
 X = np.ones((8, 8), np.float32)
 
@@ -206,3 +209,9 @@ def test_modules_of_jax_s_that_it_imports_late_are_its_own(structures):
     from jax.experimental import pallas  # noqa: F401
 
     assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+@pytest.mark.parametrize("last", [np.float32, jnp.ndarray, jax.core.Tracer])
+def test_the_variable_of_a_loop_over_a_set_of_classes_does_not_count(last):
+    """It is another class in each process."""
+    assert list(_unusual_classes("jax._src.core", {"_t": last, "t": last})) == []
