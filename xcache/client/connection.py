@@ -31,6 +31,8 @@ from xcache.wire.ownership import check_directory, check_peer
 
 Reply = TypeVar("Reply")
 
+# Answers to other requests before the one that is waited for, and reads after the deadline: the answer may be there.
+_MOST_STRAYS, _MOST_LATE_READS = 1000, 32
 _ANCILLARY = socket.CMSG_SPACE(protocol.MAX_PREDICTED_FILES * array.array("i").itemsize)
 # While the queue of the daemon's listening socket is full, the client tries again this often, for this long.
 _CONNECT_RETRY_SECONDS, _CONNECT_SECONDS = 0.002, 1.0
@@ -110,11 +112,18 @@ class Connection:
                 self._send(framing.encode(self._request, message), descriptors, deadline)
             except (BrokenPipeError, ConnectionResetError) as error:
                 reraise_if_the_programs(error)
+            strays = 0
             while True:
                 request, reply = self._receive(deadline)
                 if request != self._request:
                     self._drop_descriptors()
+                    strays += 1
+                    if strays > _MOST_STRAYS:
+                        raise ProtocolError("the daemon keeps answering what was not asked")
+                    if strays > _MOST_LATE_READS:
+                        left(deadline)
                 elif waiting is not None and isinstance(reply, protocol.Wait):
+                    self._drop_descriptors()
                     timeout = waiting(reply)
                     deadline = own_time() + timeout
                 else:
@@ -212,10 +221,15 @@ class Connection:
             view, descriptors = view[sent:], ()
 
     def _receive(self, deadline: float) -> tuple[int, protocol.Message]:
+        late_reads = 0
         while not self._messages:
             self._check_own()
             _wait(self._readable, deadline)
             self._check_own()
+            late_reads += own_time() >= deadline
+            if late_reads > _MOST_LATE_READS:
+                # It sends an answer so slowly that there is always a little of it.
+                raise TimeoutError
             try:
                 data, ancillary, _, _ = self._socket.recvmsg(64 * 1024, _ANCILLARY, _CLOSE_ON_EXEC)
             except BlockingIOError as error:

@@ -85,6 +85,22 @@ def answers_other_requests_for_ever(talk: Talk) -> None:
         time.sleep(0.001)
 
 
+def answers_other_requests_without_a_pause(talk: Talk) -> None:
+    talk.welcome()
+    talk.read()
+    frames = framing.encode(talk.request + 1, protocol.Missing(0)) * 100
+    while True:
+        talk.raw(frames)
+
+
+def drips_without_a_pause(talk: Talk) -> None:
+    talk.welcome()
+    talk.read()
+    talk.raw(struct.pack(">I", protocol.MAX_FRAME))
+    while True:
+        talk.raw(b"x")
+
+
 def says_garbage(talk: Talk) -> None:
     talk.welcome()
     talk.read()
@@ -136,6 +152,8 @@ FAULTS = {
     says_half_a_frame_and_hangs_up: ConnectionLostError,
     drips: ConnectionLostError,
     answers_other_requests_for_ever: ConnectionLostError,
+    answers_other_requests_without_a_pause: UnavailableError,
+    drips_without_a_pause: UnavailableError,
     says_garbage: ProtocolError,
     says_garbage_at_once: ProtocolError,
     announces_too_much: ProtocolError,
@@ -277,6 +295,27 @@ def test_descriptors_that_nobody_asked_for_do_not_pile_up(place, client):
         for _ in range(20):
             assert client.get(get_message(KEY)) == Absent(0)
         assert descriptors() <= before + protocol.MAX_PREDICTED_FILES
+
+
+def test_descriptors_beside_notices_do_not_pile_up(place, client):
+    seen = []
+
+    def behave(talk: Talk) -> None:
+        talk.welcome()
+        talk.read()
+        with open(os.devnull, "rb") as file:
+            for _ in range(100):
+                notice = framing.encode(talk.request, protocol.Wait(1, "p", 0.0, 1.0))
+                talk.raw(notice, (file.fileno(), file.fileno()))
+                time.sleep(0.001)
+                seen.append(descriptors())
+        talk.say(protocol.Missing(0))
+        talk.until_the_end()
+
+    with fake_daemon(place.socket, behave):
+        before = descriptors()
+        assert client.get(get_message(KEY)._replace(wait=60.0)).lease == 0
+    assert max(seen) < before + 60
 
 
 def test_a_descriptor_is_that_of_its_own_answer(place, client):
