@@ -50,15 +50,36 @@ def process_began() -> float:
     A forked child runs what its parent has loaded, so the time is the parent's.
     """
     try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        ticks = _start_of_program(os.getpid())
+        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         # Not time.time, which a program's tests may replace.
         started = time.clock_gettime(time.CLOCK_REALTIME) - since_boot
     except (OSError, AttributeError):
         return float("inf")
-    # The parent may have imported nothing of xcache; logging knows when it was imported.
+    # The parent may have ended; logging knows when it was imported.
     record = logging.makeLogRecord({})
     return min(started, record.created - record.relativeCreated / 1000)
+
+
+def _start_of_program(process: int) -> int:
+    """Return the clock ticks at which a process, or the ancestor that it was forked from, began."""
+    ours = _fields_of(process)
+    while True:
+        parent = int(ours[1])
+        try:
+            theirs = _fields_of(parent)
+        except (OSError, IndexError):
+            break
+        # A new program has its code and its stack at other addresses; a fork keeps them.
+        if theirs[23:26] != ours[23:26] or ours[25] == "0":
+            break
+        ours = theirs
+    return int(ours[19])
+
+
+def _fields_of(process: int) -> list[str]:
+    """Return the fields of a process's state that follow its name."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
 
 
 if hasattr(os, "register_at_fork"):

@@ -15,7 +15,7 @@ def test_a_program_began_before_it_asks():
     assert time.time() - 3600 < process_began() < time.time()
 
 
-@pytest.mark.parametrize("first", ["from xcache.clock import process_began", "import logging"])
+@pytest.mark.parametrize("first", ["from xcache.clock import process_began", "import logging", ""])
 def test_a_forked_child_is_as_old_as_its_parent(place, first):
     program = f"""
 {first}

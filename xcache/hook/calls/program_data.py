@@ -66,7 +66,7 @@ def _write(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None
     if issubclass(kind, _PLAIN):
         encoding.encode(value)
     elif issubclass(kind, NAMED):
-        encoding.write(text(label(value)))
+        encoding.write(b"N" + text(label(value)))
         if kind is types.BuiltinMethodType and not isinstance(value.__self__, types.ModuleType):
             _write(encoding, value.__self__, named)
         if named and not encoding.met_data(value, named):
@@ -80,7 +80,7 @@ def _write(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None
         encoding.write(text(label(value)))
     elif is_standard(kind.__module__):
         _write_parts(encoding, kind, reduced(value), named)
-        if kind is threading.local:
+        if issubclass(kind, threading.local):
             _write_named(encoding, value, named)
     elif issubclass(kind, _BUILTIN):
         _write_container(encoding, value, named)
@@ -91,7 +91,8 @@ def _write(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None
         encoding.encode(value)
     elif dataclasses.is_dataclass(kind):
         _write_parts(encoding, kind, [item for item in attributes(value) if not is_hash(value, *item)], named)
-        write_data(encoding, data_of_class(kind), named)
+        if not encoding.met_data(kind, named):
+            write_data(encoding, data_of_class(kind), named)
     else:
         encoding.write(text(f"a {label(value)}"))
         _write_named(encoding, value, named)

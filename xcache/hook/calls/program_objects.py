@@ -95,7 +95,7 @@ def is_hash(value: Any, name: str, held: Any) -> bool:
 
 def attributes(value: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes, in the order in which they were set; a class may hide some of them."""
-    if type(value) is threading.local:
+    if issubclass(type(value), threading.local):
         return list(vars(value).items())
     try:
         found = list(object.__getattribute__(value, "__dict__").items())
