@@ -93,7 +93,11 @@ def parsed(options: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -
 
 def _encode_argument(encoding: ProgramEncoding, leaf: Any) -> None:
     """Write all that jax reads from an argument: its type, and its place unless jax is free to choose it."""
-    encoding.encode(core.shaped_abstractify(leaf))
+    try:
+        aval = core.shaped_abstractify(leaf)
+    except (TypeError, ValueError, OverflowError):
+        raise CannotSkipError("refused by jax") from None
+    encoding.encode(aval)
     sharding = getattr(leaf, "sharding", None)
     is_committed = sharding is not None and getattr(leaf, "_committed", True)
     if is_committed:
