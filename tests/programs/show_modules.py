@@ -50,6 +50,13 @@ show("changed since", early.as_text())
 jax.config.update("jax_enable_x64", False)
 jax.config.update("jax_default_matmul_precision", None)
 show("result with the changed constant", np.asarray(jax.jit(lambda x: (x @ x + constant) * constant)(X)).tobytes())
+# An array of jax's may be deleted, and so may a key.
+table, key = jnp.arange(64.0).reshape(8, 8) * 3, jax.random.key(7)
+of_deleted = jax.jit(lambda x: x + table + jax.random.normal(key, (8, 8))).lower(X)
+table.delete()
+key.delete()
+show("result with deleted constants", np.asarray(of_deleted.compile()(X)).tobytes())
+show("deleted since", of_deleted.as_text())
 with jax.default_matmul_precision("float32"):
     within = jax.jit(lambda x: x @ x).lower(X)
     within.compile()

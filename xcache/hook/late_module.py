@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 import numpy as np
 from jax._src import config, source_info_util
 from jax._src.interpreters import mlir
@@ -36,7 +37,7 @@ class LateModule:
         self._module: Any = None
         # The configuration and the program's constants as they are now; the program can change both.
         self._settings = settings()
-        self._constants = [(constant, np.array(constant)) for constant in constants]
+        self._constants = [(constant, _content(constant)) for constant in constants]
         # Operations get the source location of the code that had them lowered.
         self._traceback = source_info_util.current().traceback
 
@@ -96,18 +97,33 @@ def under(settings: list[tuple[Any, Any]]) -> Iterator[None]:
         yield
 
 
+def _content(constant: Any) -> np.ndarray[Any, Any]:
+    """Return what an array holds now: a copy, unless the program can only delete it."""
+    return np.asarray(constant) if isinstance(constant, jax.Array) else np.array(constant)
+
+
+def _has_changed(constant: Any, before: np.ndarray[Any, Any]) -> bool:
+    if isinstance(constant, jax.Array):
+        return bool(constant.is_deleted())
+    return bool(np.asarray(constant).tobytes() != before.tobytes())
+
+
 @contextlib.contextmanager
 def _replaced(constants: list[tuple[Any, Any]]) -> Iterator[None]:
-    """Have this thread lower constants as they were, if the program has changed them in place since."""
-    changed = {id(now): before for now, before in constants if np.asarray(now).tobytes() != before.tobytes()}
+    """Have this thread lower constants as they were, if the program has changed or deleted them since."""
+    changed = {id(now): before for now, before in constants if _has_changed(now, before)}
     if not changed:
         yield
         return
     thread, handlers = threading.get_ident(), mlir._constant_handlers
 
+    of_numpy = handlers[np.ndarray]
+
     def instead(handler: Callable[..., Any], value: Any, *arguments: Any, **options: Any) -> Any:
-        is_changed = threading.get_ident() == thread and id(value) in changed
-        return handler(changed[id(value)] if is_changed else value, *arguments, **options)
+        if threading.get_ident() != thread or id(value) not in changed:
+            return handler(value, *arguments, **options)
+        handler = of_numpy if isinstance(value, jax.Array) else handler
+        return handler(changed[id(value)], *arguments, **options)
 
     with contextlib.ExitStack() as undo:
         for kind in {type(now) for now, _ in constants}:

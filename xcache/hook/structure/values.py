@@ -159,6 +159,8 @@ def _jax_array(encoding: Encoding, value: Any) -> None:
         value = value._base_array
     if not value.is_fully_addressable:
         raise CannotSkipError("constant of several processes")
+    # The program can delete it.
+    encoding.changeable.append(value)
     encoding.write(b"R")
     content(encoding, np.asarray(value))
 
