@@ -7,7 +7,6 @@ with those of their attributes that the function names.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import functools
 import os
@@ -89,7 +88,7 @@ def _write(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None
         _write_parts(encoding, kind, (value.func, value.args, value.keywords), named)
     elif code.is_of_jax(kind.__module__) and _is_data_of_jax(value):
         encoding.encode(value)
-    elif dataclasses.is_dataclass(kind):
+    elif any("__dataclass_fields__" in vars(base) for base in kind.__mro__):
         _write_parts(encoding, kind, [item for item in attributes(value) if not is_hash(value, *item)], named)
         if not encoding.met_data(kind, named):
             write_data(encoding, data_of_class(kind), named)
@@ -101,6 +100,7 @@ def _write(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None
 def _write_named(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None:
     """Write those attributes of a module, class, function or object that the code names."""
     kind = type(value)
+    own: Iterable[str] = named
     if issubclass(kind, types.ModuleType):
         held = namespace(value)
         home = held.get("__name__")
@@ -108,9 +108,11 @@ def _write_named(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -
         home, held = value.__module__, attributes_of_class(value)
     else:
         home, held = None, dict(attributes(value))
+        own = list(held)
         if not is_standard(kind.__module__) and not code.is_of_jax(kind.__module__):
             held = attributes_of_class(kind) | held
-    found = {name: held[name] for name in named if name in held}
+    # A function that asks for the dictionary may read all of it.
+    found = {name: held[name] for name in (own if "__dict__" in named else named) if name in held}
     if found and not code.is_of_jax(home) and not is_standard(home):
         write_data(encoding, found, named)
 

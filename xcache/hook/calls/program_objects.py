@@ -11,6 +11,7 @@ import copyreg
 import datetime
 import decimal
 import functools
+import logging
 import os
 import re
 import sys
@@ -125,7 +126,12 @@ def reduced(value: Any) -> list[Any]:
     if isinstance(value, (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)):
         return [*value]
     if isinstance(value, contextvars.ContextVar):
-        return [value.name, value.get(None)]
+        try:
+            return [value.name, value.get()]
+        except LookupError:
+            return [value.name]
+    if isinstance(value, logging.Logger):
+        return [value.name, value.getEffectiveLevel(), value.disabled, value.manager.disable]
     if type(value).__module__ == "itertools":
         # Pickling these is deprecated.
         raise CannotSkipError(f"unknown type: {type_name(type(value))}")

@@ -40,7 +40,7 @@ from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
 from xcache.hook.structure.values import content
 
-_MOST_OBJECTS = 50_000
+_MOST_OBJECTS = 300_000
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -150,8 +150,9 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
     encoding.encode((value.__name__, value.__doc__, list(vars(value).items())))
     annotations = getattr(value, "__annotations__", {})
     encoding.encode([(name, each if type(each) in _PLAIN else label(each)) for name, each in annotations.items()])
-    used, named = _names(value.__code__)
-    write_data(encoding, {name: names[name] for name in used if name in names}, named)
+    used, named, imported = _names(value.__code__)
+    modules = {name: sys.modules[name] for name in imported if name in sys.modules}
+    write_data(encoding, modules | {name: names[name] for name in used if name in names}, named)
 
 
 class _EmptyCell:
@@ -205,19 +206,27 @@ def _code(encoding: ProgramEncoding, value: types.CodeType) -> None:
 
 
 @functools.cache
-def _names(value: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the names of globals, and those of attributes, that code uses, with the functions defined in it."""
-    used, named = set[str](), set[str]()
+def _names(value: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
+    """Return the names of globals, of attributes and of modules that code uses, with the functions defined in it."""
+    used, named, imported = set[str](), set[str](), set[str]()
+    constant: Any = None
     for step in dis.get_instructions(value):
         if isinstance(step.argval, types.CodeType):
-            inner = _names(step.argval)
-            used |= inner[0]
-            named |= inner[1]
+            for names, inner in zip((used, named, imported), _names(step.argval), strict=True):
+                names |= inner
         elif step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
             used.add(step.argval)
-        elif "ATTR" in step.opname or "METHOD" in step.opname:
+        elif "ATTR" in step.opname or "METHOD" in step.opname or step.opname == "IMPORT_FROM":
             named.add(step.argval)
-    return frozenset(used), frozenset(named)
+        elif step.opname == "IMPORT_NAME":
+            imported.add(step.argval)
+        elif step.opname == "MATCH_CLASS" and isinstance(constant, tuple):
+            # The names of the pattern's attributes were loaded just before.
+            named |= {*constant}
+        constant = step.argval
+    if "vars" in used:
+        named.add("__dict__")
+    return frozenset(used), frozenset(named), frozenset(imported)
 
 
 def _method(encoding: ProgramEncoding, value: types.MethodType) -> None:

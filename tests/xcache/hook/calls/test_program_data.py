@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import enum
 import functools
+import logging
 import pathlib
 import random
 import re
@@ -243,7 +244,7 @@ def test_the_configuration_of_jax_counts_elsewhere():
 
 @pytest.mark.parametrize(
     "value",
-    [list(range(100_000)), [np.zeros(1 << 20)], bytes(1 << 21), bytearray(1 << 21), array.array("d", bytes(1 << 21))],
+    [list(range(400_000)), [np.zeros(1 << 20)], bytes(1 << 21), bytearray(1 << 21), array.array("d", bytes(1 << 21))],
     ids=["objects", "array", "bytes", "bytes that can change", "array of Python's"],
 )
 def test_a_global_that_is_too_large_to_read_is_refused(value):
@@ -346,6 +347,56 @@ def test_what_counted_in_part_for_one_function_counts_in_full_elsewhere(make):
     one, other = both(1), both(2)
     assert one[0] != other[0]
     assert one[1] != other[1]
+
+
+READERS = {
+    "pattern": """
+def function(x):
+    match USED:
+        case Kind(rate=rate):
+            return x * rate
+""",
+    "vars": "def function(x): return x * vars(USED)['rate']",
+    "dictionary": "def function(x): return x * USED.__dict__['rate']",
+    "import": """
+def function(x):
+    import configuration_of_a_test
+    return x * configuration_of_a_test.rate
+""",
+    "import of a name": """
+def function(x):
+    from configuration_of_a_test import rate
+    return x * rate
+""",
+}
+
+
+@pytest.mark.parametrize("text", READERS.values(), ids=READERS)
+def test_an_attribute_counts_however_a_function_reads_it(text, monkeypatch):
+    def told_with(rate):
+        monkeypatch.setitem(sys.modules, "configuration_of_a_test", module_of(rate=rate))
+        return told(of_text(text, USED=Plain(rate), Kind=Plain))
+
+    assert told_with(1) == told_with(1) != told_with(2)
+
+
+def test_the_level_of_a_logger_counts():
+    logger = logging.getLogger("logger_of_a_test")
+    before = told(using(logger))
+    logger.setLevel("ERROR")
+    assert told(using(logger)) != before
+    logger.setLevel("NOTSET")
+    assert told(using(logger)) == before
+
+
+def test_the_default_of_a_context_variable_counts():
+    one, other = (contextvars.ContextVar("v", default=value) for value in (1, 2))
+    assert told(using(one)) != told(using(other))
+    assert told(using(contextvars.ContextVar("v"))) != told(using(one))
+
+
+def test_a_function_and_its_name_differ():
+    assert told(using(max)) != told(using("builtins.builtin_function_or_method builtins.max"))
 
 
 def test_a_name_of_an_attribute_is_no_global():

@@ -412,7 +412,7 @@ def test_what_cannot_be_told_is_not_told_by_its_class_in_a_closure_either(value)
 
 def test_an_object_is_not_followed_for_ever():
     with pytest.raises(CannotSkipError):
-        told([Slotted(number) for number in range(100_000)])
+        told([Slotted(number) for number in range(400_000)])
     with pytest.raises(CannotSkipError):
         told(np.zeros(10_000_000, np.int8))
     assert told(Path("a")) != told(Path("b"))
