@@ -95,7 +95,9 @@ class Client:
                 )
             waited_for = word
             is_waiting = True
-            self._breaker.continue_wait(wait, _HEARTBEAT_SECONDS)
+            # Past the time that was asked for, with a moment for the answer, it is the daemon that is waited for.
+            is_late = waited > message.wait + _HEARTBEAT_SECONDS
+            self._breaker.continue_wait(wait, 0.0 if is_late else _HEARTBEAT_SECONDS)
             return wait.seconds
 
         def get(connection: Connection, timeout: float) -> SealedEntry | Absent:

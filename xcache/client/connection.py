@@ -240,6 +240,8 @@ class Connection:
                     numbers = array.array("i")
                     numbers.frombytes(content[: len(content) - len(content) % numbers.itemsize])
                     self._descriptors += numbers
+                    if len(self._descriptors) > protocol.MAX_PREDICTED_FILES:
+                        raise ProtocolError("the daemon sent more descriptors than an answer may have")
             if not data:
                 raise EOFError("without an answer")
             self._messages += self._reader.feed(data)

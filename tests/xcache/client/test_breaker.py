@@ -21,7 +21,7 @@ from xcache.client import breaker, connection
 from xcache.client import client as client_module
 from xcache.client.client import Client
 from xcache.client.contents import Absent
-from xcache.errors import ConnectionLostError, NobodyThereError, NotAskedError
+from xcache.errors import ConnectionLostError, NobodyThereError, NotAskedError, UnavailableError
 from xcache.wire import protocol
 
 KEY = "ab" * 32
@@ -256,6 +256,31 @@ def test_a_silence_while_another_compiles_counts_while_it_lasts_and_is_refunded(
     assert client.lost_seconds > 2.0
     client.refund(wait, wait.charged)
     assert client.lost_seconds < 0.1
+
+
+def test_notices_after_the_time_that_was_asked_for_are_charged(place, client, clock, monkeypatch):
+    heard = threading.Semaphore(0)
+    continue_wait = breaker.Breaker.continue_wait
+
+    def continue_wait_and_tell(*arguments: object) -> None:
+        continue_wait(*arguments)
+        heard.release()
+
+    monkeypatch.setattr(breaker.Breaker, "continue_wait", continue_wait_and_tell)
+
+    def behave(talk: Talk) -> None:
+        talk.welcome()
+        talk.read()
+        for _ in range(40):
+            talk.say(protocol.Wait(1, "other", 1.0, 60.0))
+            if not heard.acquire(timeout=PATIENCE):
+                return
+            advance(clock, 0.5)
+
+    with fake_daemon(place.socket, behave), pytest.raises(UnavailableError):
+        client.get(get_message(KEY))
+    # All but the second for the answer, and a first part of the allowance that is not charged.
+    assert client.lost_seconds > 5.0
 
 
 def test_a_thread_without_a_turn_until_its_time_is_up_blames_no_daemon(place, client, clock, monkeypatch):
