@@ -224,15 +224,21 @@ def test_a_refund_leaves_what_others_waited_at_the_same_time(allowance, clock):
     assert allowance.lost == pytest.approx(1.5, abs=0.1)
 
 
-def test_a_silence_while_another_compiles_counts_while_it_lasts_and_is_refunded(place, client, clock, monkeypatch):
-    silent, may_speak, heard = threading.Event(), threading.Event(), threading.Semaphore(0)
-    continue_wait = breaker.Breaker.continue_wait
+@pytest.fixture
+def heard(monkeypatch):
+    """Counts the notices that the client has heard."""
+    made, continue_wait = threading.Semaphore(0), breaker.Breaker.continue_wait
 
     def continue_wait_and_tell(*arguments: object) -> None:
         continue_wait(*arguments)
-        heard.release()
+        made.release()
 
     monkeypatch.setattr(breaker.Breaker, "continue_wait", continue_wait_and_tell)
+    return made
+
+
+def test_a_silence_while_another_compiles_counts_while_it_lasts_and_is_refunded(place, client, clock, heard):
+    silent, may_speak = threading.Event(), threading.Event()
 
     def behave(talk: Talk) -> None:
         talk.welcome()
@@ -258,16 +264,7 @@ def test_a_silence_while_another_compiles_counts_while_it_lasts_and_is_refunded(
     assert client.lost_seconds < 0.1
 
 
-def test_notices_after_the_time_that_was_asked_for_are_charged(place, client, clock, monkeypatch):
-    heard = threading.Semaphore(0)
-    continue_wait = breaker.Breaker.continue_wait
-
-    def continue_wait_and_tell(*arguments: object) -> None:
-        continue_wait(*arguments)
-        heard.release()
-
-    monkeypatch.setattr(breaker.Breaker, "continue_wait", continue_wait_and_tell)
-
+def test_notices_after_the_time_that_was_asked_for_are_charged(place, client, clock, heard):
     def behave(talk: Talk) -> None:
         talk.welcome()
         talk.read()
