@@ -202,7 +202,10 @@ async def leave_when_idle(
     store: Store,
     restart: Callable[[str], None],
 ) -> None:
-    """Return when told to stop, when the daemon was idle for long enough, or when clients can no longer reach it."""
+    """Return when told to stop, when idle for long enough, or when clients can no longer reach the daemon or its store.
+
+    If only the database or its journal was deleted or replaced, have the daemon restarted.
+    """
     while not stopping.is_set():
         idle = server.settings.now.idle_exit
         idle = max(idle, _LEAST_IDLE_SECONDS) if idle else 0.0

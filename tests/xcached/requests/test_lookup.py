@@ -1,4 +1,4 @@
-"""What strangers have stored in a shared store costs a client nothing: the daemon reads only trusted writers' rows."""
+"""The daemon reads only trusted writers' rows, so a client pays nothing for what strangers have stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Objects of the program's own classes: the class, the attributes, and the items of a list, tuple or dictionary."""
+"""What an object consists of: its class, its attributes and items, or what pickle would store of one of Python's."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The content of the program's own values: functions, static arguments, and what is in the nodes of trees.
 
-A function counts by its name, code, defaults and closure, and by the data among the globals that it names; a class or
-module by its name and the data in it. The functions that a function calls do not count: the program's version stands
+A function counts by its name, code, defaults and closure, and by the globals that it names; a class or module by its
+name and the data in it. The functions that a function calls do not count: the program's version stands
 for them. A value that cannot be read to the last bit raises CannotSkipError.
 """
 
@@ -89,7 +89,10 @@ class ProgramEncoding(Encoding):
         return self._apart == 0 and self.met_before(tag, value)
 
     def met_singleton(self, tag: bytes, value: Any) -> bool:
-        """Do the same for a class, or a member of an enumeration, which lead to each other."""
+        """Write the number of a class or a member of an enumeration, and return whether it was met before.
+
+        They lead to each other, so they have numbers within an object of jax's, too.
+        """
         if self._apart == 0:
             return self.met_before(tag, value)
         is_met = id(value) in self._singletons
@@ -97,7 +100,10 @@ class ProgramEncoding(Encoding):
         return is_met
 
     def met_data(self, value: Any, named: frozenset[str]) -> bool:
-        """Do the same for what counts with only some of its attributes; elsewhere it may count with others."""
+        """Write the number of a value that counts with these attributes; return whether it was met with them before.
+
+        Elsewhere it may count with others, so these numbers are apart from those of values that count in full.
+        """
         if self._apart:
             return False
         key = id(value), named
@@ -112,7 +118,7 @@ def _handler(value: Any) -> Any:
     kind = type(value)
     if kind in _PLAIN:
         return None
-    if kind in STANDARD or kind.__module__.split(".", 1)[0] == "pathlib":
+    if kind in STANDARD or (issubclass(kind, pathlib.PurePath) and is_standard(kind.__module__)):
         return write_standard
     if typing.get_origin(value) is not None:
         return _generic
