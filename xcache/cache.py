@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xcache")
 
-# The client asks once more after an unusable entry: another program may have stored a fresh one, or be compiling it.
+# A look-up asks once more after an unusable entry: another program may have stored a fresh one, or be compiling it.
 _LOOKUP_ATTEMPTS = 2
 # The estimate of an executable's load time until it has been loaded once; most load faster.
 _LOAD_TO_COMPILE_RATIO = 0.2
@@ -147,7 +147,7 @@ class Cache:
             self._trouble.note(error)
         self.client.charge(monotonic() - start)
 
-    def look_at_clients(self) -> None:
+    def drop_for_discarded_clients(self) -> None:
         """Drop what was loaded ahead for clients that jax has discarded."""
         self._prefetcher.look()
 
@@ -199,7 +199,7 @@ class Cache:
         before = self._nesting.compiling
         try:
             self._nesting.compiling = True
-            executable = self._compile(compile_now)
+            executable = self._with_room(compile_now)
         finally:
             self._nesting.compiling = before
         seconds = monotonic() - start
@@ -222,14 +222,14 @@ class Cache:
                 self._counting.error("store queue full")
         return Outcome(executable, "miss", seconds)
 
-    def _compile(self, compile_now: Callable[[], Any]) -> Any:
-        """Compile. If memory runs out, drop the executables loaded ahead and compile once more."""
+    def _with_room(self, work: Callable[[], Any]) -> Any:
+        """Compile or load. If memory runs out, drop the executables loaded ahead and try once more."""
         try:
-            return compile_now()
+            return work()
         except Exception as error:
             if not (is_no_room(error) and self._prefetcher.give_up(self.config.timeout)):
                 raise
-        return compile_now()
+        return work()
 
     def _request_and_look_up(
         self, request: Callable[[], Request], lease: HeldLease
@@ -324,7 +324,7 @@ class Cache:
         wanted = protocol.Get(
             request.key.digest,
             self.config.max_wait if waits else 0.0,
-            request.module_name[:500],
+            request.module_name[: protocol.MAX_NAME],
             request.key.components["program"],
         )
         complaints = self._complaints.pop(wanted.key, ())
@@ -364,7 +364,7 @@ class Cache:
         load_start = monotonic()
         try:
             with self.client.loading(key, entry.digest):
-                executable = self._load_with_room(request, raw)
+                executable = self._with_room(lambda: request.load(raw))
         except BaseException as error:  # noqa: BLE001 - whatever XLA throws, the program compiles
             reraise_if_the_programs(error)
             failure = UnloadableError(f"{name} could not be loaded: {error}", entry.digest)
@@ -374,15 +374,6 @@ class Cache:
             self._trouble.note(failure)
             return Absent(lease=0)
         return self._hit(request, entry, executable, start, monotonic() - load_start)
-
-    def _load_with_room(self, request: Request, raw: bytes) -> Any:
-        """Load. If memory runs out, drop the executables loaded ahead and load once more."""
-        try:
-            return request.load(raw)
-        except Exception as error:
-            if not (is_no_room(error) and self._prefetcher.give_up(self.config.timeout)):
-                raise
-        return request.load(raw)
 
     def _hit(self, request: Request, entry: SealedEntry, executable: Any, start: float, load_seconds: float) -> Outcome:
         name, key = request.module_name, request.key.digest
@@ -427,11 +418,10 @@ class Cache:
                 # The daemon has warned of the crashes; each run of the program would say it again.
                 self._counting.reclassify_miss(error.kind)
                 logger.info("%s is not stored: %s", compiled.request.module_name, error)
+            elif isinstance(error, RefusedError):
+                self._trouble.note(error, "the executable is not stored", compiled.request)
             else:
-                if isinstance(error, RefusedError):
-                    self._trouble.note(error, "the executable is not stored", compiled.request)
-                else:
-                    self._trouble.note(error)
+                self._trouble.note(error)
             self._release(compiled.request.key.digest, compiled.lease)
 
     def _report(self) -> None:

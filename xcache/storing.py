@@ -86,7 +86,7 @@ class Storer:
         message = protocol.Put(
             key=key.digest,
             overwrite=self._overwrite or instead,
-            module_name=request.module_name[:500],
+            module_name=request.module_name[: protocol.MAX_NAME],
             platform=request.platform,
             device_kind=request.device_kind,
             jaxlib_version=request.jaxlib_version,
@@ -126,7 +126,7 @@ class Storer:
         if reason != protocol.SERIALIZE_FIRST:
             # It was counted as a miss, but no later run will find it.
             self._counting.reclassify_miss(reason)
-        self._client.mark_not_cacheable(request.key.digest, request.module_name[:500], reason)
+        self._client.mark_not_cacheable(request.key.digest, request.module_name[: protocol.MAX_NAME], reason)
 
 
 def serialize_first(request: Request, executable: Any) -> bytes | BaseException:

@@ -52,7 +52,9 @@ def stop(as_json: bool) -> None:
     if as_json:
         emit({"stopped": left is not None, "pid": left.pid if left else None})
     else:
-        click.echo(f"stopped: process {left.pid} has ended" if left else daemon.none_ran_message(settings))
+        click.echo(f"stopped: process {left.pid} has ended" if left else daemon.none_ran_message(settings, problems))
+    if problems and left is None:
+        click.get_current_context().exit(1)
 
 
 @click.command()

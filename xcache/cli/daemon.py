@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+import click
 
 from xcache._version import __version__
 from xcache.cli.output import note
+from xcache.cli.store_file import EMPTY
 from xcache.client.connection import Connection
 from xcache.client.launcher import Launcher, alive
 from xcache.config.config import Config
@@ -21,9 +24,10 @@ from xcache.errors import (
     ProtocolError,
     RefusedError,
     UnavailableError,
+    UntrustedError,
 )
 from xcache.wire import protocol
-from xcache.wire.ownership import trusted_uids
+from xcache.wire.ownership import check_directory, trusted_uids
 
 # A daemon that is told to stop gives the requests in progress half a minute.
 _STOP_SECONDS = 40.0
@@ -119,8 +123,10 @@ def stop(settings: Config, *, comes_back: bool = False) -> protocol.Welcome | No
     return welcome
 
 
-def none_ran_message(settings: Config) -> str:
+def none_ran_message(settings: Config, problems: Sequence[str]) -> str:
     """Return the message for the case that no daemon was found."""
+    if problems:
+        return f"no daemon was running for {settings.dir}, which may be another store than the settings mean"
     if os.access(settings.dir, os.R_OK | os.X_OK) or not settings.daemon_user:
         return "no daemon was running"
     return f"nobody listens on {settings.socket}"
@@ -130,6 +136,24 @@ def await_activated(settings: Config) -> protocol.Welcome:
     """Return the welcome of a daemon that a service manager starts, allowing for a slow start."""
     with contextlib.closing(_connection(settings, settings.socket, _START_SECONDS)) as connection:
         return connection.welcome
+
+
+def unusable_store(settings: Config) -> str | None:
+    """Return why this user's programs could not start a daemon on the existing store, or None."""
+    if not Launcher(settings).may_start() or not settings.dir.exists():
+        return None
+    try:
+        check_directory(settings.dir)
+    except UntrustedError as error:
+        return str(error)
+    return None if os.access(settings.dir, os.W_OK | os.X_OK) else f"{settings.dir} cannot be written"
+
+
+def say_empty(settings: Config, said: str = EMPTY) -> None:
+    """Print that the store is empty, and note why programs cannot use it if that is so."""
+    click.echo(said)
+    if reason := unusable_store(settings):
+        note(f"programs run without the cache: {reason}")
 
 
 def flush(settings: Config) -> bool:

@@ -9,7 +9,7 @@ from operator import itemgetter
 
 import click
 
-from xcache.cli import daemon_listing, store_file
+from xcache.cli import daemon, daemon_listing, store_file
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_table, size
 from xcache.cli.selection import SHORT_KEY, newer_than_option, older_than_option
 from xcache.config import config
@@ -119,7 +119,7 @@ def ls(
     if as_json:
         emit({"matched": matched, "entries": entries})
     elif not total:
-        click.echo(empty)
+        daemon.say_empty(settings, empty)
     elif not matched:
         click.echo(f"none of {counted(total, 'entry')} match")
     else:

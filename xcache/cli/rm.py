@@ -74,7 +74,7 @@ def clear(yes: bool, as_json: bool) -> None:
     elif anything:
         click.echo(f"removed {counted(removed.entries, 'entry')}, {size(removed.bytes)}")
     else:
-        click.echo(store_file.EMPTY)
+        daemon.say_empty(settings)
 
 
 def remove(settings: Config, keys: Sequence[str], reason: str = "") -> protocol.Removed:

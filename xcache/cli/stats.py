@@ -60,7 +60,7 @@ def stats(zero: bool, as_json: bool) -> None:
     elif zero:
         click.echo("the statistics were reset")
     elif store is None:
-        click.echo(store_file.EMPTY)
+        daemon.say_empty(settings)
     else:
         print_facts(_lines(counted))
         if changes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from xcache.config import config
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, ConfigError, UnavailableError, UntrustedError
 from xcache.wire import protocol
-from xcache.wire.ownership import check_directory
 
 _TOTALS = ("entries", "bytes")
 
@@ -66,7 +64,7 @@ def status(as_json: bool) -> None:
         problem = f"{error} ({error.kind})"
     except (UnavailableError, ConfigError) as error:
         problem = str(error)
-    if not facts and (unusable := _unusable(settings)):
+    if not facts and (unusable := daemon.unusable_store(settings)):
         problems.append(unusable)
     held = _held(settings._replace(dir=Path(directory)), facts)
     found = {
@@ -123,17 +121,6 @@ def _held(settings: Config, facts: dict[str, Any]) -> dict[str, Any]:
         held = {name: facts.get(name) for name in _TOTALS}
         return {**held, "quarantined": None, "stale": None, "closed": str(error)}
     return {**held, "quarantined": quarantined, "stale": stale, "closed": None}
-
-
-def _unusable(settings: Config) -> str | None:
-    """Return why this user's programs could not start a daemon on the existing store, or None."""
-    if not Launcher(settings).may_start() or not settings.dir.exists():
-        return None
-    try:
-        check_directory(settings.dir)
-    except UntrustedError as error:
-        return str(error)
-    return None if os.access(settings.dir, os.W_OK | os.X_OK) else f"{settings.dir} cannot be written"
 
 
 def _log(directory: Path) -> str | None:

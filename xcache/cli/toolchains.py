@@ -55,7 +55,7 @@ def toolchains(as_json: bool) -> None:
         if not is_watched:
             note("no daemon runs; this is what the last one saw")
     else:
-        click.echo(store_file.EMPTY)
+        daemon.say_empty(settings)
 
 
 @click.command()
@@ -117,8 +117,10 @@ def invalidate(
         removed, freed = remove(settings, keys, f"by hand: {reason}")
     if as_json:
         emit({"matched": len(entries), "removed": removed, "bytes": freed, "dry_run": dry_run})
+    elif not total:
+        daemon.say_empty(settings)
     elif not keys:
-        click.echo(f"none of {counted(total, 'entry')} match" if total else store_file.EMPTY)
+        click.echo(f"none of {counted(total, 'entry')} match")
     elif dry_run:
         click.echo(f"would remove {counted(len(entries), 'entry')}, {size(freed)}")
     else:

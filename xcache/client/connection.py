@@ -9,7 +9,7 @@ import os
 import select
 import socket
 import sys
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container
 from pathlib import Path
 from time import sleep
 from typing import TypeVar
@@ -95,7 +95,6 @@ class Connection:
         self,
         message: protocol.Message,
         timeout: float,
-        descriptors: Sequence[int] = (),
         waiting: Callable[[protocol.Wait], float] | None = None,
     ) -> protocol.Message:
         """Send a message and return its answer; raise RefusedError if the daemon refuses.
@@ -109,7 +108,7 @@ class Connection:
         try:
             # A daemon that has hung up may have sent its reason before.
             try:
-                self._send(framing.encode(self._request, message), descriptors, deadline)
+                self._send(framing.encode(self._request, message), deadline)
             except (BrokenPipeError, ConnectionResetError) as error:
                 reraise_if_the_programs(error)
             strays = 0
@@ -139,11 +138,9 @@ class Connection:
             raise RefusedError(reply.kind, reply.reason)
         return reply
 
-    def demand(
-        self, message: protocol.Message, expected: type[Reply], timeout: float, descriptors: Sequence[int] = ()
-    ) -> Reply:
+    def demand(self, message: protocol.Message, expected: type[Reply], timeout: float) -> Reply:
         """Send a message and return its answer; raise ProtocolError unless it is of the ``expected`` type."""
-        reply = self.ask(message, timeout, descriptors)
+        reply = self.ask(message, timeout)
         if not isinstance(reply, expected):
             raise ProtocolError(f"the daemon answered {type(reply).__name__} instead of {expected.__name__}")
         return reply
@@ -152,7 +149,7 @@ class Connection:
         """Send a message that has no answer; raise ConnectionLostError if the daemon does not take it at once."""
         self._request += 1
         try:
-            self._send(framing.encode(self._request, message), (), own_time())
+            self._send(framing.encode(self._request, message), own_time())
         except OSError as error:
             reraise_if_the_programs(error)
             raise ConnectionLostError(str(error.strerror or error)) from None
@@ -202,23 +199,17 @@ class Connection:
         while self._descriptors:
             os.close(self._descriptors.pop())
 
-    def _send(self, frame: bytes, descriptors: Sequence[int], deadline: float) -> None:
+    def _send(self, frame: bytes, deadline: float) -> None:
         view = memoryview(frame)
         while view:
             self._check_own()
             try:
-                if descriptors:
-                    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))]
-                    sent = self._socket.sendmsg([view], beside, _NO_SIGNAL)
-                else:
-                    sent = self._socket.send(view, _NO_SIGNAL)
+                view = view[self._socket.send(view, _NO_SIGNAL) :]
             except BlockingIOError as error:
                 reraise_if_the_programs(error)
                 writable = select.poll()
                 writable.register(self, select.POLLOUT)
                 _wait(writable, deadline)
-                continue
-            view, descriptors = view[sent:], ()
 
     def _receive(self, deadline: float) -> tuple[int, protocol.Message]:
         late_reads = 0

@@ -52,7 +52,6 @@ class Setting(NamedTuple):
 
 
 _KIB, _MIB, _GIB = 1024, 1024**2, 1024**3
-_SIZE = "a size such as 10G or 512MiB; 0 for no limit"
 # A smaller store holds nothing; max_size = 10 is meant in another unit.
 _LEAST_STORE = 16 * _KIB
 SETTINGS = (
@@ -215,7 +214,7 @@ SETTINGS = (
         "size",
         0,
         "bytes each user's entries may take in the machine's store",
-        _SIZE,
+        "a size such as 10G or 512MiB; 0 for no limit",
         parsing.parse_size,
     ),
 )

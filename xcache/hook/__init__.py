@@ -65,7 +65,7 @@ class Handle:
             self._undo.callback(self._jax.exclude_from_locations(f"{_PACKAGE}/"))
             process_cache.use(self._cache)
             # An executable that was loaded ahead must not keep a client alive after jax clears its backends.
-            self._watch = self._jax.watch_clearing(self._cache.look_at_clients)
+            self._watch = self._jax.watch_clearing(self._cache.drop_for_discarded_clients)
             self._cache.warm_up()
             self._become_the_installed()
         except BaseException:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import stat
 import time
@@ -28,7 +29,6 @@ READ_BY_XLA = {
 }
 _NAMES = frozenset(READ_BY_XLA.values())
 _MAX_FILE_BYTES = 64 * 1024 * 1024
-# A file that changed this recently may change again without its mtime or ctime showing it.
 _SETTLED_SECONDS = 2.0
 
 
@@ -62,13 +62,20 @@ def read_digest(name: str, named_by: str) -> str:
         looks = Path(name.removeprefix("file://")).stat()
     except (OSError, ValueError):
         raise UncacheableError(f"{named_by} a file that cannot be read") from None
-    if time.time() - max(looks.st_mtime, looks.st_ctime) <= _SETTLED_SECONDS:
+    if not is_settled(looks):
         return digest(read(name, named_by))
-    return _settled(name, named_by, looks.st_dev, looks.st_ino, looks.st_size, looks.st_mtime_ns, looks.st_ctime_ns)
+    return _digest_by_looks(
+        name, named_by, looks.st_dev, looks.st_ino, looks.st_size, looks.st_mtime_ns, looks.st_ctime_ns
+    )
+
+
+def is_settled(looks: os.stat_result) -> bool:
+    """Return False for a file that changed just now: it may change again without its mtime or ctime showing it."""
+    return time.time() - max(looks.st_mtime, looks.st_ctime) > _SETTLED_SECONDS
 
 
 @functools.lru_cache(maxsize=64)
-def _settled(name: str, named_by: str, *_looks: int) -> str:
+def _digest_by_looks(name: str, named_by: str, *_looks: int) -> str:
     return digest(read(name, named_by))
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import tempfile
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,11 +14,10 @@ from xcache.clock import process_began
 from xcache.descriptors import check_file_size
 from xcache.errors import UncacheableError
 from xcache.keys import cuda, lines
+from xcache.keys.named_files import is_settled
 from xcache.wire.protocol import InstalledFile
 
 MEMO = "native-digests.json"
-# A file that changed this recently may change again without its mtime or ctime showing it.
-_SETTLED_SECONDS = 2.0
 _LARGE_BYTES = 1 << 20
 _MAX_MEMO_BYTES = 1 << 20
 # A memo with more files than this is rid of those that no longer exist.
@@ -117,7 +115,7 @@ class _Digests:
                     stat = os.fstat(file.fileno())
                     _check_in_place(stat, mapped)
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
-                if time.time() - max(stat.st_mtime, stat.st_ctime) > _SETTLED_SECONDS:
+                if is_settled(stat):
                     self._known[str(path)] = [*_mark(stat), digest]
                     self._changed = True
         except OSError:

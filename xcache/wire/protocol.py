@@ -21,6 +21,8 @@ MAX_FILES = 2
 # Files that come with one Prediction.
 MAX_PREDICTED_FILES = 8
 MAX_TEXT = 16 * 1024
+# Bytes of a module's name, or of a reason, that a row of the store keeps. Clients send at most as many characters.
+MAX_NAME = 500
 MAX_LIST = 4096
 MAX_DICTIONARY = 1024
 # Lists or dictionaries in one list, elements of each, and all lists and dictionaries of a frame: a frame of a million

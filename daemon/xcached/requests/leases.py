@@ -23,8 +23,6 @@ _SLICE_SECONDS = 0.005
 # A client waits at most this many times the last compile's time, and this many seconds more.
 _WAIT_FACTOR, _WAIT_EXTRA_SECONDS = 3.0, 5.0
 _MOST_SHOWN = 200
-# Names may be as long as a message allows.
-_MAX_NAME_LENGTH = 500
 # Leases and waits of one user: more than all of a user's programs need at once. Beyond it clients just compile.
 _MOST_HELD, _MOST_WAITING = 10_000, 2000
 
@@ -47,7 +45,7 @@ class Lease:
     def __init__(self, number: int, wanted: protocol.Get, holder: Caller) -> None:
         self.number = number
         self.key = wanted.key
-        self.module_name = wanted.module_name[:_MAX_NAME_LENGTH]
+        self.module_name = wanted.module_name[: protocol.MAX_NAME]
         self.holder = holder
         self.since = time.monotonic()
         self.is_current = True

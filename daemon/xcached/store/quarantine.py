@@ -119,7 +119,7 @@ class Quarantine:
             " compile_seconds, created_at, stored_size, blob, reason, set_aside_at, file)"
             " SELECT key, writer_uid, module_name, platform, device_kind, jaxlib_version, compile_seconds,"
             " created_at, stored_size, blob, ?, ?, ? FROM entries WHERE key = ? AND writer_uid = ?",
-            (reason[:500], time.time(), file, *entry),
+            (reason[: protocol.MAX_NAME], time.time(), file, *entry),
         )
         self._store.add_statistics({"quarantined": 1})
 

@@ -23,8 +23,8 @@ from xcached.store.eviction import Usage, time_passed, used, worth
 from xcached.store.limits import LEAST_ROOM, Limits
 from xcached.store.reader import Reader
 
-# Bytes of one text in a row. limits.py bounds the number of entries.
-LONGEST_NAME, LONGEST_DESCRIPTION = 500, 4096
+# Bytes of a component's text in a row. limits.py bounds the number of entries.
+LONGEST_DESCRIPTION = 4096
 # A compile counts for at most this time, whatever its writer says.
 _LONGEST_COMPILE_SECONDS = 24 * 3600.0
 # Rows per user. Two thousand marks of the longest texts take 2.5 MB.
@@ -172,7 +172,7 @@ class Store:
             "jaxlib_version": put.jaxlib_version,
             "writer_program": writer.program,
         }
-        names = {name: cut(text, LONGEST_NAME) for name, text in names.items()}
+        names = {name: cut(text, protocol.MAX_NAME) for name, text in names.items()}
         seconds = min(put.compile_seconds, _LONGEST_COMPILE_SECONDS)
         (kept,) = self._db.execute(
             "SELECT blobs.stored_size FROM programs JOIN blobs ON blobs.digest = programs.blob"
@@ -215,7 +215,7 @@ class Store:
         self._db.execute(
             "INSERT OR REPLACE INTO not_cacheable (key, writer_uid, module_name, reason, created_at)"
             " VALUES (?, ?, ?, ?, ?)",
-            (mark.key, uid, cut(mark.module_name, LONGEST_NAME), cut(mark.reason, LONGEST_NAME), time.time()),
+            (mark.key, uid, cut(mark.module_name, protocol.MAX_NAME), cut(mark.reason, protocol.MAX_NAME), time.time()),
         )
         self.forget_oldest("not_cacheable", uid, _MOST_MARKS)
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from xcache.wire.protocol import InstalledFile
+from xcache.wire.protocol import MAX_NAME, InstalledFile
+from xcached.store.store import LONGEST_DESCRIPTION
 
 # Installed; not visible from here (in a container, or to another user); no longer installed.
 HERE, ELSEWHERE, GONE = "here", "elsewhere", "gone"
@@ -22,7 +23,7 @@ _MOST_FILES = 500
 # Bytes of a mark's numbers and digest, roughly, besides its path.
 _MARK_BYTES = 200
 # The texts of its toolchain's row, counted in full, since no other place may share them; rows.py cuts them.
-_MOST_TEXTS_BYTES = 500 + 500 + 4096
+_MOST_TEXTS_BYTES = 2 * MAX_NAME + LONGEST_DESCRIPTION
 # Errors that prove a file to be gone. Others (an unreachable disk, an expired ticket, too few descriptors) say nothing
 # about the file.
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)

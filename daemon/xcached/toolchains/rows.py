@@ -8,7 +8,7 @@ from typing import Any
 
 from xcache.wire import protocol
 from xcached.store.entries import EntryKey
-from xcached.store.store import LONGEST_DESCRIPTION, LONGEST_NAME, Store, cut
+from xcached.store.store import LONGEST_DESCRIPTION, Store, cut
 from xcached.toolchains.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
 
 _REMOVED_PER_STEP = 64
@@ -53,8 +53,8 @@ class ToolchainRows:
                     " VALUES (?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING",
                     (
                         toolchain,
-                        cut(message.platform, LONGEST_NAME),
-                        cut(message.jaxlib_version, LONGEST_NAME),
+                        cut(message.platform, protocol.MAX_NAME),
+                        cut(message.jaxlib_version, protocol.MAX_NAME),
                         cut(message.description, LONGEST_DESCRIPTION),
                         seen_at,
                     ),
@@ -133,7 +133,7 @@ class ToolchainRows:
             # A row without entries would only displace one that lost some.
             return
         now = time.time()
-        reason = cut(reason, LONGEST_NAME)
+        reason = cut(reason, protocol.MAX_NAME)
         sql = "SELECT rowid, at, reason FROM invalidations WHERE uid = ? ORDER BY rowid DESC LIMIT 1"
         last = self._db.execute(sql, (uid,)).fetchone()
         if last and last[2] == reason and abs(now - last[1]) < _SAME_INVALIDATION_SECONDS and toolchain is None:

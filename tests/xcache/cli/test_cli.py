@@ -45,6 +45,14 @@ def test_with_no_store_there_is_nothing_and_no_daemon_is_started(shell):
     assert not shell.directory.exists()
 
 
+def test_a_store_that_programs_cannot_use_is_not_just_empty(shell):
+    shell.directory.touch()
+    for command in ("ls", "stats", "toolchains", "clear"):
+        said = shell.run(command)
+        assert (said.returncode, said.stdout) == (0, "the store is empty\n")
+        assert said.stderr == f"xcache: programs run without the cache: {shell.directory} is not a directory\n"
+
+
 def test_reading_needs_no_daemon_and_starts_none(shell):
     key = shell.put("jit_f")
     shell.say("stop")

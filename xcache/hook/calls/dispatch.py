@@ -27,6 +27,7 @@ from xcache.hook import current_calls, late_module
 from xcache.hook.call_records import CallRecords
 from xcache.hook.calls import record_format, second_trace, sources, trees
 from xcache.hook.calls.description import Call, describe, parsed
+from xcache.hook.skipping import SKIPPED
 from xcache.hook.structure.code import is_of_jax
 from xcache.hook.structure.encoding import CannotSkipError
 from xcache.request import Alias
@@ -84,8 +85,8 @@ class RecordedFunction:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise UnsupportedError(str(error)) from None
         self._ready: dict[str, Ready] = {}
-        # After a clear, because jax would trace anew; for a function without a fast path, because each of its calls
-        # would be described; and for one that traces otherwise each time, because one trace more may change the next.
+        # True after a clear (jax would trace anew), for a function without a fast path (each call would be described),
+        # and for one that traces differently each time (one trace more may change the next).
         self._is_left_to_jax = False
         vars(jitted).update(vars(plain))
         jitted.clear_cache = self._clear
@@ -113,7 +114,6 @@ class RecordedFunction:
             return self._ask_jax(*arguments, **keywords)
         ready_or_reason = "checked" if records.check else self._load(records, call)
         if isinstance(ready_or_reason, Ready):
-            records.count("skipped")
             return self._run(ready_or_reason, call)
         before = frozenset(sys.modules)
         answer = self._ask_jax(*arguments, **keywords)
@@ -187,6 +187,7 @@ class RecordedFunction:
         except BaseException as error:  # noqa: BLE001 - jax can trace instead
             return self._reason(error)
         ready = self._ready[call.digest] = Ready(executable, record)
+        records.count(SKIPPED)
         return ready
 
     def _run(self, ready: Ready, call: Call) -> Any:
@@ -203,7 +204,8 @@ class RecordedFunction:
         problem = self._record(records, call, arguments, imported)
         if problem is not None or is_first:
             records.count(problem or reason)
-            logger.debug("traced: %s: %s", self._options.fun_sourceinfo, problem or reason)
+            if problem is None:
+                self._say_traced(reason)
 
     def _record(self, records: CallRecords, call: Call, arguments: Arguments, imported: list[str]) -> str | None:
         """Record what jax has just compiled, or check the version by it; return why there can be no record, or None."""
@@ -232,7 +234,9 @@ class RecordedFunction:
         if known is not None:
             return None
         if records.check:
-            return self._check_version(records, made)
+            outcome = self._check_version(records, made)
+            self._say_traced(outcome)
+            return outcome
         records.note(made)
         return None
 
@@ -283,8 +287,11 @@ class RecordedFunction:
             kind, said = error.kind, str(error)
         elif isinstance(error, RecursionError):
             kind = "large object"
-        logger.debug("traced: %s: %s", self._options.fun_sourceinfo, said)
+        self._say_traced(said)
         return kind
+
+    def _say_traced(self, why: str) -> None:
+        logger.debug("traced: %s: %s", self._options.fun_sourceinfo, why)
 
 
 def _imported_since(before: frozenset[str]) -> list[str]:

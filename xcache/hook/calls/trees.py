@@ -34,11 +34,6 @@ def parts_of(arguments: Iterable[Any], again: Iterable[Any]) -> list[Part]:
     return [Part(*pair) for pair in zip(_parts(arguments), _parts(again), strict=True)]
 
 
-def encode(tree: Any, parts: Sequence[Part]) -> Any:
-    """Return a tree as lists and texts; raise CannotSkipError if it cannot be written."""
-    return _encode(tree, parts)
-
-
 def decode(form: Any, arguments: Sequence[Any]) -> Any:
     """Return the tree that was written, in terms of the trees of this call's arguments."""
     return _decode(form, list(_parts(arguments)))
@@ -51,12 +46,13 @@ def _parts(trees: Iterable[Any]) -> Iterator[Any]:
         yield from _parts(tree.children())
 
 
-def _encode(tree: Any, parts: Sequence[Part]) -> Any:
+def encode(tree: Any, parts: Sequence[Part]) -> Any:
+    """Return a tree as lists and texts; raise CannotSkipError if it cannot be written."""
     node = tree.node_data()
     if node is None:
         return None
     kind, data = node
-    children = [_encode(child, parts) for child in tree.children()] if kind in _NAMES or _is_named_tuple(kind) else []
+    children = [encode(child, parts) for child in tree.children()] if kind in _NAMES or _is_named_tuple(kind) else []
     if kind is dict and not all(type(key) in (str, int) for key in data):
         raise CannotSkipError("keys of the results")
     if kind in _NAMES:
