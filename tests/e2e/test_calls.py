@@ -50,6 +50,31 @@ def test_values_that_look_alike_are_told_apart(place):
         assert "calls that cannot be told apart" not in ran["calls"]
 
 
+@pytest.mark.once
+def test_a_set_counts_in_its_order_which_another_process_may_not_have(place):
+    program = program_text("call_with_sets")
+    ran = [said(place, program, **ON, PYTHONHASHSEED=seed) for seed in ("1", "2", "1")]
+    for each in ran:
+        assert each["weighed"] == {"mass": 1.0, "energy": 2.0, "spin": 3.0, "charge": 4.0, "color": 5.0}
+        assert each["found"] == 2.0
+    if RECORDS:
+        assert [each["calls"] for each in ran] == [{"no record": 2}, {"no record": 1, "skipped": 1}, {"skipped": 2}]
+
+
+@pytest.mark.once
+def test_a_function_can_be_sent_to_another_process(place):
+    program = """
+import cloudpickle, json, xcache
+function = xcache.jit(lambda x: x * 2, version="1")
+before = cloudpickle.loads(cloudpickle.dumps(function))
+results = [float(before(3.0)), float(function(3.0))]
+after = cloudpickle.loads(cloudpickle.dumps(function))
+print(json.dumps({"results": [*results, float(after(3.0))]}))
+"""
+    for settings in ({}, ON, ON):
+        assert said(place, program, **settings)["results"] == [6.0] * 3
+
+
 SCRIPT = """
 import functools, json, jax, xcache
 jit = functools.partial(xcache.jit, version="1")

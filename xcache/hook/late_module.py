@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from jaxlib.mlir import ir
 from xcache.request import Alias
 
 _CONTEXT = ir.Context()
+# Held by the thread that has replaced jax's handlers of constants.
+_replacing = threading.RLock()
 _STATES = [state for state in vars(config).values() if hasattr(state, "swap_local") and not isinstance(state, type)]
 
 
@@ -108,6 +111,15 @@ def _has_changed(constant: Any, before: np.ndarray[Any, Any]) -> bool:
     return bool(np.asarray(constant).tobytes() != before.tobytes())
 
 
+def _begin_in_child() -> None:
+    global _replacing
+    _replacing = threading.RLock()
+
+
+# The parent may have been lowering on another thread.
+os.register_at_fork(after_in_child=_begin_in_child)
+
+
 @contextlib.contextmanager
 def _replaced(constants: list[tuple[Any, Any]]) -> Iterator[None]:
     """Have this thread lower constants as they were, if the program has changed or deleted them since."""
@@ -125,7 +137,8 @@ def _replaced(constants: list[tuple[Any, Any]]) -> Iterator[None]:
         handler = of_numpy if isinstance(value, jax.Array) else handler
         return handler(changed[id(value)], *arguments, **options)
 
-    with contextlib.ExitStack() as undo:
+    # One thread at a time, because two that ended in another order than they began would leave a handler behind.
+    with _replacing, contextlib.ExitStack() as undo:
         for kind in {type(now) for now, _ in constants}:
             undo.callback(handlers.__setitem__, kind, handlers[kind])
             handlers[kind] = functools.partial(instead, handlers[kind])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 import types
@@ -52,27 +53,64 @@ def collected_warnings() -> Iterator[list[Any]]:
 
     ``warnings.catch_warnings`` would have Python give warnings again that it gives only once.
     """
+    outer = _collecting.warned
     warned: list[Any] = []
-    thread = threading.get_ident()
-
-    def warn(message: Any, category: Any = None, stacklevel: int = 1, *others: Any, **options: Any) -> None:
-        if threading.get_ident() == thread:
-            warned.append(message)
-        else:
-            originals["warn"](message, category, stacklevel + 1, *others, **options)
-
-    def warn_explicit(message: Any, *others: Any, **options: Any) -> None:
-        if threading.get_ident() == thread:
-            warned.append(message)
-        else:
-            originals["warn_explicit"](message, *others, **options)
-
-    made = {"warn": warn, "warn_explicit": warn_explicit}
-    originals = {name: getattr(warnings, name) for name in made}
     try:
-        vars(warnings).update(made)
-        yield warned
+        _collecting.warned = warned
+        with _replaced_warnings:
+            yield warned
     finally:
-        for name, original in originals.items():
-            if getattr(warnings, name) is made[name]:
-                setattr(warnings, name, original)
+        _collecting.warned = outer
+
+
+class _Collecting(threading.local):
+    """Where this thread's warnings go; None for where they always go."""
+
+    warned: list[Any] | None = None
+
+
+class _ReplacedWarnings:
+    """The functions that warn, replaced while any thread collects warnings: threads may end in another order."""
+
+    def __init__(self) -> None:
+        # Ctrl-C may arrive while this thread holds the lock.
+        self._lock = threading.RLock()
+        self._threads = 0
+        self._originals: dict[str, Any] = {}
+        self._made = {"warn": self._warn, "warn_explicit": self._warn_explicit}
+
+    def begin_in_child(self) -> None:
+        """Renew the lock in a forked child, because another thread of the parent may have held it."""
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._threads += 1
+            if self._threads == 1 and warnings.warn is not self._made["warn"]:
+                self._originals = {name: getattr(warnings, name) for name in self._made}
+                vars(warnings).update(self._made)
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._threads -= 1
+            if self._threads == 0:
+                for name, original in self._originals.items():
+                    if getattr(warnings, name) is self._made[name]:
+                        setattr(warnings, name, original)
+
+    def _warn(self, message: Any, category: Any = None, stacklevel: int = 1, *others: Any, **options: Any) -> None:
+        if _collecting.warned is not None:
+            _collecting.warned.append(message)
+        else:
+            self._originals["warn"](message, category, stacklevel + 1, *others, **options)
+
+    def _warn_explicit(self, message: Any, *others: Any, **options: Any) -> None:
+        if _collecting.warned is not None:
+            _collecting.warned.append(message)
+        else:
+            self._originals["warn_explicit"](message, *others, **options)
+
+
+_collecting = _Collecting()
+_replaced_warnings = _ReplacedWarnings()
+os.register_at_fork(after_in_child=_replaced_warnings.begin_in_child)

@@ -22,7 +22,7 @@ from xcache.hook.structure.patches import patches
 from xcache.hook.structure.primitives import rules_in_tables
 
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 6
+_FORMAT = 7
 # They only name the function, whose content is encoded below.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
 _ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)
@@ -55,9 +55,10 @@ def describe(
         encoding.write(text(part))
     encoding.write(rules_in_tables.digest(with_imported_later=True))
     encoding.write(patches.digest(with_imported_later=True))
-    encoding.encode(ambient.trace_context())
-    encoding.write(ambient.configuration.digest())
-    encoding.encode((meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))
+    with encoding.in_jax():
+        encoding.encode(ambient.trace_context())
+        encoding.write(ambient.configuration.digest())
+        encoding.encode((meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))
     encoding.encode_all(
         (name, value) for name, value in zip(options._fields, options, strict=True) if name not in _NOT_OPTIONS
     )
@@ -109,7 +110,7 @@ def _encode_argument(encoding: ProgramEncoding, leaf: Any) -> None:
 
 
 def _layout(leaf: Any, sharding: Any) -> Any:
-    """Return an argument's layout, or None for the one that jax would give it."""
-    layout = getattr(leaf.format, "layout", None)
+    """Return an argument's layout, or None for the one that jax would give it; random keys have no other."""
+    layout = getattr(getattr(leaf, "format", None), "layout", None)
     is_default = layout is None or pxla.is_default_layout(layout, sharding, core.shaped_abstractify(leaf))
     return None if is_default else layout

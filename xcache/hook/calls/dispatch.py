@@ -79,7 +79,7 @@ class RecordedFunction:
             self._fast_path = {name: _EMPTY_PARAMETERS[name] for name in list(parameters)[4:]}
             kind: Any = type(plain)
             jitted = kind.__new__(kind)
-            answer = pjit.api_boundary(self._answer)
+            answer = pjit.api_boundary(_Answer(self, self._ask_jax))
             state.update(cache_miss=answer, cache=_jax.PjitFunctionCache(capacity=4096))
             jitted.__setstate__(state)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -104,7 +104,7 @@ class RecordedFunction:
         self.forget()
         type(self.jitted).clear_cache(self.jitted)
 
-    def _answer(self, *arguments: Any, **keywords: Any) -> Any:
+    def answer(self, *arguments: Any, **keywords: Any) -> Any:
         """Answer the dispatcher: the results, the data for its fast path, and whether to forget what it has."""
         records = _current_records()
         call = None if records is None else self._describe(records, arguments, keywords)
@@ -320,6 +320,23 @@ def _current_records() -> CallRecords | None:
     if not xla_bridge.backends_are_initialized() and core.trace_state_clean():
         xla_bridge.get_backend()
     return current_calls()
+
+
+class _Answer(NamedTuple):
+    """The function that jax's dispatcher asks; another process to which cloudpickle sends it gets jax's own."""
+
+    function: RecordedFunction
+    ask_jax: Callable[..., Any]
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        return self.function.answer(*arguments, **keywords)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unchanged, (self.ask_jax,)
+
+
+def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
+    return function
 
 
 class _Threads(ThreadPoolExecutor):

@@ -20,7 +20,7 @@ import numpy as np
 
 from xcache.hook.calls.program_objects import NAMED, attributes, is_hash, is_standard, label, namespace, reduced
 from xcache.hook.structure import code
-from xcache.hook.structure.encoding import tagged, text, type_name
+from xcache.hook.structure.encoding import text, type_name
 
 if TYPE_CHECKING:
     from xcache.hook.calls.program_values import ProgramEncoding
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # Tested with ``issubclass``: ``isinstance`` asks the object itself, which may import what it stands for.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic, np.dtype, enum.Enum, np.ndarray, jax.Array)
 _BUILTIN: tuple[Any, ...] = (dict, list, tuple, set, frozenset, types.MappingProxyType)
+# Attributes in which Python keeps the members of an enumeration and the fields of a named tuple.
+_OF_MADE_CLASSES = frozenset(("_member_map_", "_fields", "_field_defaults"))
 # Names that Python gives to modules and classes, and that say where they are or what they are called.
 _OF_PYTHON = frozenset((
     "__name__", "__qualname__", "__module__", "__file__", "__path__", "__cached__", "__doc__", "__loader__", "__spec__",
@@ -48,10 +50,10 @@ def write_data(encoding: ProgramEncoding, names: Mapping[str, Any], named: froze
         _write(encoding, names[name], named)
 
 
-def data_of_module(module: types.ModuleType) -> dict[str, Any]:
-    """Return the names of a module that lead to data: others come and go as modules are imported."""
-    held = namespace(module).items()
-    return {name: value for name, value in held if not (name in _OF_PYTHON or issubclass(type(value), NAMED))}
+def data_of_module(module: types.ModuleType, named: frozenset[str]) -> dict[str, Any]:
+    """Return the names of a module that lead to data, or that are ``named``: others come and go with imports."""
+    held = {name: value for name, value in namespace(module).items() if name not in _OF_PYTHON}
+    return {name: value for name, value in held.items() if name in named or not issubclass(type(value), NAMED)}
 
 
 def data_of_class(kind: type) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def _write(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None
         encoding.write(b"N" + text(label(value)))
         if kind is types.BuiltinMethodType and not isinstance(value.__self__, types.ModuleType):
             _write(encoding, value.__self__, named)
-        if named and not encoding.met_data(value, named):
+        if (named or issubclass(kind, type)) and not encoding.met_data(value, named):
             _write_named(encoding, value, named)
     elif encoding.met_data(value, named):
         return
@@ -83,18 +85,25 @@ def _write(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None
             _write_named(encoding, value, named)
     elif issubclass(kind, _BUILTIN):
         _write_container(encoding, value, named)
-        _write_parts(encoding, kind, attributes(value), named)
+        _write_instance(encoding, value, named)
     elif issubclass(kind, functools.partial):
         _write_parts(encoding, kind, (value.func, value.args, value.keywords), named)
+        _write_instance(encoding, value, named)
     elif code.is_of_jax(kind.__module__) and _is_data_of_jax(value):
         encoding.encode(value)
     elif any("__dataclass_fields__" in vars(base) for base in kind.__mro__):
-        _write_parts(encoding, kind, [item for item in attributes(value) if not is_hash(value, *item)], named)
-        if not encoding.met_data(kind, named):
-            write_data(encoding, data_of_class(kind), named)
+        _write_instance(encoding, value, named)
     else:
         encoding.write(text(f"a {label(value)}"))
         _write_named(encoding, value, named)
+
+
+def _write_instance(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None:
+    """Write an object's attributes, and those of its class."""
+    kind = type(value)
+    _write_parts(encoding, kind, [item for item in attributes(value) if not is_hash(value, *item)], named)
+    if not encoding.met_data(kind, named):
+        write_data(encoding, data_of_class(kind), named)
 
 
 def _write_named(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None:
@@ -106,6 +115,13 @@ def _write_named(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -
         home = held.get("__name__")
     elif issubclass(kind, type):
         home, held = value.__module__, attributes_of_class(value)
+        if issubclass(kind, enum.EnumMeta):
+            held["_member_map_"] = {name: vars(each) for name, each in held["_member_map_"].items()}
+        named |= _OF_MADE_CLASSES
+        own = named
+    elif issubclass(kind, types.FunctionType):
+        home, held = None, {**vars(value), "__defaults__": value.__defaults__, "__kwdefaults__": value.__kwdefaults__}
+        own = list(held)
     else:
         home, held = None, dict(attributes(value))
         own = list(held)
@@ -126,15 +142,8 @@ def _write_container(encoding: ProgramEncoding, value: Any, named: frozenset[str
     kind = type(value)
     base = next(each for each in _BUILTIN if issubclass(kind, each))
     # A class of the program's may say something else of itself.
-    parts = base.__iter__(value)
-    if base in (dict, types.MappingProxyType):
-        parts = [*base.keys(value), *base.values(value)]
-    elif base in (set, frozenset) and not all(issubclass(type(each), (int, float)) for each in base.__iter__(value)):
-        # The order of others than numbers differs in each process.
-        write = functools.partial(_write, named=named)
-        contents = sorted(encoding.apart(each, write) for each in parts)
-        encoding.write(tagged(b"E", b"".join(tagged(b"e", content) for content in contents)))
-        parts = ()
+    is_mapping = base in (dict, types.MappingProxyType)
+    parts = [*base.keys(value), *base.values(value)] if is_mapping else base.__iter__(value)
     _write_parts(encoding, kind, parts, named)
 
 

@@ -46,6 +46,8 @@ STANDARD = (
 MOST_BYTES = 1024 * 1024
 # Where Python's own modules are.
 _PYTHON = f"{Path(os.__file__).parent}/"
+# Classes whose objects only tell others apart, by a number that counts up in each process.
+_IDENTITIES = ("flax.ids.FlaxId",)
 NAMED = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
 # Names of attributes in which objects remember their hash.
 _REMEMBERED_HASH = re.compile(r"(_\w+)?_{1,2}(cached_?)?hash(_?(value|code|cache))?_*")
@@ -58,6 +60,9 @@ def write_object(encoding: ProgramEncoding, value: Any) -> None:
     if encoding.met_before(b"O", value):
         return
     encoding.encode(kind)
+    if type_name(kind) in _IDENTITIES:
+        encoding.write(b"identity %d" % encoding.number_of(value))
+        return
     # Python's own classes have a dictionary or slots, be they empty; C's may have neither.
     is_readable = "__slots__" in vars(kind) or hasattr(value, "__dict__") or isinstance(value, tuple(_ITEMS))
     if not is_readable or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):

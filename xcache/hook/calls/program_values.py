@@ -7,17 +7,17 @@ for them. A value that cannot be read to the last bit raises CannotSkipError.
 
 from __future__ import annotations
 
+import builtins
 import collections
-import dis
+import contextlib
 import enum
 import functools
 import hashlib
-import numbers
 import pathlib
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -25,6 +25,7 @@ import numpy as np
 from jax._src import core
 
 from xcache.hook.calls import sources
+from xcache.hook.calls.program_code import iterated_sets, modules_of, names_in
 from xcache.hook.calls.program_data import attributes_of_class, data_of_class, data_of_module, write_data
 from xcache.hook.calls.program_objects import (
     MOST_BYTES,
@@ -55,18 +56,55 @@ class ProgramEncoding(Encoding):
         self._singletons: dict[int, int] = {}
         # Data that were met, with the names of the attributes that counted.
         self._data: dict[tuple[int, frozenset[str]], int] = {}
+        # Classes and modules that were met, by id, and how many of them have been written with their data.
+        self._holders: dict[int, Any] = {}
+        self._written_holders = 0
+        # The attributes that the functions met so far name.
+        self._named = frozenset[str]()
+        self._identities: dict[Any, int] = {}
+        # Whether the value being written is a part of an object of jax's.
+        self.is_in_jax = False
 
     def encode(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if its content cannot be read."""
-        handler = _handler(value)
-        if type(value) not in _PLAIN:
-            self.count()
-        elif type(value) in (str, bytes) and len(value) > MOST_BYTES:
-            raise CannotSkipError("large object")
-        if handler is None:
+        kind = type(value)
+        if kind in _PLAIN:
+            if kind in (str, bytes) and len(value) > MOST_BYTES:
+                raise CannotSkipError("large object")
             super().encode(value)
-        else:
-            handler(self, value)
+            return
+        self.count()
+        handler = _handler(value)
+        is_in_jax = self.is_in_jax if kind is tuple or handler is _container else handler is None
+        with self.in_jax(is_in_jax):
+            (handler or Encoding.encode)(self, value)
+
+    @contextlib.contextmanager
+    def in_jax(self, is_in_jax: bool = True) -> Iterator[None]:
+        """Encode the values within as parts of an object of jax's, whose sets have no order."""
+        outer, self.is_in_jax = self.is_in_jax, is_in_jax
+        try:
+            yield
+        finally:
+            self.is_in_jax = outer
+
+    def digest(self) -> str:
+        """Return the digest of all that was written, with the data of the classes and modules that were met."""
+        while self._written_holders < len(self._holders):
+            waiting = list(self._holders.values())[self._written_holders :]
+            self._written_holders = len(self._holders)
+            # Sets of jax's may have been met in any order.
+            for holder in sorted(waiting, key=label):
+                _write_holder(self, holder, self._named)
+        return super().digest()
+
+    def add_holder(self, value: Any) -> None:
+        """Have the data of a class or module written at the end, when all functions that may name them are known."""
+        self._holders.setdefault(id(value), value)
+
+    def add_named(self, names: frozenset[str]) -> None:
+        """Note the attributes that a function names."""
+        self._named |= names
 
     def count(self) -> None:
         """Count an object; raise CannotSkipError if there are too many."""
@@ -83,6 +121,10 @@ class ProgramEncoding(Encoding):
         finally:
             self._apart -= 1
             self._singletons = outer
+
+    def number_of(self, value: Any) -> int:
+        """Return the number of a value that only tells objects apart; equal ones have the same."""
+        return self._identities.setdefault(value, len(self._identities))
 
     def met_again(self, tag: bytes, value: Any) -> bool:
         """Write an object's number, and return whether it was met before; within an object of jax's, content counts."""
@@ -153,12 +195,14 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
         except ValueError:
             cells.append(_EmptyCell)
     encoding.encode_all((value.__defaults__, value.__kwdefaults__, *cells))
-    encoding.encode((value.__name__, value.__doc__, list(vars(value).items())))
+    held = [item for item in vars(value).items() if not _is_of_xcache(item[1])]
+    encoding.encode((value.__name__, value.__doc__, held))
     annotations = getattr(value, "__annotations__", {})
     encoding.encode([(name, each if type(each) in _PLAIN else label(each)) for name, each in annotations.items()])
-    used, named, imported = _names(value.__code__)
-    modules = {name: sys.modules[name] for name in imported if name in sys.modules}
-    write_data(encoding, modules | {name: names[name] for name in used if name in names}, named)
+    used, named, imported = names_in(value.__code__)
+    encoding.add_named(named)
+    found = {name: held[name] for held in (vars(builtins), names) for name in used if name in held}
+    write_data(encoding, modules_of(imported, names.get("__package__")) | found, named)
 
 
 class _EmptyCell:
@@ -181,15 +225,12 @@ def _file_digest(file: str) -> str:
 
 
 def _container(encoding: ProgramEncoding, value: Any) -> None:
-    """Write what a container holds, in the order in which the program would find it.
-
-    The order of a set is that of hashes, which differ between processes for all but numbers.
-    """
+    """Write what a container holds, in the order in which the program would find it."""
     kind = type(value)
     if encoding.met_again(b"c", value):
         return
     encoding.write(text(type_name(kind)))
-    if kind in (set, frozenset) and not all(isinstance(each, numbers.Number) for each in value):
+    if kind in (set, frozenset) and encoding.is_in_jax:
         encoding.write_unordered(value)
     elif kind in (set, frozenset, list):
         encoding.encode_all(value)
@@ -208,31 +249,12 @@ def _code(encoding: ProgramEncoding, value: types.CodeType) -> None:
         value.co_code, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars, value.co_flags,
         value.co_argcount, value.co_kwonlyargcount, value.co_posonlyargcount, value.co_exceptiontable,
     ))  # fmt: skip
-    encoding.encode_all(value.co_consts)
-
-
-@functools.cache
-def _names(value: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[str]]:
-    """Return the names of globals, of attributes and of modules that code uses, with the functions defined in it."""
-    used, named, imported = set[str](), set[str](), set[str]()
-    constant: Any = None
-    for step in dis.get_instructions(value):
-        if isinstance(step.argval, types.CodeType):
-            for names, inner in zip((used, named, imported), _names(step.argval), strict=True):
-                names |= inner
-        elif step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
-            used.add(step.argval)
-        elif "ATTR" in step.opname or "METHOD" in step.opname or step.opname == "IMPORT_FROM":
-            named.add(step.argval)
-        elif step.opname == "IMPORT_NAME":
-            imported.add(step.argval)
-        elif step.opname == "MATCH_CLASS" and isinstance(constant, tuple):
-            # The names of the pattern's attributes were loaded just before.
-            named |= {*constant}
-        constant = step.argval
-    if "vars" in used:
-        named.add("__dict__")
-    return frozenset(used), frozenset(named), frozenset(imported)
+    with_order = iterated_sets(value)
+    for constant in value.co_consts:
+        if type(constant) is frozenset and constant not in with_order:
+            encoding.write_unordered(constant)
+        else:
+            encoding.encode(constant)
 
 
 def _method(encoding: ProgramEncoding, value: types.MethodType) -> None:
@@ -267,13 +289,18 @@ def _wrapper(encoding: ProgramEncoding, value: Any) -> None:
     if encoding.met_before(b"W", value):
         return
     encoding.write(text(type_name(type(value))))
-    held = {key: each for key, each in vars(value).items() if key not in _OF_A_FUNCTION}
+    held = {key: each for key, each in vars(value).items() if key not in _OF_A_FUNCTION and not _is_of_xcache(each)}
     info = held.pop("_jit_info", None)
     if info is not None:
         held.update(zip(info._fields, info, strict=True))
     elif type(value).__module__.startswith("jaxlib"):
         raise CannotSkipError(f"unknown type: {type_name(type(value))}")
     encoding.encode_all(item for item in sorted(held.items()) if item[0] not in _OF_A_FUNCTION)
+
+
+def _is_of_xcache(value: Any) -> bool:
+    """Return whether this is one of the functions that ``xcache.jit`` adds to those of ``jax.jit``."""
+    return str(getattr(value, "__module__", None)).startswith("xcache.hook.calls.")
 
 
 def _class(encoding: ProgramEncoding, value: type) -> None:
@@ -286,14 +313,23 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
     if code.is_of_jax(value.__module__) or is_standard(value.__module__):
         return
     encoding.write(text(_file_digest(getattr(sys.modules[value.__module__], "__file__", None) or "")))
-    held = attributes_of_class(value)
-    write_data(encoding, data_of_class(value))
-    for name, field in held.get("__dataclass_fields__", {}).items():
-        write_data(encoding, {name: (field.default, field.metadata)})
-    for each in held.values():
-        if isinstance(each, type) and _name(each).startswith(f"{value.__qualname__}."):
-            _class(encoding, each)
+    encoding.add_holder(value)
     _class(encoding, type(value))
+
+
+def _write_holder(encoding: ProgramEncoding, holder: Any, named: frozenset[str]) -> None:
+    """Write the data in a class or module, with those attributes of its objects that the functions name."""
+    encoding.write(text(label(holder)))
+    if isinstance(holder, types.ModuleType):
+        write_data(encoding, data_of_module(holder, named), named)
+        return
+    held = attributes_of_class(holder)
+    write_data(encoding, data_of_class(holder), named)
+    for name, field in held.get("__dataclass_fields__", {}).items():
+        write_data(encoding, {name: (field.default, field.metadata)}, named)
+    for each in held.values():
+        if isinstance(each, type) and _name(each).startswith(f"{holder.__qualname__}."):
+            _class(encoding, each)
 
 
 def _member(encoding: ProgramEncoding, value: enum.Enum) -> None:
@@ -341,7 +377,7 @@ def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
         raise CannotSkipError("module that its name does not lead to")
     encoding.write(text(f"module {value.__name__}"))
     if not code.is_of_jax(value.__name__) and not is_standard(value.__name__):
-        write_data(encoding, data_of_module(value))
+        encoding.add_holder(value)
 
 
 def _tree(encoding: ProgramEncoding, value: Any) -> None:

@@ -28,7 +28,7 @@ try:
 except ImportError:  # before jax 0.10
     from jax._src import prng
 
-_FORMAT = 2
+_FORMAT = 3
 # Not part of a record: the module, which nobody lowers, and the executable.
 _LEFT_OUT = ("_hlo", "_executable")
 _MOST_BYTES = 16 * 1024 * 1024

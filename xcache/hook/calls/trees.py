@@ -58,7 +58,7 @@ def encode(tree: Any, parts: Sequence[Part]) -> Any:
     if kind in _NAMES:
         return [_NAMES[kind], data, children]
     if _is_named_tuple(kind) and _found(kind.__module__, kind.__qualname__) is kind:
-        form = ["named", [kind.__module__, kind.__qualname__], children]
+        form = ["named", [kind.__module__, kind.__qualname__, *kind._fields], children]
         # If the program registered it as a node of its own, its fields are not all that it consists of.
         if _decode(form, [part.tree for part in parts]) == tree:
             return form
@@ -100,10 +100,12 @@ def _is_same_data(one: Any, again: Any, other: Any) -> bool:
     return one is other
 
 
-def _named_tuple(module: str, qualified: str) -> Any:
+def _named_tuple(module: str, qualified: str, *fields: str) -> Any:
     kind = _found(module, qualified)
     if not _is_named_tuple(kind):
         raise ValueError(f"no named tuple: {module}.{qualified}")
+    if kind._fields != fields:
+        raise CannotSkipError(f"tree of the results: other fields: {module}.{qualified}")
     return kind
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import array
+import builtins
 import collections
 import contextvars
 import copy
@@ -24,6 +25,7 @@ import numpy as np
 import pytest
 from support.describing import of_text, told, using
 
+import xcache
 from xcache.hook.structure.encoding import CannotSkipError
 
 
@@ -95,6 +97,88 @@ def test_a_class_and_its_instances_count_with_the_data_of_the_class(one, other):
 @pytest.mark.parametrize("kind", ["metaclass", "nested", "default", "metadata"])
 def test_a_class_counts_with_the_data_in_its_parts(kind):
     assert class_of(kind, 1) == class_of(kind, 1) != class_of(kind, 2)
+
+
+class Configured:
+    """Has an object of another class, as many configured classes do."""
+
+    def step(self, x):
+        return x * self.config.rate + self.configs[0].rate + self.inner.rate
+
+
+@pytest.mark.parametrize("name", ["config", "configs", "inner"])
+@pytest.mark.parametrize(
+    "called", [lambda: Configured().step, lambda: reading_closure(Configured), lambda: reading_closure(Configured())]
+)
+def test_an_object_in_a_class_counts_with_the_attributes_that_a_function_names(name, called, monkeypatch):
+    def told_with(rate):
+        held = {"config": Deep(rate), "configs": [Deep(rate)], "inner": class_with(rate=rate)}[name]
+        monkeypatch.setattr(Configured, name, held, raising=False)
+        return told(called())
+
+    assert told_with(1) == told_with(1) != told_with(2)
+
+
+def reading_closure(held):
+    return lambda x: x * held.config.rate + held.configs[0].rate + held.inner.rate
+
+
+def test_an_object_in_a_module_counts_with_the_attributes_that_a_function_names(monkeypatch):
+    def told_with(rate, name):
+        part = types.ModuleType("package_of_a_test.part")
+        part.rate = rate
+        module = types.ModuleType("package_of_a_test")
+        vars(module).update({"config": Deep(rate), "part": part, "unused": part})
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        return told({"config": lambda x: x * module.config.rate, "part": lambda x: x * module.part.rate}[name])
+
+    for name in ("config", "part"):
+        assert told_with(1, name) == told_with(1, name) != told_with(2, name)
+
+
+@pytest.mark.parametrize("base", [dict, list, tuple, collections.OrderedDict, functools.partial])
+def test_the_data_of_a_class_that_extends_a_builtin_one_count(base):
+    def told_with(rate):
+        kind = type("Extended", (base,), {"__module__": __name__, "rate": rate})
+        return told(reading("USED.rate", USED=kind(max) if base is functools.partial else kind()))
+
+    assert told_with(1) == told_with(1) != told_with(2)
+
+
+def test_the_fields_of_a_named_tuple_and_the_members_of_an_enumeration_count():
+    def rows(fields, defaults):
+        kind = collections.namedtuple("Row", fields, defaults=defaults, module=__name__)
+        return told(reading("USED(x, x)", USED=kind))
+
+    def modes(*names):
+        return told(reading("x * [*USED][0].value", USED=enum.Enum("Mode", names, module=__name__)))
+
+    assert rows("low high", (1,)) == rows("low high", (1,))
+    assert len({rows("low high", (1,)), rows("high low", (1,)), rows("low high", (2,))}) == 3
+    assert modes("A", "B") == modes("A", "B") != modes("B", "A")
+
+
+def test_the_defaults_of_a_function_count_where_they_are_named():
+    def helper(rate):
+        return of_text("def function(x, rate=RATE): return x * rate", RATE=rate)
+
+    one, other = (told(reading("x * USED.__defaults__[0]", USED=helper(rate))) for rate in (1, 2))
+    assert one == told(reading("x * USED.__defaults__[0]", USED=helper(1))) != other
+
+
+def test_a_name_among_the_builtins_counts(monkeypatch):
+    def told_with(rate):
+        monkeypatch.setattr(builtins, "RATE_OF_A_TEST", rate, raising=False)
+        return told(of_text("def function(x): return x * RATE_OF_A_TEST"))
+
+    assert told_with(1) == told_with(1) != told_with(2)
+
+
+def test_a_function_of_xcache_jit_counts_as_one_of_jax_does():
+    inner = xcache.jit(of_text("def function(x): return x + 1"), version="1")
+    other = xcache.jit(of_text("def function(x): return x + 2"), version="1")
+    for outer in (lambda f: functools.partial(f, 1), jax.vmap, lambda f: lambda x: f(x)):
+        assert told(outer(inner)) == told(outer(inner)) != told(outer(other))
 
 
 def test_a_name_with_underscores_is_data_too():

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 from support.describing import of_text, told, using
 
+from xcache.hook.calls.program_values import ProgramEncoding
 from xcache.hook.structure.encoding import CannotSkipError
 
 
@@ -357,9 +358,22 @@ def test_a_place_does_not_count():
     assert told(moved) == told(of_text("def function(x): return x + 1"))
 
 
-def test_texts_in_a_set_have_no_order():
-    # Their hashes differ in each process; the order of insertion shows where two hashes meet.
-    assert len({told({*order}) for order in itertools.permutations("abcdefgh"[:5])}) == 1
+def test_a_set_counts_in_the_order_in_which_the_program_meets_it():
+    # Their hashes meet, so the first one stands first.
+    one, other = {0, 8}, {8, 0}
+    assert [*one] != [*other]
+    for of in (lambda held: held, frozenset, lambda held: Options(0.1, held), lambda held: using(held)):
+        assert told(of({0, 8})) == told(of({0, 8})) != told(of({8, 0}))
+
+
+def test_a_set_in_an_object_of_jax_has_no_order():
+    def spec(order):
+        encoding = ProgramEncoding()
+        with encoding.in_jax():
+            encoding.encode((frozenset(order),))
+        return encoding.digest()
+
+    assert len({spec(order) for order in itertools.permutations((0, 8, 16))}) == 1
 
 
 def test_what_a_dtype_carries_cannot_be_told():

@@ -53,6 +53,13 @@ def test_trees_of_containers_come_back(value):
     assert through(structure(value), []) == structure(value)
 
 
+def test_a_named_tuple_whose_fields_have_changed_is_another_one(monkeypatch):
+    form = encoded(structure(Pair(1, 2)), [])
+    monkeypatch.setitem(globals(), "Pair", collections.namedtuple("Pair", "right left"))
+    with pytest.raises(CannotSkipError, match="other fields"):
+        trees.decode(form, [])
+
+
 def test_a_node_of_the_programs_own_refers_to_an_equal_one_of_the_arguments():
     def kind():
         """Stand for a function that the program holds."""
