@@ -27,7 +27,7 @@ RATE, DECAY_1, DECAY_2, EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 
 def initialize(key):
-    """Parameters of the whole model, drawn from one key."""
+    """Return the parameters of the whole model, drawn from one key."""
 
     @partial(jax.jit, static_argnums=(1, 2))
     def dense(key, rows, columns):
@@ -96,7 +96,7 @@ def loss_of(parameters, tokens, key):
 
 @partial(jax.jit, donate_argnums=0)
 def train_step(state, tokens):
-    """One step of Adam."""
+    """Take one step of Adam."""
     parameters, first, second, step = state
     loss, gradient = jax.value_and_grad(loss_of)(parameters, tokens, jax.random.key(step))
     step = step + 1
@@ -111,7 +111,7 @@ def train_step(state, tokens):
 
 
 def batches(text):
-    """The same windows of the text in each run."""
+    """Yield the same windows of the text in each run."""
     data = np.frombuffer(text, np.uint8).astype(np.int32)
     random = np.random.default_rng(0)
     for _ in range(STEPS):

@@ -14,7 +14,7 @@ from xcache.errors import DamagedAliasError
 from xcache.request import Alias
 from xcache.signals import reraise_if_the_programs
 from xcache.trouble import Trouble
-from xcache.wire import aliases, protocol
+from xcache.wire import protocol, seals
 
 logger = logging.getLogger("xcache")
 
@@ -116,7 +116,7 @@ class Aliases:
 
 def _to_wire(alias: Alias) -> protocol.Alias:
     facts: bytes = msgpack.packb(alias[2:])
-    return aliases.sealed(alias.structure, alias.program, facts)
+    return seals.sealed(alias.structure, alias.program, facts)
 
 
 def _from_wire(sent: protocol.Alias) -> Alias:

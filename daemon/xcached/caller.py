@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from xcache.wire import protocol
 
-# Entries remembered per process: more than one prediction hands out, and more than a program loads at once.
+# Entries remembered per process: more than a prediction hands out, and more than a program loads at once.
 _MOST_GIVEN = 600
 
 
@@ -22,7 +22,7 @@ class Process:
         self.connections = 0
         # Digests of the entries it was loading when it ended, so that each counts once for all its connections.
         self.ended_in: set[str] = set()
-        # In the order they were given: the writer of an entry whose use is to be noted when it is loaded.
+        # The entries it was given, oldest first; with the writer while the first use is still to be counted, else None.
         self._given: dict[tuple[str, str], int | None] = {}
 
     def give(self, key: str, digest: str, unused_of: int | None = None) -> None:

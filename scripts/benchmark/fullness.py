@@ -1,4 +1,4 @@
-"""How much an entry costs among a thousand others, and among a million; beside it JAX's cache with a limit."""
+"""Measure what an entry costs among a thousand others, and among a million; beside it JAX's cache with a limit."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from support.program_files import program_text
 from support.programs import FOUR_DEVICES
 
 ON = {"XCACHE": "1", "XCACHE_LOWERING": "skip"}
-# Without it a function cannot be traced anew, and xcache.jit is jax.jit.
+# Without make_user_context (before jax 0.8) a function cannot be traced anew, and xcache.jit is jax.jit.
 RECORDS = hasattr(jax, "make_user_context")
 
 
@@ -34,9 +34,9 @@ def test_a_call_is_the_same_whether_it_is_traced_or_not(place):
     if RECORDS:
         assert not any(warm["traced"].values())
         assert checked["traced"].keys() == off["traced"].keys()
-        # A numpy array and one of jax make the same call, which is checked once.
         # It was called twice, and described once.
         assert warm["stats"]["calls"]["no fast path"] == 1
+        # A numpy array and one of jax make the same call, which is checked once.
         assert warm["stats"]["calls"]["skipped"] >= checked["stats"]["calls"]["checked"] >= 25
     else:
         assert warm["traced"] == off["traced"]

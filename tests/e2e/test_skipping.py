@@ -13,7 +13,7 @@ from support.program_files import program_text
 from support.programs import run
 
 from xcache.client.client import Client
-from xcache.wire.aliases import sealed
+from xcache.wire.seals import sealed
 
 SKIP = {"XCACHE": "1", "XCACHE_LOWERING": "skip"}
 

@@ -1,4 +1,4 @@
-"""Where xcache cannot work it stays off, says so in one line, and the program is none the worse."""
+"""xcache stays off where it cannot work, says so in one line, and leaves the program as it is."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from support.places import digest
 from support.users import ALICE, BOB, BUILDER, CAROL, KEY
 
 from xcache.wire import protocol
-from xcache.wire.aliases import sealed
+from xcache.wire.seals import sealed
 
 STRUCTURE = digest(b"structure")
 

@@ -20,7 +20,7 @@ from xcache.wire import protocol
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
 
-def filled(place, talk) -> None:
+def filled(talk) -> None:
     """Store a small entry and a large one."""
     assert talk.put(key_of("small"), b"small").kept
     assert talk.put(key_of("large"), LARGE).kept
@@ -55,13 +55,13 @@ def keeps_again(place, child) -> None:
         assert talk.get(key_of("new")) == b"new"
 
 
-def a_fresh_one_works(place, child, *, empty: bool = True) -> None:
+def a_fresh_one_works(place, child) -> None:
     """Check that the daemon leaves by itself, and that the next one has a fresh store that keeps its entries."""
     assert until(lambda: child.poll() is not None)
     assert child.returncode == 0
     place.start_daemon()
     with talking(place) as talk:
-        assert (talk.get(key_of("small")) is None) == empty
+        assert talk.get(key_of("small")) is None
         assert talk.put(key_of("new"), LARGE + b"new") == protocol.Stored(True)
     place.stop()
     place.start_daemon()
@@ -73,7 +73,7 @@ def a_fresh_one_works(place, child, *, empty: bool = True) -> None:
 def test_a_store_that_is_deleted_while_in_use(place):
     child = place.start_daemon()
     with talking(place) as talk:
-        filled(place, talk)
+        filled(talk)
         shutil.rmtree(place.dir)
         acknowledges_nothing(talk)
         # The daemon can still read the files it has open; a hit is as good as a miss here.
@@ -86,7 +86,7 @@ def test_a_store_that_is_deleted_while_in_use(place):
 def test_a_store_that_is_moved_away_and_back(place):
     child = place.start_daemon()
     with talking(place) as talk:
-        filled(place, talk)
+        filled(talk)
         place.dir.rename(place.root / "elsewhere")
         acknowledges_nothing(talk)
         a_fresh_one_works(place, child)
@@ -104,7 +104,7 @@ def test_a_database_that_is_deleted_while_in_use(place):
     """The lock file stays, so the daemon stays too, and opens a fresh database."""
     child = place.start_daemon()
     with talking(place) as talk:
-        filled(place, talk)
+        filled(talk)
         for path in place.dir.glob("store.db*"):
             path.unlink()
     keeps_again(place, child)
@@ -116,7 +116,7 @@ def test_a_journal_that_is_deleted_while_in_use(place):
     """The daemon still has it open, and moves what is in it to the database."""
     child = place.start_daemon()
     with talking(place) as talk:
-        filled(place, talk)
+        filled(talk)
         (place.dir / "store.db-wal").unlink()
     keeps_again(place, child)
     with talking(place) as talk:
@@ -130,7 +130,7 @@ def test_a_database_that_is_replaced_while_in_use(place):
     """A copy of yesterday's takes its place: the daemon leaves its own, and opens the copy as a whole database."""
     place.start_daemon()
     with talking(place) as talk:
-        filled(place, talk)
+        filled(talk)
     place.stop()
     yesterday = (place.dir / "store.db").read_bytes()
     child = place.start_daemon()
@@ -150,7 +150,7 @@ def test_the_folder_of_files_is_deleted_while_in_use(place):
     """Entries in files are misses from then on; new ones are kept, because the daemon makes the folders again."""
     place.start_daemon()
     with talking(place) as talk:
-        filled(place, talk)
+        filled(talk)
         shutil.rmtree(place.dir / "blobs")
         assert talk.get(key_of("large")) is None
         assert talk.get(key_of("small")) == b"small"
@@ -163,7 +163,7 @@ def test_a_file_is_deleted_while_in_use(place):
     """The daemon answers a miss and drops the entry; a new put in its place is kept."""
     place.start_daemon()
     with talking(place) as talk:
-        filled(place, talk)
+        filled(talk)
         for path in place.dir.glob("blobs/??/*"):
             path.unlink()
         assert talk.get(key_of("large")) is None
@@ -179,7 +179,7 @@ def test_a_database_that_somebody_else_locks(place, campaign):
     ledger, choose = Ledger(), random.Random(campaign.seed)
     place.start_daemon()
     with talking(place) as talk:
-        filled(place, talk)
+        filled(talk)
         for seconds in (1.0, 12.0):
             other = sqlite3.connect(place.dir / "store.db", isolation_level=None, check_same_thread=False)
             # In this journal mode EXCLUSIVE keeps writers out, as a backup or a curious person may.

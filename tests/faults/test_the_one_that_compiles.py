@@ -35,7 +35,7 @@ def test_when_the_one_that_compiles_is_killed_or_stopped_the_others_go_on(place,
     held.communicate()
     assert others[0][0][0] == others[1][0][0]
     said = "".join(stderr for _, stderr in others)
-    # The second of them was handed the result of the first; both, if the one that was killed had just stored it.
+    # One of the two compiles and the other gets its result; both get the killed process's if it had just stored it.
     assert said.count("miss: jit_f ") <= 1
     assert f"waiting for process {pid} (-c), which has been compiling jit_f for" in said
     assert "waited " in said

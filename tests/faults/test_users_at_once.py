@@ -16,8 +16,9 @@ from xcache.wire import protocol
 KEY = key_of("a")
 
 
-def still_waits(talk, request, seconds=1.5):
-    """Return True if no answer comes for so long, else the answer."""
+def still_waits(talk, request):
+    """Return True if no answer comes for a while, else the answer."""
+    seconds = 1.5
     talk.socket.settimeout(seconds)
     end = time.monotonic() + seconds
     while time.monotonic() < end:

@@ -21,7 +21,7 @@ from pathlib import Path
 from support.conversation import Conversation, key_of
 from support.places import Place, digest, get_message, put_message
 from xcache.wire import framing, protocol
-from xcache.wire.aliases import sealed
+from xcache.wire.seals import sealed
 
 _THREADS = 4
 _CONNECTIONS = 250

@@ -181,7 +181,7 @@ class Place:
         return not self.daemons()
 
     def said_file(self) -> Path:
-        """The file for the daemons' stderr."""
+        """Return the file for the daemons' stderr."""
         return self.root / "stderr"
 
 

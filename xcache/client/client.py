@@ -30,7 +30,7 @@ from xcache.wire import protocol
 Result = TypeVar("Result")
 
 # A client that waits for another's compile hears from the daemon four times a second. Silence beyond this is charged.
-_HEARTBEAT_SECONDS = 1.0
+_FREE_SILENCE_SECONDS = 1.0
 # A complaint has the daemon read the whole entry, which may be large.
 _COMPLAIN_SECONDS = 30.0
 # Shorter waits for another program's compile are not logged at info level.
@@ -96,8 +96,8 @@ class Client:
             waited_for = word
             is_waiting = True
             # Past the time that was asked for, with a moment for the answer, it is the daemon that is waited for.
-            is_late = waited > message.wait + _HEARTBEAT_SECONDS
-            self._breaker.continue_wait(wait, 0.0 if is_late else _HEARTBEAT_SECONDS)
+            is_late = waited > message.wait + _FREE_SILENCE_SECONDS
+            self._breaker.continue_wait(wait, 0.0 if is_late else _FREE_SILENCE_SECONDS)
             return wait.seconds
 
         def get(connection: Connection, timeout: float) -> SealedEntry | Absent:

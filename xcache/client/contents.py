@@ -14,7 +14,7 @@ from xcache.client.connection import Connection
 from xcache.descriptors import check_file_size
 from xcache.errors import DamagedAliasError, DamagedError, ProtocolError, UncacheableError
 from xcache.signals import reraise_if_the_programs
-from xcache.wire import aliases, protocol
+from xcache.wire import protocol, seals
 from xcache.wire.envelope import MAX_RAW_SIZE
 
 logger = logging.getLogger("xcache")
@@ -106,14 +106,14 @@ def alias_in(structure: str, answer: protocol.Message) -> protocol.Alias | None:
         raise ProtocolError(f"the daemon answered {type(answer).__name__} instead of Alias")
     if answer.structure != structure:
         raise DamagedAliasError("an alias belongs to another structure", answer.seal)
-    return aliases.opened(answer)
+    return seals.opened(answer)
 
 
 def aliases_in(found: protocol.Prediction) -> Iterator[protocol.Alias]:
     """Yield the aliases that came with a prediction; damaged ones are left out, and found when they are asked for."""
     for fields in found.aliases:
         with contextlib.suppress(DamagedAliasError):
-            yield aliases.opened(fields)
+            yield seals.opened(fields)
 
 
 def _read_descriptor(descriptor: int, found: protocol.Found) -> SealedEntry:

@@ -18,7 +18,7 @@ import numpy as np
 def errors_of_numpy() -> Iterator[list[str]]:
     """Have this thread note numpy's floating-point errors in a list, in place of all that they would give otherwise.
 
-    What numpy gives comes from C, where nobody can count it.
+    numpy gives its warnings from C, where nobody can count them.
     """
     errors: list[str] = []
     with np.errstate(all="call", call=lambda kind, _: errors.append(kind)):

@@ -229,7 +229,7 @@ class NoAlias(NamedTuple):
 class RememberAliases(NamedTuple):
     """Keep these aliases, each as the fields of Alias, in place of the client's own of the same structures.
 
-    Those of programs of which the client could get no entry are left out.
+    The daemon leaves out aliases of programs for which the client could get no entry.
     """
 
     aliases: list[list[str | bytes]]
@@ -340,7 +340,7 @@ class Unpin(NamedTuple):
 
 
 class Pinned(NamedTuple):
-    """How many entries were changed, how many were so already, and all that the client has pinned now, with bytes.
+    """The entries changed, those that were so already, and the entries and bytes that the client has pinned.
 
     An administrator of the daemon gets the counts of all users.
     """

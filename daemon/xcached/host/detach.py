@@ -13,7 +13,6 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import MutableMapping
 from pathlib import Path
 
 from xcache.errors import StoreError
@@ -39,10 +38,10 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 _OOM_SCORE = Path("/proc/self/oom_score_adj")
 
 
-def leave_surroundings(environ: MutableMapping[str, str] = os.environ) -> None:
+def leave_surroundings() -> None:
     """Reset inherited signals, priorities, limits and variables; StoreError if a hard limit is too low to serve."""
     for name in _MANAGER_VARIABLES:
-        environ.pop(name, None)
+        os.environ.pop(name, None)
     _hear_all_signals()
     with contextlib.suppress(OSError):
         # EPERM: the process leads a session already.

@@ -44,12 +44,11 @@ class FileChange(NamedTuple):
 class LiveSettings:
     """The current settings, as ``now``; callers ask each time and keep no copy."""
 
-    def __init__(self, load: Callable[[], Config] = config.load) -> None:
-        """``load`` reads the settings. The first reading raises ConfigError; a failed reload keeps the old settings."""
-        self._load = load
+    def __init__(self) -> None:
+        """Read the settings, or raise ConfigError; a failed reload keeps the old settings."""
         self._subscribers: list[Callable[[Config], None]] = []
         self._seen = file_states()
-        self.now = load()
+        self.now = config.load()
         self.problem = ""
         """Why the settings in the files are not in use; empty if they are."""
 
@@ -73,7 +72,7 @@ class LiveSettings:
         # Look at the files first, so that a change during the reading is noticed.
         self._seen = file_states()
         try:
-            new = self._load()
+            new = config.load()
             # Check the account first: the next check advises a restart, which cannot help if the account is unknown.
             new.daemon_uid()
             _refuse_fixed(self.now, new)

@@ -131,9 +131,9 @@ class Manager:
             telling.sendto("\n".join(words).encode("utf-8", "replace"), self._address)
 
 
-def leads_to_journal(descriptor: int, environ: Mapping[str, str] = os.environ) -> bool:
+def leads_to_journal(descriptor: int) -> bool:
     """Return whether a descriptor leads to the journal."""
-    device, _, inode = environ.get("JOURNAL_STREAM", "").partition(":")
+    device, _, inode = os.environ.get("JOURNAL_STREAM", "").partition(":")
     with contextlib.suppress(OSError):
         found = os.fstat(descriptor)
         return (str(found.st_dev), str(found.st_ino)) == (device, inode)

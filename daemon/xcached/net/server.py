@@ -202,7 +202,7 @@ class _Newcomer:
         return False
 
     def update_reading(self) -> None:
-        """Nothing is read before the session begins."""
+        """Do nothing: the session has not begun."""
 
     def drop(self) -> None:
         """Close the connection, because its session could not begin."""

@@ -66,7 +66,7 @@ class Account:
 
     @property
     def unclosed(self) -> int:
-        """How many connections have ended and cannot be closed yet."""
+        """The number of connections that have ended and cannot be closed yet."""
         return len(self._unclosed)
 
     def may_lend(self, count: int) -> bool:

@@ -126,7 +126,7 @@ class Disk:
 
 
 class Progress:
-    """Whether evictions free disk space at all: open files or another program's writes may consume it all."""
+    """Notes whether evictions free disk space at all: open files or another program's writes may consume it all."""
 
     def __init__(self) -> None:
         self._evicted = self._came_free = 0

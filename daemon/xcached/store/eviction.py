@@ -68,7 +68,7 @@ def worth(usage: Usage, seconds: float, size: int) -> float:
 
 
 class Excess(NamedTuple):
-    """How many bytes and entries exceed a limit."""
+    """The bytes and entries by which a limit is exceeded."""
 
     bytes: int = 0
     entries: int = 0

@@ -1,4 +1,4 @@
-"""How much a store may hold."""
+"""The limits of a store."""
 
 from __future__ import annotations
 

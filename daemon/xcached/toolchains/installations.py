@@ -1,4 +1,4 @@
-"""Where a toolchain is installed, and whether it still is: its files are compared with what they were."""
+"""Find out whether a toolchain is still installed: its files are compared with what they were."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_an_output_that_takes_nothing_is_said(place, options):
     arguments = [sys.executable, "-m", "xcache", "status", *options]
     with open("/dev/full", "w") as full:
         ran = subprocess.run(arguments, env=place.env, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
-    # Python has a status and a line of its own for this.
+    # Without care Python would end with a status and lines of its own.
     assert ran.returncode
     assert ran.stderr.startswith("xcache: [Errno 28]")
     assert "Traceback" not in ran.stderr

@@ -13,7 +13,7 @@ from xcache.errors import DamagedAliasError, NobodyThereError, NotAskedError, Pr
 from xcache.prefetch import history
 from xcache.prefetch.history import History
 from xcache.wire import protocol
-from xcache.wire.aliases import sealed
+from xcache.wire.seals import sealed
 
 PROGRAM = digest(b"raw p")
 S, T = (sealed(digest(name), PROGRAM, b"facts of " + name) for name in (b"s", b"t"))

@@ -28,7 +28,7 @@ MESSAGES = typing.get_args(protocol.Message)
 
 
 def strategy_of(hint: typing.Any) -> st.SearchStrategy[typing.Any]:
-    """Values that fit an annotation, found from it alone, so that a new message is covered from its first day."""
+    """Return a strategy for values that fit an annotation, so that a new message is covered from its first day."""
     arguments = typing.get_args(hint)
     if isinstance(hint, types.UnionType):
         return st.one_of([strategy_of(argument) for argument in arguments])
@@ -116,7 +116,7 @@ def test_garbage_gives_a_message_or_a_ProtocolError(body):  # noqa: N802 - the n
 
 
 def understood(body: bytes) -> bool:
-    """Nothing but a ProtocolError may come of it; and a message that is understood is one that can be said."""
+    """Return whether a body is a message that can be sent, too; fail on any exception but ProtocolError."""
     try:
         request, message = framing.decode(body)
     except ProtocolError:
@@ -171,7 +171,7 @@ def test_a_frame_that_is_no_message_is_refused(parts):
 
 
 def test_hello_and_welcome_may_grow():
-    """Another version has to be understood as far as its number, or nobody could step aside."""
+    """Each end must be able to read another version's number, or it could not step aside."""
     for message in (protocol.Hello(9, "9.0", 1, "p"), protocol.Welcome(9, "9.0", 1, "/d")):
         body = msgpack.packb([1, type(message).__name__, *message, {"new": [1]}, "field"])
         assert framing.decode(body) == (1, message)

@@ -1,4 +1,4 @@
-"""Where somebody listens for a daemon that does not run yet: no other is started beside it, none woken by looking."""
+"""A service manager listens for a daemon that does not run yet: none is started beside it, or woken by looking."""
 
 from __future__ import annotations
 

@@ -12,14 +12,14 @@ from support.conversation import Conversation, key_of, talking
 from support.environments import Environment
 from support.places import digest, until
 
-from xcache.wire import aliases, protocol
+from xcache.wire import protocol, seals
 
 PROGRAM = b"program"
 
 
 def alias_of(structure: str, program: bytes = PROGRAM, facts: bytes = b"facts") -> protocol.Alias:
     """Return an alias of the program of a put with these bytes."""
-    return aliases.sealed(digest(structure.encode()), digest(b"raw " + program), facts)
+    return seals.sealed(digest(structure.encode()), digest(b"raw " + program), facts)
 
 
 def remember(talk: Conversation, *made: protocol.Alias) -> None:
@@ -218,7 +218,7 @@ def test_a_prediction_brings_the_newest_aliases_of_its_programs(talk):
     talk.put(key_of("b again"), b"b again", b"b")
     remember(talk, *(alias_of(f"a{number}", b"a") for number in range(6)), alias_of("b", b"b"), alias_of("c", b"c"))
     found = predicted(talk, key_of("b"), key_of("a"), key_of("nowhere"), key_of("b again"))
-    assert [aliases.opened(fields) for fields in found.aliases] == [
+    assert [seals.opened(fields) for fields in found.aliases] == [
         alias_of("b", b"b"),
         *(alias_of(f"a{number}", b"a") for number in (5, 4, 3, 2)),
     ]

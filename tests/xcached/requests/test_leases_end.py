@@ -1,4 +1,4 @@
-"""How leases end other than by a stored entry: released, refused, or by a client or the daemon leaving."""
+"""Leases end other than by a stored entry: released, refused, or by a client or the daemon leaving."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 from support.conversation import Conversation, key_of, talking
 from support.places import Place, digest, get_message
 
-from xcache.wire import aliases, protocol
+from xcache.wire import protocol, seals
 
 STRANGER = os.getuid() - 1
 PROGRAM = digest(b"raw program")
@@ -49,7 +49,7 @@ def plant_entries(place: Place, count: int) -> None:
 
 
 def remember(talk: Conversation) -> protocol.Alias:
-    made = aliases.sealed(digest(b"mine"), PROGRAM, b"facts")
+    made = seals.sealed(digest(b"mine"), PROGRAM, b"facts")
     assert talk.ask(protocol.RememberAliases([[*made]])) == protocol.Done()
     return made
 

@@ -21,8 +21,8 @@ def pidfds() -> int:
     return sum(count for target, count in descriptors_of(os.getpid()).items() if "pidfd" in target)
 
 
-def judged(program: str, *, wait: bool, monkeypatch: pytest.MonkeyPatch | None = None) -> ProcessEnd:
-    """The ending of a process that was watched from its beginning."""
+def judged(program: str, *, wait: bool) -> ProcessEnd:
+    """Return how a process ended that was watched from its beginning."""
 
     async def judge() -> ProcessEnd:
         watching, before = ProcessEnds(asyncio.get_running_loop()), pidfds()

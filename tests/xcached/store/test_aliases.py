@@ -11,7 +11,7 @@ from support.conversation import key_of
 from support.places import digest
 from support.stores import WRITER, Shelf, shelf
 
-from xcache.wire import aliases, protocol
+from xcache.wire import protocol, seals
 from xcache.wire.schema import SCHEMA_VERSION
 from xcached.store import aliases as store_aliases
 from xcached.store import schema, store
@@ -22,7 +22,7 @@ ALICE, BOB, ROOT = 1, 2, 0
 
 
 def remember(made: Shelf, names: list[str], program: bytes, *, uid: int = WRITER.uid, facts: bytes = b"facts") -> None:
-    sealed = [aliases.sealed(digest(name.encode()), digest(b"raw " + program), facts) for name in names]
+    sealed = [seals.sealed(digest(name.encode()), digest(b"raw " + program), facts) for name in names]
     rows = AliasRows(made.store, lambda reader, writer: writer in (reader, ROOT))
     assert made.call(lambda _: rows.remember(uid, sealed)) == protocol.Done()
 
@@ -56,7 +56,7 @@ def test_an_entry_that_is_replaced_keeps_the_aliases_of_its_program(tmp_path):
         made.put(key_of("a"), b"another", b"p", overwrite=True)
         assert names_of(made, "s") == [("s", WRITER.uid)]
         made.check()
-        # One that is replaced by an entry of another program does not.
+        # An entry that is replaced by one of another program loses its aliases.
         made.put(key_of("a"), b"a", b"q", overwrite=True)
         assert names_of(made, "s") == []
         made.check()
@@ -155,7 +155,7 @@ def test_a_store_of_the_version_before_has_no_aliases_and_takes_them(tmp_path):
         assert made.query("SELECT * FROM totals ORDER BY name") == before
         assert made.get("k") == b"one"
         rows = AliasRows(made.store, lambda reader, writer: reader == writer)
-        made.call(lambda _: rows.remember(1, [aliases.sealed("s" * 64, "program", b"facts")]))
+        made.call(lambda _: rows.remember(1, [seals.sealed("s" * 64, "program", b"facts")]))
         assert made.query("SELECT structure, program FROM aliases") == [("s" * 64, "program")]
         made.remove("k")
         assert made.query("SELECT * FROM aliases") == []

@@ -7,7 +7,7 @@ from support.conversation import key_of
 from support.places import digest
 from support.stores import shelf
 
-from xcache.wire import aliases
+from xcache.wire import seals
 from xcached.store.aliases import AliasRows
 from xcached.store.reader import Reader
 
@@ -35,7 +35,7 @@ def made(tmp_path):
         rows = AliasRows(made.store, lambda reader, writer: reader == writer)
         for uid in (3, 1, 2):
             made.put(key_of("a"), b"a", b"p", uid=uid)
-            alias = aliases.sealed(digest(b"s%d" % (uid % 2)), PROGRAM, b"facts")
+            alias = seals.sealed(digest(b"s%d" % (uid % 2)), PROGRAM, b"facts")
             made.call(lambda _, alias=alias, uid=uid: rows.remember(uid, [alias]))
         yield made
 

@@ -1,4 +1,4 @@
-"""How the daemon tracks toolchains: links, replaced folders, other file systems, clocks that jump."""
+"""The daemon tracks toolchains through links, replaced folders, other file systems, clocks that jump."""
 
 from __future__ import annotations
 

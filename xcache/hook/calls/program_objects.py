@@ -1,4 +1,4 @@
-"""What an object consists of: its class, its attributes and items, or what pickle would store of one of Python's."""
+"""Write what an object consists of: class, attributes and items, or what pickle would store of one of Python's."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def _top_package(module: types.ModuleType | str) -> str:
 
 
 class _Source(NamedTuple):
-    """Where a module or package is: its own file, if it has one, and the folders of a package."""
+    """The places of a module or package: its own file, if it has one, and the folders of a package."""
 
     file: Path | None
     folders: tuple[Path, ...]

@@ -1,4 +1,4 @@
-"""Whether a callable is jax's own code, with everything it reaches; its name then says what it does.
+"""Find out whether a callable is jax's own code, with everything it reaches; its name then says what it does.
 
 jax's files are part of the digest, so code of theirs is known. A program's code is not: it can do anything.
 """

@@ -52,7 +52,7 @@ def encodes(*types: type) -> Callable[[_Handler], _Handler]:
 def by_content(handler: Callable[[Encoding, Any], None]) -> Callable[[Encoding, Any], None]:
     """Have equal values encoded alike and each object only once.
 
-    Whether two equal avals or shardings are one object depends on jax's weak caches, so they must not be numbered.
+    They must not be numbered: jax's weak caches decide whether two equal ones are one object.
     """
 
     def encode(encoding: Encoding, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where an equation of a kernel was written, which is part of the program where jax does not strip it from kernels."""
+"""Write where the equations of a kernel stand: part of the program where jax does not strip it from kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether somebody has replaced functions of jax's, which any lowering rule may call.
+"""Find out whether somebody has replaced functions of jax's, which any lowering rule may call.
 
 All modules of jax are examined when the first program is described, and again when modules were imported since. The
 functions and constants of the modules that lower, and the functions of those that they use, are compared before each

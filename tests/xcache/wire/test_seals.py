@@ -6,13 +6,13 @@ import pytest
 from support.places import digest
 
 from xcache.errors import DamagedAliasError
-from xcache.wire import aliases, framing, protocol
+from xcache.wire import framing, protocol, seals
 
-ALIAS = aliases.sealed(digest(b"structure"), digest(b"program"), b"\x93facts\0")
+ALIAS = seals.sealed(digest(b"structure"), digest(b"program"), b"\x93facts\0")
 
 
 def test_an_alias_is_read_as_it_was_written():
-    assert aliases.opened(ALIAS) == aliases.opened([*ALIAS]) == ALIAS
+    assert seals.opened(ALIAS) == seals.opened([*ALIAS]) == ALIAS
 
 
 def test_any_changed_bit_is_found():
@@ -23,19 +23,19 @@ def test_any_changed_bit_is_found():
             changed[bit // 8] ^= 1 << bit % 8
             value = bytes(changed) if isinstance(field, bytes) else changed.decode("utf-8", "replace")
             with pytest.raises(DamagedAliasError):
-                aliases.opened([*ALIAS[:at], value, *ALIAS[at + 1 :]])
+                seals.opened([*ALIAS[:at], value, *ALIAS[at + 1 :]])
 
 
 @pytest.mark.parametrize("field", range(3))
 def test_fields_of_two_aliases_make_none(field):
-    other = aliases.sealed(digest(b"other structure"), digest(b"other program"), b"other facts")
+    other = seals.sealed(digest(b"other structure"), digest(b"other program"), b"other facts")
     with pytest.raises(DamagedAliasError):
-        aliases.opened([*ALIAS[:field], other[field], *ALIAS[field + 1 :]])
+        seals.opened([*ALIAS[:field], other[field], *ALIAS[field + 1 :]])
 
 
 def test_no_field_runs_into_the_next():
-    assert aliases.sealed("ab", "c", b"d").seal != aliases.sealed("a", "bc", b"d").seal
-    assert aliases.sealed("a", "bc", b"d").seal != aliases.sealed("a", "b", b"cd").seal
+    assert seals.sealed("ab", "c", b"d").seal != seals.sealed("a", "bc", b"d").seal
+    assert seals.sealed("a", "bc", b"d").seal != seals.sealed("a", "b", b"cd").seal
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_no_field_runs_into_the_next():
 )
 def test_what_is_no_alias_is_damaged(fields):
     with pytest.raises(DamagedAliasError):
-        aliases.opened(fields)
+        seals.opened(fields)
 
 
 def test_the_most_that_may_be_remembered_at_once_fits_into_a_frame():
