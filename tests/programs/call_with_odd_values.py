@@ -136,6 +136,35 @@ show("instances in closures", *(applying(type("Kind", (), {"__call__": each})())
     lambda self, x: x + 1, lambda self, x: x + 2)))  # fmt: skip
 
 
+RATE = 0.0
+
+
+class Jitted:
+    @functools.partial(jax.jit, static_argnums=0)
+    def __call__(self, x):
+        return x * RATE
+
+
+class OfTheClass:
+    @classmethod
+    def __call__(cls, x):
+        return x * RATE
+
+
+class Made:
+    def __new__(cls, x):
+        return x * RATE
+
+
+for made in (Jitted(), OfTheClass(), Made):
+    results = []
+    for rate in (2.0, 3.0):
+        RATE = rate
+        results.append(jit(made)(1.0))
+        jax.clear_caches()
+    show(f"global of {made if isinstance(made, type) else type(made)}", *results)
+
+
 weak, strong = jnp.asarray(1.0), jnp.float32(1)
 half = jnp.ones((), jnp.bfloat16)
 show("weak type", *(looking_at(value)(half).dtype == jnp.float32 for value in (weak, strong)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import types
+import inspect
 from typing import Any, NamedTuple
 
 import jax
@@ -16,13 +16,13 @@ from jax._src.lib import jax_jit
 from xcache.hook.calls.program_values import ProgramEncoding
 from xcache.hook.calls.trees import REGISTRY
 from xcache.hook.structure import ambient
-from xcache.hook.structure.code import is_of_jax
+from xcache.hook.structure.code import NATIVE, is_of_jax
 from xcache.hook.structure.encoding import CannotSkipError, text
 from xcache.hook.structure.patches import patches
 from xcache.hook.structure.primitives import rules_in_tables
 
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 7
+_FORMAT = 8
 # They only name the function, whose content is encoded below.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
 _ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)
@@ -73,10 +73,11 @@ def describe(
     encoding.encode(fun)
     while isinstance(fun, functools.partial):
         fun = fun.func
-    # An object that is called counts by its class and attributes, and this is the function.
-    call = getattr(type(fun), "__call__", None)  # noqa: B004 - the function, not whether there is one
-    if type(call) is types.FunctionType and not is_of_jax(type(fun).__module__):
-        encoding.encode(call)
+    # An object that is called counts by its class and attributes, and these are the functions.
+    made_by = (fun.__new__, inspect.getattr_static(fun, "__init__")) if isinstance(fun, type) else ()
+    for call in (getattr(type(fun), "__call__", None), *made_by):  # noqa: B004 - the function, not whether there is one
+        if not isinstance(call, NATIVE) and not is_of_jax(type(fun).__module__):
+            encoding.encode(call)
     return Call(encoding.digest(), leaves, list(signature.dynamic_arg_treedefs))
 
 

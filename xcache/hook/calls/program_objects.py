@@ -14,12 +14,15 @@ import functools
 import logging
 import os
 import re
+import struct
 import sys
 import threading
 import types
 import typing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import jax
 
 from xcache.hook.structure import code
 from xcache.hook.structure.encoding import CannotSkipError, text, type_name
@@ -46,11 +49,15 @@ STANDARD = (
 MOST_BYTES = 1024 * 1024
 # Where Python's own modules are.
 _PYTHON = f"{Path(os.__file__).parent}/"
+# Modules of Python's classes whose objects are no data: locks, files, connections.
+_WITHOUT_DATA = ("_thread", "_io", "multiprocessing.synchronize", "socket", "ssl", "weakref")
 # Classes whose objects only tell others apart, by a number that counts up in each process.
 _IDENTITIES = ("flax.ids.FlaxId",)
 NAMED = (types.FunctionType, types.BuiltinFunctionType, type, types.ModuleType)
 # Names of attributes in which objects remember their hash.
 _REMEMBERED_HASH = re.compile(r"(_\w+)?_{1,2}(cached_?)?hash(_?(value|code|cache))?_*")
+# CPython's flag of a class that is not one of C's own static ones.
+_HEAP_TYPE = 1 << 9
 _READABLE = {object, types.SimpleNamespace, *_ITEMS}
 
 
@@ -123,13 +130,21 @@ def write_standard(encoding: ProgramEncoding, value: Any) -> None:
 
 
 def reduced(value: Any) -> list[Any]:
-    """Return what pickle would store of an object of Python's or numpy's; its name if that cannot be told."""
+    """Return what pickle would store of an object of Python's or numpy's; its name if it holds no data."""
     if isinstance(value, (bytearray, memoryview, array.array)) and memoryview(value).nbytes > MOST_BYTES:
         raise CannotSkipError("large object")
     if isinstance(value, memoryview):
         return [bytes(value)]
     if isinstance(value, (collections.abc.KeysView, collections.abc.ValuesView, collections.abc.ItemsView)):
         return [*value]
+    if isinstance(value, re.Match):
+        return [value.re, value.string, value.span(), value.pos, value.endpos]
+    if isinstance(value, struct.Struct):
+        return [value.format]
+    if isinstance(value, property):
+        return [*(each and label(each) for each in (value.fget, value.fset, value.fdel)), value.__doc__]
+    if isinstance(value, (staticmethod, classmethod)):
+        return [label(value.__func__)]
     if isinstance(value, contextvars.ContextVar):
         try:
             return [value.name, value.get()]
@@ -143,7 +158,9 @@ def reduced(value: Any) -> list[Any]:
     reduce = copyreg.dispatch_table.get(type(value))
     try:
         stored = reduce(value) if reduce else value.__reduce_ex__(2)
-    except Exception:  # noqa: BLE001 - it is not for pickling: a lock, a file, a generator
+    except Exception:  # noqa: BLE001 - it is not for pickling
+        if not isinstance(value, code.NATIVE) and type(value).__module__ not in _WITHOUT_DATA:
+            raise CannotSkipError(f"unknown type: {type_name(type(value))}") from None
         return [label(value)]
     if isinstance(stored, str):
         return [stored]
@@ -162,6 +179,30 @@ def label(value: Any) -> str:
     name = getattr(value, "__qualname__", None) if callable(value) else getattr(value, "__name__", None)
     named = f" {getattr(value, '__module__', None)}.{name}" if isinstance(name, str) else ""
     return f"{type_name(kind)}{named}"
+
+
+def is_named(value: Any) -> bool:
+    """Return whether the name of a class or function leads to it."""
+    if (
+        getattr(value, "__module__", None) == "builtins"
+        and isinstance(value, type)
+        and not value.__flags__ & _HEAP_TYPE
+    ):
+        # Not all of them have names there, as the class of None.
+        return True
+    if value is jax.Array:
+        # Its name in jaxlib leads nowhere.
+        return True
+    found: Any = sys.modules.get(getattr(value, "__module__", None) or "")
+    for part in name_of(value).split("."):
+        found = getattr(found, part, None)
+    return found is value
+
+
+def name_of(value: Any) -> str:
+    """Return the name of a function or class within its module."""
+    # Universal functions of jax.numpy have a plain name only.
+    return str(getattr(value, "__qualname__", getattr(value, "__name__", "?")))
 
 
 def namespace(module: types.ModuleType) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core
+from jax._src import core, util
 
 from xcache.hook.calls import sources
 from xcache.hook.calls.program_code import iterated_sets, modules_of, names_in
@@ -31,8 +31,10 @@ from xcache.hook.calls.program_objects import (
     MOST_BYTES,
     STANDARD,
     attributes,
+    is_named,
     is_standard,
     label,
+    name_of,
     write_object,
     write_standard,
 )
@@ -174,7 +176,7 @@ def _handler(value: Any) -> Any:
     if kind in HANDLERS or kind.__module__.split(".", 1)[0] in ("numpy", "ml_dtypes"):
         return None
     if code.is_of_jax(kind.__module__):
-        return _wrapper if callable(getattr(value, "__wrapped__", None)) or _is_named(value) else None
+        return _wrapper if callable(getattr(value, "__wrapped__", None)) or is_named(value) else None
     return write_object
 
 
@@ -269,6 +271,12 @@ def _partial(encoding: ProgramEncoding, value: functools.partial[Any]) -> None:
     encoding.encode_all((value.func, value.args, value.keywords, list(vars(value).items())))
 
 
+def _hashable_partial(encoding: ProgramEncoding, value: util.HashablePartial) -> None:
+    """Write a function of jax's with some of its arguments, as ``ravel_pytree`` returns."""
+    encoding.write(b"hashable partial")
+    encoding.encode_all((value.f, value.args, value.kwargs))
+
+
 def _native(encoding: ProgramEncoding, value: Any) -> None:
     owner = getattr(value, "__self__", getattr(value, "__objclass__", None))
     if isinstance(value, np.ufunc) and getattr(np, value.__name__, None) is not value:
@@ -283,8 +291,8 @@ def _native(encoding: ProgramEncoding, value: Any) -> None:
 
 def _wrapper(encoding: ProgramEncoding, value: Any) -> None:
     """Write a function that jax has made of another: jitted, or with a derivative of its own."""
-    if code.is_own(value) and _is_named(value):
-        encoding.write(text(f"jax {value.__module__}.{_name(value)}"))
+    if code.is_own(value) and is_named(value):
+        encoding.write(text(f"jax {value.__module__}.{name_of(value)}"))
         return
     if encoding.met_before(b"W", value):
         return
@@ -305,7 +313,7 @@ def _is_of_xcache(value: Any) -> bool:
 
 def _class(encoding: ProgramEncoding, value: type) -> None:
     """Write a class by its name, if that leads to it, with the data among its attributes."""
-    if not _is_named(value):
+    if not is_named(value):
         raise CannotSkipError(f"class that its name does not lead to: {type_name(value)}")
     if encoding.met_singleton(b"T", value):
         return
@@ -328,7 +336,7 @@ def _write_holder(encoding: ProgramEncoding, holder: Any, named: frozenset[str])
     for name, field in held.get("__dataclass_fields__", {}).items():
         write_data(encoding, {name: (field.default, field.metadata)}, named)
     for each in held.values():
-        if isinstance(each, type) and _name(each).startswith(f"{holder.__qualname__}."):
+        if isinstance(each, type) and name_of(each).startswith(f"{holder.__qualname__}."):
             _class(encoding, each)
 
 
@@ -337,29 +345,6 @@ def _member(encoding: ProgramEncoding, value: enum.Enum) -> None:
     if not encoding.met_singleton(b"m", value):
         _class(encoding, type(value))
         encoding.encode_all(attributes(value))
-
-
-def _is_named(value: Any) -> bool:
-    """Return whether the name of a class or function leads to it."""
-    if (
-        getattr(value, "__module__", None) == "builtins"
-        and isinstance(value, type)
-        and not value.__flags__ & _HEAP_TYPE
-    ):
-        # Not all of them have names there, as the class of None.
-        return True
-    if value is jax.Array:
-        # Its name in jaxlib leads nowhere.
-        return True
-    found: Any = sys.modules.get(getattr(value, "__module__", None) or "")
-    for part in _name(value).split("."):
-        found = getattr(found, part, None)
-    return found is value
-
-
-def _name(value: Any) -> str:
-    # Universal functions of jax.numpy have a plain name only.
-    return str(getattr(value, "__qualname__", getattr(value, "__name__", "?")))
 
 
 def _no_axis_name(encoding: ProgramEncoding, _: Any) -> None:
@@ -421,8 +406,6 @@ def _jaxpr(_: ProgramEncoding, value: Any) -> None:
     raise CannotSkipError(f"unknown type: {type_name(type(value))}")
 
 
-# CPython's flag of a class that is not one of C's own static ones.
-_HEAP_TYPE = 1 << 9
 _CONTAINERS = (dict, collections.OrderedDict, types.MappingProxyType, set, frozenset, list)
 # Attributes of a function that say nothing of what it does.
 _OF_A_FUNCTION = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "_fun", "fun_sourceinfo",
@@ -431,6 +414,7 @@ _HANDLERS_BY_BASE: tuple[tuple[Any, Any], ...] = (
     (types.FunctionType, _function),
     (types.MethodType, _method),
     (functools.partial, _partial),
+    (util.HashablePartial, _hashable_partial),
     ((types.BuiltinFunctionType, types.MethodWrapperType, types.WrapperDescriptorType, np.ufunc), _native),
     (type, _class),
     (enum.Enum, _member),

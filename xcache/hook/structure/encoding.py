@@ -32,10 +32,12 @@ class CannotSkipError(Exception):
         return str(self).partition(":")[0]
 
 
-# Each type's function. A type that no module registers is added when one of FALLBACKS first finds its function.
+# Each type's function, as modules register it.
 HANDLERS: dict[type, Callable[[Encoding, Any], None]] = {}
 # Asked for a type that is not in the table. Each returns a function, or None if it does not apply.
 FALLBACKS: list[Callable[[Any], Callable[[Encoding, Any], None] | None]] = []
+# The functions that FALLBACKS have found for other types.
+_found: dict[type, Callable[[Encoding, Any], None]] = {}
 
 
 def encodes(*types: type) -> Callable[[_Handler], _Handler]:
@@ -115,9 +117,8 @@ class Encoding:
 
     def encode(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if its type is unknown."""
-        handler = HANDLERS.get(type(value))
-        if handler is None:
-            handler = _find(value)
+        kind = type(value)
+        handler = HANDLERS.get(kind) or _found.get(kind) or _find(value)
         handler(self, value)
 
     def encode_all(self, values: Iterable[Any]) -> None:
@@ -174,7 +175,7 @@ def _find(value: Any) -> Callable[[Encoding, Any], None]:
     for encoder_for in FALLBACKS:
         handler = encoder_for(value)
         if handler is not None:
-            HANDLERS[kind] = handler
+            _found[kind] = handler
             return handler
     raise CannotSkipError(f"unknown type: {type_name(kind)}")
 

@@ -6,23 +6,30 @@ import argparse
 import array
 import builtins
 import collections
+import collections.abc
 import contextvars
 import copy
+import ctypes
 import dataclasses
 import datetime
 import enum
 import functools
 import logging
 import pathlib
+import queue
 import random
 import re
+import struct
 import sys
 import threading
 import types
+import typing
+from collections.abc import Callable
 
 import jax
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 from support.describing import of_text, told, using
 
 import xcache
@@ -292,6 +299,12 @@ GLOBALS = {
     "tree": (jax.tree.structure([1]), jax.tree.structure((1,))),
     "mesh": (mesh("a"), mesh("b")),
     "partitions": (jax.sharding.PartitionSpec("a"), jax.sharding.PartitionSpec("b")),
+    "universal function": (jax.numpy.add, jax.numpy.multiply),
+    "function with arguments": (ravel_pytree([1.0])[1], ravel_pytree((1.0,))[1]),
+    "match": (re.match("a", "ab"), re.match("a", "ac")),
+    "format": (struct.Struct("f"), struct.Struct("ff")),
+    "property": (property(doc="a"), property(doc="b")),
+    "static method": (staticmethod(max), staticmethod(min)),
     "cycle": (cycle(1), cycle(2)),
     "ladder": (ladder(40), ladder(41)),
 }
@@ -303,6 +316,9 @@ def test_the_globals_of_a_function_count_with_all_that_they_hold(one, other):
 
 
 def copy_of(value):
+    if isinstance(value, jax.numpy.ufunc):
+        # Its name would not lead to the copy.
+        return value
     try:
         return copy.deepcopy(value)
     except TypeError:  # it cannot be copied, as a view of memory
@@ -387,6 +403,83 @@ def test_the_attributes_that_a_function_names_count(make):
 
     assert told(using_rate(make(1))) == told(using_rate(make(1))) != told(using_rate(make(2)))
     assert told(using_none(make(1))) == told(using_none(make(2)))
+
+
+class InC(ctypes.Structure):
+    _fields_ = (("rate", ctypes.c_int),)
+
+
+class GivenError(ValueError):
+    """An exception keeps its arguments where only C code sees them."""
+
+
+def test_what_c_code_keeps_in_an_object_counts_where_a_function_names_it():
+    for name, make in {"rate": InC, "args[0]": GivenError}.items():
+        assert told(reading(f"USED.{name}", USED=make(1))) == told(reading(f"USED.{name}", USED=make(1)))
+        assert told(reading(f"USED.{name}", USED=make(1))) != told(reading(f"USED.{name}", USED=make(2)))
+
+
+@pytest.mark.parametrize("value", [queue.SimpleQueue(), (number for number in range(3))])
+def test_an_object_of_python_s_that_nobody_can_read_is_refused(value):
+    with pytest.raises(CannotSkipError, match="unknown type"):
+        told(using(value))
+
+
+class Transformation(typing.NamedTuple):
+    """Two functions, as an optimizer of optax is."""
+
+    init: Callable[..., object]
+    update: Callable[..., object]
+
+
+def scaling_by(rate, *more):
+    def function(x, shift=rate):
+        return x * rate + shift, more
+
+    return function
+
+
+class Settings(collections.abc.Mapping):
+    """A mapping whose items come from an attribute, as in many configurations."""
+
+    def __init__(self, **items):
+        self._items = items
+
+    def __getitem__(self, name):
+        return self._items[name]
+
+    def __iter__(self):
+        return iter(self._items)
+
+    def __len__(self):
+        return len(self._items)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda rate: (lambda x, shift=rate: x + shift),
+        scaling_by,
+        lambda rate: scaling_by(0, scaling_by(rate)),
+        lambda rate: functools.wraps(max)(scaling_by(rate)),
+        lambda rate: jax.jit(scaling_by(rate)),
+        lambda rate: [jax.custom_jvp(scaling_by(rate))],
+        lambda rate: Transformation(max, scaling_by(rate)),
+        lambda rate: jax.nn.initializers.normal(rate),
+        lambda rate: Settings(inner=Settings(rate=rate)),
+    ],
+    ids=["default", "closure", "closure of a closure", "named as another", "jitted", "in a list", "optimizer",
+         "initializer", "mapping"],
+)  # fmt: skip
+def test_what_a_function_among_the_globals_was_made_with_counts(make):
+    assert told(using(make(0.5))) == told(using(make(0.5))) != told(using(make(0.25)))
+
+
+def test_a_function_that_closes_over_itself_can_be_told():
+    def function(x):
+        return function(x)
+
+    assert told(using(function)) == told(using(function))
 
 
 def rated(rate):

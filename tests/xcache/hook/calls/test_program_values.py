@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import copy
 import dataclasses
 import datetime
 import decimal
@@ -351,6 +352,13 @@ def test_the_same_content_has_the_same_digest(make):
 def test_another_content_has_another_digest(make):
     first, second = make
     assert told(first()) != told(second())
+
+
+def test_a_value_counts_the_same_whatever_was_met_before_it():
+    before = told(jnp.add)
+    with pytest.raises(CannotSkipError, match="callable outside jax"):
+        told(copy.deepcopy(jnp.add))
+    assert told(jnp.add) == before
 
 
 def test_a_place_does_not_count():
