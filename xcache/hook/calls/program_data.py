@@ -50,7 +50,8 @@ _OF_PYTHON = frozenset((
     "__name__", "__qualname__", "__module__", "__file__", "__path__", "__cached__", "__doc__", "__loader__", "__spec__",
     "__package__", "__builtins__", "__warningregistry__", "__annotations__", "__dict__", "__weakref__", "__all__",
     "__version__", "__slots__", "__match_args__", "__firstlineno__", "__static_attributes__", "__parameters__",
-    "__orig_bases__", "__abstractmethods__", "_abc_impl", "__dataclass_fields__", "__dataclass_params__", "__slotnames__",
+    "__orig_bases__", "__abstractmethods__", "_abc_impl", "__dataclass_fields__", "__dataclass_params__",
+    "__slotnames__",
 ))  # fmt: skip
 
 
