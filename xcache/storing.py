@@ -16,6 +16,7 @@ from xcache.counters import Counting
 from xcache.errors import UncacheableError, XcacheError
 from xcache.request import Request
 from xcache.signals import reraise_if_the_programs
+from xcache.threads import usual_stack
 from xcache.wire import envelope, hashing, protocol
 
 logger = logging.getLogger("xcache")
@@ -227,7 +228,8 @@ class StoreQueue(Generic[Job]):
         if self._thread is None:
             thread = threading.Thread(target=self._run, name="xcache-store", daemon=True)
             try:
-                thread.start()
+                with usual_stack():
+                    thread.start()
             except RuntimeError:
                 # The process has no thread left, or the interpreter is shutting down.
                 return False

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 from xcache.client.contents import SealedEntry
 from xcache.clock import monotonic
 from xcache.request import LoadTarget
+from xcache.threads import usual_stack
 
 # Until the first predicted request, the threads load for at most this long in all.
 _ON_TRUST_SECONDS = 1.0
@@ -230,7 +231,8 @@ class Prefetcher:
         for _ in range(min(count, self._allowed_threads() - len(self._busy))):
             thread = _Thread(self)
             try:
-                thread.start()
+                with usual_stack():
+                    thread.start()
             except RuntimeError:
                 return
             self._threads.add(thread)
@@ -321,7 +323,7 @@ class Prefetcher:
     def _begin_keeper(self) -> None:
         """Start the thread that drops what is left over, once no other thread is busy."""
         if self._slots and not self._has_keeper and not self._busy:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError), usual_stack():
                 # It lives as long as anything is held, so a program that joins all of ``threading.enumerate()`` must
                 # not find it there.
                 _thread.start_new_thread(self._keep, ())

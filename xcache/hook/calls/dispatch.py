@@ -32,6 +32,7 @@ from xcache.hook.structure.code import is_of_jax
 from xcache.hook.structure.encoding import CannotSkipError
 from xcache.request import Alias
 from xcache.signals import reraise_if_the_programs
+from xcache.threads import usual_stack
 from xcache.wire import protocol
 
 logger = logging.getLogger("xcache")
@@ -344,6 +345,11 @@ class _Threads(ThreadPoolExecutor):
 
     def __init__(self) -> None:
         super().__init__(_MOST_THREADS, "xcache-prepare")
+
+    def submit(self, *work: Any) -> Future[Any]:  # type: ignore[override] # no caller passes keywords
+        """Have a thread do the work."""
+        with usual_stack():
+            return super().submit(*work)
 
     def close(self) -> None:
         """End the threads, and cancel the jobs that have not begun."""
