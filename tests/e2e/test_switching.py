@@ -278,3 +278,12 @@ print(json.dumps(xcache.stats().misses))
     result = place.run("import json\n" + source, XCACHE="1")
     assert (result.returncode, json.loads(result.stdout)) == (0, 1)
     assert "xcache is off" in result.stderr
+
+
+def test_what_was_not_lowered_can_be_compiled_after_the_cache_is_off(place):
+    ran = [place.run(program_text("compile_after_switching")) for _ in range(2)]
+    assert {(each.returncode, each.stderr) for each in ran} == {(0, "")}
+    cold, warm = (json.loads(each.stdout) for each in ran)
+    assert warm["shown"] == cold["shown"]
+    assert warm["shown"]["restored"]
+    assert warm["lowerings"]["skipped"] >= 4

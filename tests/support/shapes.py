@@ -249,7 +249,7 @@ WAYS: dict[str, Way] = {
     "for developers": Way(flags=("-X", "dev")),
     "with faulthandler": Way(flags=("-X", "faulthandler", "-u")),
     "frozen": Way(
-        first="sys.frozen = True", environment={"PATH": "/none"}, says="not run by a Python interpreter", stored=False
+        first="sys.frozen = True", environment={"PATH": "/none"}, says="no Python interpreter is known", stored=False
     ),
     "without an executable": Way(first="sys.executable = None"),
     "with few descriptors": Way(under=_limit("-S -n 60")),
@@ -272,7 +272,7 @@ WAYS: dict[str, Way] = {
     "with few processes": Way(
         under=f'exec prlimit --nproc=150 {_AS_ANOTHER} "$@"',
         environment={"HOME": "{root}"},
-        says="not run by a Python interpreter",
+        says="no Python interpreter is known",
         stored=False,
         other_user=True,
     ),

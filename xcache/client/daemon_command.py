@@ -46,8 +46,8 @@ def daemon_command() -> list[str]:
         if _can_be_run(script):
             return [str(script)]
     raise UnavailableError(
-        f"this program is not run by a Python interpreter (sys.executable is {sys.executable!r}), and there is no"
-        " xcached on the PATH that only you or root can have put there; start a daemon beforehand: xcache start"
+        f"no Python interpreter is known that this process can run (sys.executable is {sys.executable!r}), and there is"
+        " no xcached on the PATH that only you or root can have put there; start a daemon beforehand: xcache start"
     )
 
 

@@ -27,7 +27,8 @@ _installed: Handle | None = None
 class Handle:
     """An installed hook; ``uninstall()``, or leaving a ``with``, restores jax exactly.
 
-    Only jaxlib's ``serialize()`` stays replaced while an executable from the cache lives, which needs that.
+    Only jaxlib's ``serialize()`` stays replaced while an executable from the cache lives, and three functions of jax's
+    while a module lives that was not lowered: these need that.
     """
 
     def __init__(self, settings: config.Config, mode: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +22,43 @@ _CONTEXT = ir.Context()
 # Held by the thread that has replaced jax's handlers of constants.
 _replacing = threading.RLock()
 _STATES = [state for state in vars(config).values() if hasattr(state, "swap_local") and not isinstance(state, type)]
+
+
+class _Living:
+    """The number of late modules that somebody may still ask for."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._count = 0
+        self._waiting: list[Callable[[], None]] = []
+
+    def begin_in_child(self) -> None:
+        """Another thread of the parent may have held the lock."""
+        self._lock = threading.RLock()
+
+    def add(self, late: LateModule) -> None:
+        """Count a late module until nobody holds it."""
+        with self._lock:
+            self._count += 1
+        weakref.finalize(late, self._remove).atexit = False
+
+    def when_none_is_left(self, call: Callable[[], None]) -> None:
+        """Call this now, or when the last late module is gone."""
+        with self._lock:
+            if self._count:
+                self._waiting.append(call)
+                return
+        call()
+
+    def _remove(self) -> None:
+        with self._lock:
+            self._count -= 1
+            calls, self._waiting = ([], self._waiting) if self._count else (self._waiting, [])
+        for call in calls:
+            call()
+
+
+living = _Living()
 
 
 class LateModule:
@@ -43,6 +81,7 @@ class LateModule:
         self._constants = [(constant, _content(constant)) for constant in constants]
         # Operations get the source location of the code that had them lowered.
         self._traceback = source_info_util.current().traceback
+        living.add(self)
 
     @property
     def is_lowered(self) -> bool:
@@ -114,6 +153,7 @@ def _has_changed(constant: Any, before: np.ndarray[Any, Any]) -> bool:
 def _begin_in_child() -> None:
     global _replacing
     _replacing = threading.RLock()
+    living.begin_in_child()
 
 
 # The parent may have been lowering on another thread.

@@ -82,9 +82,10 @@ class Skipping:
             from jax._src.interpreters import mlir, pxla
 
             self._compiler, self._mlir, self._pxla, self._util = compiler, mlir, pxla, util
-            self._lower, self._compile = pxla._cached_lowering_to_hlo, pxla._cached_compilation
+            self._lower = _without_left(pxla._cached_lowering_to_hlo)
+            self._compile = _without_left(pxla._cached_compilation)
             self._to_module, self._use_detailed_logging = mlir.lower_jaxpr_to_module, compiler.use_detailed_logging
-            self._stablehlo = pxla.MeshComputation.stablehlo
+            self._stablehlo = _without_left(pxla.MeshComputation.stablehlo)
             config = compiler.config
             watching = ("jax_log_compiles", "jax_dump_ir_to", "jax_compilation_cache_include_metadata_in_key")
             self._watching = [config.config._value_holders[name] for name in watching]
@@ -161,18 +162,31 @@ class Skipping:
 
     @contextlib.contextmanager
     def installed(self, is_ours: Callable[[], bool]) -> Iterator[None]:
-        """Skip lowering wherever possible, as long as ``is_ours``: jax compiles with xcache's function."""
+        """Skip lowering wherever possible, as long as ``is_ours``: jax compiles with xcache's function.
+
+        The functions that may get a late module from jax's caches or objects stay replaced until there is none.
+        """
         self._is_ours = is_ours
         counting = warned.CountingWarnings(self._count_warning)
+        for_late_modules: tuple[tuple[Any, str, Any], ...] = (
+            (self._pxla, "_cached_lowering_to_hlo", Replacement(self._lower, self._lower_nested)),
+            (self._pxla, "_cached_compilation", Replacement(self._compile, self._compile_late)),
+            (self._pxla.MeshComputation, "stablehlo", self._wrapped_stablehlo()),
+        )
+        others: tuple[tuple[Any, str, Any], ...] = (
+            (self._mlir, "lower_jaxpr_to_module", Replacement(self._to_module, self._lower_or_skip)),
+            (self._compiler, "use_detailed_logging", self._wrapped_detailed_logging()),
+            *((module, "warnings", counting) for module in warned.modules_that_warn()),
+        )
         with contextlib.ExitStack() as undo:
-            for owner, name, made in (
-                (self._pxla, "_cached_lowering_to_hlo", Replacement(self._lower, self._lower_nested)),
-                (self._pxla, "_cached_compilation", Replacement(self._compile, self._compile_late)),
-                (self._pxla.MeshComputation, "stablehlo", self._wrapped_stablehlo()),
-                (self._mlir, "lower_jaxpr_to_module", Replacement(self._to_module, self._lower_or_skip)),
-                (self._compiler, "use_detailed_logging", self._wrapped_detailed_logging()),
-                *((module, "warnings", counting) for module in warned.modules_that_warn()),
-            ):
+            for owner, name, made in for_late_modules:
+                made.is_for_late_modules = True
+                put_back = functools.partial(_put_back, owner, name, made, made.__wrapped__)
+                undo.callback(self._late_module.living.when_none_is_left, put_back)
+                setattr(owner, name, made)
+            # Undone first: from here on no lowering is skipped.
+            undo.callback(setattr, self, "_is_ours", bool)
+            for owner, name, made in others:
                 undo.callback(_put_back, owner, name, made, getattr(owner, name))
                 setattr(owner, name, made)
             yield
@@ -185,7 +199,8 @@ class Skipping:
         finally:
             self._state.depth = outer
         if type(result[0]) is self._late_module.LateModule:
-            return (self._late_module.BoundLateModule(result[0], jaxpr), *result[1:])
+            late = self._late_module.BoundLateModule(result[0], jaxpr)
+            return (late if self._is_ours() else late.lowered(), *result[1:])
         return result
 
     def _compile_late(self, computation: Any, *arguments: Any, **options: Any) -> Any:
@@ -197,9 +212,14 @@ class Skipping:
             try:
                 self._state.held = computation
                 return self._compile(computation.late.stand_in, *arguments, **options)
+            except Exception:
+                if self._is_ours():
+                    raise
+                # Another thread has switched the cache off meanwhile, and jax has got the stand-in.
             finally:
                 # A listener or a signal handler of the program's may compile in the middle of another compile.
                 self._state.held = outer
+            return self._compile(computation.lowered(), *arguments, **options)
         return self._compile(computation, *arguments, **options)
 
     def _wrapped_stablehlo(self) -> Callable[[Any], Any]:
@@ -248,6 +268,9 @@ class Skipping:
             return lower(jaxpr).module
 
         late = self._late_module.LateModule(alias, lower_late, structure.constants)
+        if not self._is_ours():
+            # Another thread has switched the cache off meanwhile, and may have found no late module.
+            return lower(jaxpr)
         shapes = self._mlir.ShapePolyLoweringState((), tuple(options["platforms"]))
         return self._mlir.LoweringResult(late, [], [], shapes)
 
@@ -317,6 +340,11 @@ def _note(noted: dict[int, tuple[weakref.ref[Any], Any]], module: Any, facts: An
     """Note facts of a module, for as long as it lives."""
     key = id(module)
     noted[key] = weakref.ref(module, lambda _: noted.pop(key, None)), facts
+
+
+def _without_left(function: Any) -> Any:
+    """Return jax's own function, without the replacement that an earlier cache has left for its late modules."""
+    return getattr(function, "__wrapped__", function) if getattr(function, "is_for_late_modules", False) else function
 
 
 def _put_back(owner: Any, name: str, made: Any, original: Any) -> None:

@@ -41,7 +41,7 @@ def test_a_program_that_embeds_python_uses_that_of_its_installation(monkeypatch,
 @pytest.mark.parametrize("executable", [None, "", "/usr/bin/app"])
 def test_without_any_interpreter_none_is_run(monkeypatch, no_installation, executable):
     monkeypatch.setattr(sys, "executable", executable)
-    with pytest.raises(UnavailableError, match="not run by a Python interpreter"):
+    with pytest.raises(UnavailableError, match="no Python interpreter is known"):
         daemon_command.daemon_command()
 
 
@@ -168,5 +168,5 @@ def test_a_frozen_program_runs_once_and_says_in_one_line_that_it_has_no_daemon(p
     assert (done.returncode, done.stdout) == (0, "7.0\n"), done.stderr
     assert runs.read_text().count("\n") == 1
     assert done.stderr.count("\n") == 1
-    assert "this program is not run by a Python interpreter" in done.stderr
+    assert "no Python interpreter is known that this process can run" in done.stderr
     assert not place.answers()

@@ -22,7 +22,7 @@ from xcache.hook.structure.patches import patches
 from xcache.hook.structure.primitives import rules_in_tables
 
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 8
+_FORMAT = 9
 # They only name the function, whose content is encoded below.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
 _ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)
@@ -55,7 +55,7 @@ def describe(
         encoding.write(text(part))
     encoding.write(rules_in_tables.digest(with_imported_later=True))
     encoding.write(patches.digest(with_imported_later=True))
-    with encoding.in_jax():
+    with encoding.unordered():
         encoding.encode(ambient.trace_context())
         encoding.write(ambient.configuration.digest())
         encoding.encode((meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))

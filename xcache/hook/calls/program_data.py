@@ -25,6 +25,7 @@ from xcache.hook.calls.program_objects import (
     NAMED,
     attributes,
     is_hash,
+    is_installed,
     is_named,
     is_standard,
     label,
@@ -72,9 +73,17 @@ def data_of_module(module: types.ModuleType, named: frozenset[str]) -> dict[str,
     return {name: value for name, value in held.items() if name in named or not issubclass(type(value), NAMED)}
 
 
-def data_of_class(kind: type) -> dict[str, Any]:
-    """Return the attributes that a class has from itself and its bases, except those that Python gives it."""
-    return {name: value for name, value in attributes_of_class(kind).items() if name not in _OF_PYTHON}
+def write_data_of_class(encoding: ProgramEncoding, kind: type, named: frozenset[str]) -> None:
+    """Write the attributes that a class has from itself and its bases, except those that Python gives it.
+
+    Sets have no order in those of an installed library, unless the function names them.
+    """
+    held = {name: value for name, value in attributes_of_class(kind).items() if name not in _OF_PYTHON}
+    is_own = not is_installed(kind.__module__)
+    ordered = {name: value for name, value in held.items() if is_own or name in named}
+    write_data(encoding, ordered, named)
+    with encoding.unordered():
+        write_data(encoding, {name: value for name, value in held.items() if name not in ordered}, named)
 
 
 def _write(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None:
@@ -146,7 +155,7 @@ def _write_instance(encoding: ProgramEncoding, value: Any, named: frozenset[str]
     kind = type(value)
     _write_parts(encoding, kind, [item for item in attributes(value) if not is_hash(value, *item)], named)
     if not encoding.met_data(kind, named):
-        write_data(encoding, data_of_class(kind), named)
+        write_data_of_class(encoding, kind, named)
 
 
 def _write_named(encoding: ProgramEncoding, value: Any, named: frozenset[str]) -> None:
@@ -192,6 +201,10 @@ def _write_container(encoding: ProgramEncoding, value: Any, named: frozenset[str
     base = next(each for each in _BUILTIN if issubclass(kind, each))
     # A class of the program's may say something else of itself.
     is_mapping = base in (dict, types.MappingProxyType)
+    if base in (set, frozenset) and encoding.is_unordered:
+        encoding.write(text(type_name(kind)))
+        encoding.write_unordered(value, lambda inner, each: _write(inner, each, named))
+        return
     parts = [*base.keys(value), *base.values(value)] if is_mapping else base.__iter__(value)
     _write_parts(encoding, kind, parts, named)
 

@@ -212,6 +212,18 @@ def namespace(module: types.ModuleType) -> dict[str, Any]:
 
 
 @functools.cache
+def is_installed(module: str | None) -> bool:
+    """Return whether a module is one of an installed library, rather than of the user's own files."""
+    depth = str(module).count(".")
+    file = getattr(sys.modules.get(str(module)), "__file__", None)
+    if file is None:
+        return False
+    path = Path(file)
+    place = path.parents[depth + (path.name == "__init__.py")] if len(path.parents) > depth + 1 else path.parent
+    return next(place.glob("*.dist-info"), None) is not None
+
+
+@functools.cache
 def is_standard(module: str | None) -> bool:
     """Return whether a module is Python's or numpy's, and not a program's of that name."""
     package = str(module).split(".", 1)[0]

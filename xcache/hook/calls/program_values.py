@@ -26,7 +26,7 @@ from jax._src import core, util
 
 from xcache.hook.calls import sources
 from xcache.hook.calls.program_code import iterated_sets, modules_of, names_in
-from xcache.hook.calls.program_data import attributes_of_class, data_of_class, data_of_module, write_data
+from xcache.hook.calls.program_data import attributes_of_class, data_of_module, write_data, write_data_of_class
 from xcache.hook.calls.program_objects import (
     MOST_BYTES,
     STANDARD,
@@ -64,8 +64,8 @@ class ProgramEncoding(Encoding):
         # The attributes that the functions met so far name.
         self._named = frozenset[str]()
         self._identities: dict[Any, int] = {}
-        # Whether the value being written is a part of an object of jax's.
-        self.is_in_jax = False
+        # Whether sets within the value being written have no order: it is a part of an object of jax's, say.
+        self.is_unordered = False
 
     def encode(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if its content cannot be read."""
@@ -77,18 +77,18 @@ class ProgramEncoding(Encoding):
             return
         self.count()
         handler = _handler(value)
-        is_in_jax = self.is_in_jax if kind is tuple or handler is _container else handler is None
-        with self.in_jax(is_in_jax):
+        is_unordered = self.is_unordered if kind is tuple or handler is _container else handler is None
+        with self.unordered(is_unordered):
             (handler or Encoding.encode)(self, value)
 
     @contextlib.contextmanager
-    def in_jax(self, is_in_jax: bool = True) -> Iterator[None]:
-        """Encode the values within as parts of an object of jax's, whose sets have no order."""
-        outer, self.is_in_jax = self.is_in_jax, is_in_jax
+    def unordered(self, is_unordered: bool = True) -> Iterator[None]:
+        """Encode the values within as those that nobody goes through in order, such as parts of an object of jax's."""
+        outer, self.is_unordered = self.is_unordered, is_unordered
         try:
             yield
         finally:
-            self.is_in_jax = outer
+            self.is_unordered = outer
 
     def digest(self) -> str:
         """Return the digest of all that was written, with the data of the classes and modules that were met."""
@@ -232,7 +232,7 @@ def _container(encoding: ProgramEncoding, value: Any) -> None:
     if encoding.met_again(b"c", value):
         return
     encoding.write(text(type_name(kind)))
-    if kind in (set, frozenset) and encoding.is_in_jax:
+    if kind in (set, frozenset) and encoding.is_unordered:
         encoding.write_unordered(value)
     elif kind in (set, frozenset, list):
         encoding.encode_all(value)
@@ -332,7 +332,7 @@ def _write_holder(encoding: ProgramEncoding, holder: Any, named: frozenset[str])
         write_data(encoding, data_of_module(holder, named), named)
         return
     held = attributes_of_class(holder)
-    write_data(encoding, data_of_class(holder), named)
+    write_data_of_class(encoding, holder, named)
     for name, field in held.get("__dataclass_fields__", {}).items():
         write_data(encoding, {name: (field.default, field.metadata)}, named)
     for each in held.values():

@@ -148,9 +148,9 @@ class Encoding:
             self._kept.append(value)
         self.write(token)
 
-    def write_unordered(self, values: Iterable[Any]) -> None:
-        """Write values whose order means nothing."""
-        contents = sorted(self.apart(value, type(self).encode) for value in values)
+    def write_unordered(self, values: Iterable[Any], write: Callable[[Any, Any], None] | None = None) -> None:
+        """Write values whose order means nothing, each with a function (``encode`` if there is none)."""
+        contents = sorted(self.apart(value, write or type(self).encode) for value in values)
         self.write(b"E%d" % len(contents))
         for content in contents:
             self.write(tagged(b"e", content))

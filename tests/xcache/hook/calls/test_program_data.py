@@ -14,6 +14,7 @@ import dataclasses
 import datetime
 import enum
 import functools
+import importlib
 import logging
 import pathlib
 import queue
@@ -33,6 +34,7 @@ from jax.flatten_util import ravel_pytree
 from support.describing import of_text, told, using
 
 import xcache
+from xcache.hook.calls import program_objects, program_values
 from xcache.hook.structure.encoding import CannotSkipError
 
 
@@ -617,3 +619,32 @@ def test_members_that_lead_to_each_other_can_be_told():
 def test_a_version_that_a_function_names_counts():
     one, other = (of_text("def function(x): return __version__", __version__=value) for value in "12")
     assert told(one) != told(other)
+
+
+def library_class(folder, values):
+    """Return the class of a library in a folder, whose data are a set of these values."""
+    (folder / "library_of_a_test.py").write_text(f"class Of:\n    values = {values}\n")
+    sys.modules.pop("library_of_a_test", None)
+    return importlib.import_module("library_of_a_test").Of
+
+
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_set_in_a_class_of_an_installed_library_has_no_order_unless_it_is_named(tmp_path, monkeypatch, is_installed):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+
+    def told_of(text, values):
+        folder = tmp_path / str(values)
+        folder.mkdir(exist_ok=True)
+        if is_installed:
+            (folder / "library.dist-info").mkdir(exist_ok=True)
+        program_objects.is_installed.cache_clear()
+        with monkeypatch.context() as context:
+            context.syspath_prepend(str(folder))
+            held = library_class(folder, values)
+        made = functools.partial(of_text(f"def function(held, x): return {text}"), held)
+        monkeypatch.setattr(program_values, "_file_digest", lambda file: "")
+        return told(made)
+
+    assert (told_of("x", "{0, 8}") == told_of("x", "{8, 0}")) == is_installed
+    assert told_of("[*held.values]", "{0, 8}") != told_of("[*held.values]", "{8, 0}")
+    assert told_of("x", "{0, 8}") != told_of("x", "{0, 9}")

@@ -377,7 +377,7 @@ def test_a_set_counts_in_the_order_in_which_the_program_meets_it():
 def test_a_set_in_an_object_of_jax_has_no_order():
     def spec(order):
         encoding = ProgramEncoding()
-        with encoding.in_jax():
+        with encoding.unordered():
             encoding.encode((frozenset(order),))
         return encoding.digest()
 
