@@ -35,13 +35,13 @@ def _small(folder: Path) -> Times:
         with store.transaction():
             store.put(message, *sources, Writer(0, 0, "bench"))
         (hit,) = store.reader.find(digest)
-        answer = framing.encode(1, hit.answer)
+        answer = framing.encode(1, hit.answer(sealed))
 
         works = {
             "client: write the question": lambda: framing.encode(1, get_of(digest)),
             "daemon: read it": lambda: framing.decode(question[4:]),
             "daemon: look it up": lambda: store.reader.find(digest),
-            "daemon: write the answer": lambda: framing.encode(1, hit.answer),
+            "daemon: write the answer": lambda: framing.encode(1, hit.answer(sealed)),
             "client: read it": lambda: framing.decode(answer[4:]),
             "client: verify and decompress": lambda: envelope.open_sealed(digest, hit.digest, sealed),
         }
