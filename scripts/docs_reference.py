@@ -21,6 +21,7 @@ from xcache.cli.config import spelled
 from xcache.config.table import SETTINGS
 from xcache.wire import protocol
 from xcached.store import schema
+from xcached.store.tables import MEANINGS
 
 _NUMBERED = re.compile(r"([A-Z][A-Z_]+) = ")
 _SCALAR = str(protocol.Scalar)
@@ -96,11 +97,11 @@ def python() -> str:
 
 def described(name: str, thing: Any) -> Iterator[str]:
     """Yield the signature and the docstring of a function or class, and then those of its public methods."""
-    # enable() makes handles, so nobody needs the signature of their class.
-    if thing is not xcache.Handle:
+    # enable() makes handles, so nobody needs the signature of their class; nobody makes an exception, either.
+    if thing not in (xcache.Handle, xcache.CompileInGuardError):
         yield fenced(signature(name, thing), "python")
     yield inspect.getdoc(thing) or ""
-    if inspect.isclass(thing):
+    if inspect.isclass(thing) and not issubclass(thing, Exception):
         for method, function in inspect.getmembers(thing, inspect.isfunction):
             if not method.startswith("_"):
                 yield f"### {name}.{method}"
@@ -166,7 +167,7 @@ def tables() -> str:
             facts = ["primary key"] * bool(column.is_pk) + ["not null"] * bool(column.notnull)
             facts += [f"refers to {to[column.name]}"] if column.name in to else []
             rows.append(f"| `{column.name}` | {column.type} | {', '.join(facts)} |")
-        parts += [f"## {table.name}", schema.MEANINGS[table.name], "\n".join(rows)]
+        parts += [f"## {table.name}", MEANINGS[table.name], "\n".join(rows)]
         own = [index for index in table.indexes if index.origin == "c"]
         if own:
             parts.append("Indexes: " + "; ".join(f"`{', '.join(index.columns)}`" for index in own) + ".")

@@ -12,20 +12,28 @@ from xcache._version import __version__
 
 if TYPE_CHECKING:
     from xcache.direct import compile  # noqa: A004
-    from xcache.hook import Handle, disable, enable, stats
+    from xcache.errors import CompileInGuardError
+    from xcache.hook import Handle, disable, enable, ledger, no_compiles, stats, warmed_up
     from xcache.hook.calls.jit import jit
     from xcache.hook.calls.version_of import version_of
     from xcache.statistics import Statistics
 
-__all__ = ["Handle", "Statistics", "__version__", "compile", "disable", "enable", "jit", "stats", "version_of"]
+__all__ = [
+    "CompileInGuardError", "Handle", "Statistics", "__version__", "compile", "disable", "enable", "jit", "ledger",
+    "no_compiles", "stats", "version_of", "warmed_up",
+]  # fmt: skip
 
 _HOMES = {
+    "CompileInGuardError": ("xcache.errors", "CompileInGuardError"),
     "Handle": ("xcache.hook", "Handle"),
     "Statistics": ("xcache.statistics", "Statistics"),
     "compile": ("xcache.direct", "compile"),
     "disable": ("xcache.hook", "disable"),
     "enable": ("xcache.hook", "enable"),
     "jit": ("xcache.hook.calls.jit", "jit"),
+    "ledger": ("xcache.hook", "ledger"),
+    "no_compiles": ("xcache.hook", "no_compiles"),
+    "warmed_up": ("xcache.hook", "warmed_up"),
     "version_of": ("xcache.hook.calls.version_of", "version_of"),
     "stats": ("xcache.hook", "stats"),
 }

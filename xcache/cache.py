@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from xcache import executables
 from xcache.aliases import Aliases
 from xcache.announcing import Announcer
+from xcache.causes import cause_of
 from xcache.client.client import Client
 from xcache.client.contents import Absent, HeldLease, SealedEntry
 from xcache.client.launcher import Launcher
@@ -30,17 +31,20 @@ from xcache.errors import (
     RefusedError,
     UncacheableError,
     UnloadableError,
-    UnsupportedError,
     is_no_room,
 )
+from xcache.guard import guard
 from xcache.prefetch.fetcher import Fetcher, Loader
 from xcache.prefetch.history import History
 from xcache.prefetch.prefetcher import LoadedAhead, Prefetcher
+from xcache.recording import Ledger
 from xcache.request import Alias, Outcome, Request
 from xcache.signals import reraise_if_the_programs
 from xcache.storing import Compiled, StoreQueue, Storer, serialize_first
+from xcache.threads import check_threads
 from xcache.trouble import Trouble
 from xcache.wire import envelope, protocol
+from xcache.wire.ledger import AHEAD, HIT, MISS, UNCACHEABLE
 from xcache.wire.ownership import own_uid
 
 if TYPE_CHECKING:
@@ -60,29 +64,20 @@ class _Nesting(threading.local):
     compiling = False
 
 
-def _check_threads() -> None:
-    """Raise UnsupportedError under gevent or eventlet: a wait here would switch greenlets in the middle of jax."""
-    patched = {
-        "gevent": getattr(sys.modules.get("gevent.monkey"), "saved", None),
-        "eventlet": getattr(sys.modules.get("eventlet.patcher"), "already_patched", None),
-    }
-    for name, modules in patched.items():
-        if modules:
-            raise UnsupportedError(f"{name} has replaced Python's threads and sockets; xcache cannot wait under it")
-
-
 class Cache:
     """The cache of one process: asks the daemon for executables, and stores what the process compiles."""
 
     def __init__(self, config: Config, mode: str, version: str, loader: Loader | None = None) -> None:
         # First, so that a uid that cannot be used is reported before anything else is tried.
         own_uid()
-        _check_threads()
+        check_threads()
         self.config = config
         self.mode = mode
         self._version = version
         self._loader = loader
+        self._began = monotonic()
         self._counting = Counting()
+        self._parent_run = ""
         self._warned: set[str] = set()
         self._announced: set[str] = set()
         self._nesting = _Nesting()
@@ -101,6 +96,7 @@ class Cache:
     def _begin_in_child(self) -> None:
         """Start afresh in a forked child, and leave the parent's connections and counts to the parent."""
         self._counting = self._counting.for_child()
+        self._parent_run = self.ledger.run
         self.client.abandon()
         self._begin()
 
@@ -109,11 +105,12 @@ class Cache:
         self._launcher = Launcher(self.config)
         self.client = Client(self.config, self._version, self._launcher if self._starts_daemon() else None)
         self._trouble = Trouble(self._counting, self._warned)
+        self.ledger = Ledger(self.mode, self.client.record_run, self._parent_run, is_kept=self.config.max_ledger > 0)
         self._announcer = Announcer(self.client, self._announced)
         self._history = History(self.client)
         self.aliases = Aliases(self.client, self._history, self._trouble, is_readonly=self.mode == "readonly")
         self._storer = Storer(
-            self.client, self._counting, self._announcer, self.aliases, overwrite=self.mode == "refresh"
+            self.client, self._counting, self._announcer, self.aliases, self.ledger, overwrite=self.mode == "refresh"
         )
         self._queue = StoreQueue(self._store, self._report, self.client.is_late, self.client.pause)
         fetcher = Fetcher(self.client, self._history, self._loader, self._trouble.note)
@@ -174,7 +171,9 @@ class Cache:
     def get_if_stored(self, request: Callable[[], Request]) -> Outcome | None:
         """Return the executable if it is there; do not wait for another program's compile, and count no miss."""
         try:
-            asked = request()
+            with self.ledger.stage("key"):
+                asked = request()
+            self.ledger.tell(key=asked.key.digest)
             with elsewhere(), self._lease() as lease:
                 found = self._look_up(asked._replace(may_wait=False), lease)
         except UncacheableError:
@@ -194,7 +193,15 @@ class Cache:
         asked, found = self._request_and_look_up(request, lease)
         if isinstance(found, Outcome):
             return found
+        self.check_guard()
         # Outside every except block: an exception of the compiler must not carry one of ours as its context.
+        located = b""
+        if asked is not None:
+            self.ledger.note_compiling()
+            self._queue.report_soon()
+            if self.mode != "readonly":
+                # Before XLA gets the module, which it may change.
+                located = self._located(asked)
         start = monotonic()
         before = self._nesting.compiling
         try:
@@ -202,6 +209,7 @@ class Cache:
             executable = self._with_room(compile_now)
         finally:
             self._nesting.compiling = before
+            self.ledger.note("compile", start, monotonic())
         seconds = monotonic() - start
         self._counting.add(compile_seconds=seconds)
         if asked is None:
@@ -213,14 +221,24 @@ class Cache:
             self._history.note(asked.key.digest, asked.target, asked.platform, seconds * _LOAD_TO_COMPILE_RATIO)
             self._finish_before_exit()
             first = found.serialize_first or asked.serialize_first()
-            serialized = serialize_first(asked, executable) if first else None
-            compiled = Compiled(asked, executable, seconds, found.lease, serialized, found.complaints)
+            with self.ledger.stage("serialize") if first else contextlib.nullcontext():
+                serialized = serialize_first(asked, executable) if first else None
+            compiled = Compiled(
+                asked, executable, seconds, found.lease, serialized, found.complaints, located, self.ledger.current()
+            )
             if self._queue.add(compiled, weight=seconds):
                 # The queue's thread gives the lease back, with the entry or without.
                 lease.hand_on()
             else:
                 self._counting.error("store queue full")
         return Outcome(executable, "miss", seconds)
+
+    def _located(self, asked: Request) -> bytes:
+        try:
+            return asked.located()
+        except BaseException as error:  # noqa: BLE001 - whatever MLIR raises, the program compiles
+            reraise_if_the_programs(error)
+            return b""
 
     def _with_room(self, work: Callable[[], Any]) -> Any:
         """Compile or load. If memory runs out, drop the executables loaded ahead and try once more."""
@@ -237,7 +255,9 @@ class Cache:
         """Return the request (None if it is uncacheable) and the answer to it."""
         nothing = Absent(lease=0)
         try:
-            asked = request()
+            with self.ledger.stage("key"):
+                asked = request()
+            self.ledger.tell(key=asked.key.digest)
             found = nothing if self.mode == "refresh" else self._look_up(asked, lease)
         except UncacheableError as reason:
             self.count_uncacheable(str(reason))
@@ -250,9 +270,17 @@ class Cache:
                 self._trouble.warn("key failed", f"{type(error).__name__}: {error}")
             return None, nothing
         if isinstance(found, Absent):
-            self._counting.add(requests=1, misses=1)
-            logger.debug("miss: %s %s", asked.module_name, asked.key.digest[:12])
+            self._explain_miss(asked, found)
         return asked, found
+
+    def _explain_miss(self, asked: Request, absent: Absent) -> None:
+        """Count a miss by its cause, and log it if the user wants to know."""
+        cause = "refresh" if self.mode == "refresh" else cause_of(asked.key, absent)
+        self._counting.miss(cause)
+        self.ledger.tell(outcome=MISS, cause=cause, nearest=absent.nearest[0] if absent.nearest else "")
+        if self.config.explain:
+            logger.warning("%s is compiled: %s", self.ledger.current().described(), cause)
+        logger.debug("miss: %s %s (%s)", asked.module_name, asked.key.digest[:12], cause)
 
     def _release(self, key: str, lease: int) -> None:
         """Give a lease back, so that another program may compile what this one will not store."""
@@ -262,6 +290,12 @@ class Cache:
             except BaseException as error:  # noqa: BLE001 - the compiler's own exception may be propagating
                 reraise_if_the_programs(error)
                 logger.debug("could not give a lease back: %s", error)
+
+    def check_guard(self) -> None:
+        """Raise CompileInGuardError if this thread's program must not be compiled now."""
+        asked, settings = self.ledger.current(), self.config
+        since = self._began + settings.on_miss_after if settings.on_miss_after else None
+        guard.check(asked.described(), asked.cause, settings.on_miss, since)
 
     def note_call(self, alias: Alias) -> None:
         """Have the daemon keep the record of a call, once it has an entry of the program."""
@@ -279,6 +313,7 @@ class Cache:
     def count_uncacheable(self, reason: str) -> None:
         """Count a program that bypassed the cache, and why."""
         self._counting.uncacheable(reason)
+        self.ledger.tell(outcome=UNCACHEABLE, cause=reason)
         logger.debug("not cached: %s", reason)
 
     def close(self) -> None:
@@ -294,6 +329,7 @@ class Cache:
         self._prefetcher.finish(self.client.allowance())
         self.client.charge(monotonic() - start)
         self._history.mark_complete()
+        self.ledger.mark_over()
         for _ in range(self._queue.finish(self.client.allowance())):
             self._counting.error("not stored before exit")
         self.client.charge(self._queue.late_seconds)
@@ -337,11 +373,18 @@ class Cache:
                 ahead = self._prefetcher.take(wanted.key, request.target) if request.target else None
                 if isinstance(ahead, LoadedAhead):
                     self._counting.add(prefetched=1)
+                    self.ledger.tell(outcome=AHEAD)
+                    began = ahead.load_began
+                    self.ledger.note("load", began, began + ahead.load_seconds, "xcache-prefetch")
+                    self.ledger.note("lookup", start, monotonic())
                     return self._hit(request, ahead.entry, ahead.executable, start, ahead.load_seconds)
                 try:
                     found = ahead or self.client.get(wanted, lease)
+                    waited_from = monotonic() - found.waited
+                    self.ledger.note("lookup", start, waited_from)
                     if found.waited:
                         self._counting.add(wait_seconds=found.waited)
+                        self.ledger.note("wait", waited_from, monotonic())
                     if isinstance(found, Absent):
                         return found._replace(complaints=complaints)
                     # The wait for another program's compile is counted separately from the time the cache took.
@@ -355,7 +398,7 @@ class Cache:
         except BaseException as error:  # noqa: BLE001 - no trouble of the cache may reach the program
             reraise_if_the_programs(error)
             self._trouble.note(error)
-        return Absent(lease=0, complaints=complaints)
+        return Absent(lease=0, cause="unusable" if complaints else "", complaints=complaints)
 
     def _load(self, request: Request, entry: SealedEntry, start: float) -> Outcome | Absent:
         """Load an entry's executable; raise DamagedError if it cannot be used."""
@@ -365,6 +408,8 @@ class Cache:
         try:
             with self.client.loading(key, entry.digest):
                 executable = self._with_room(lambda: request.load(raw))
+            self.ledger.tell(outcome=HIT)
+            self.ledger.note("load", load_start, monotonic())
         except BaseException as error:  # noqa: BLE001 - whatever XLA throws, the program compiles
             reraise_if_the_programs(error)
             failure = UnloadableError(f"{name} could not be loaded: {error}", entry.digest)
@@ -372,7 +417,7 @@ class Cache:
                 raise failure from None
             # Running out of memory, here or on the device, says nothing about the entry.
             self._trouble.note(failure)
-            return Absent(lease=0)
+            return Absent(lease=0, cause="unusable")
         return self._hit(request, entry, executable, start, monotonic() - load_start)
 
     def _hit(self, request: Request, entry: SealedEntry, executable: Any, start: float, load_seconds: float) -> Outcome:
@@ -412,11 +457,13 @@ class Cache:
     def _store(self, compiled: Compiled) -> None:
         """Store an executable, on the queue's thread; if that fails, let another program compile it."""
         try:
-            self._storer.store(compiled)
+            with self.ledger.resuming(compiled.program):
+                self._storer.store(compiled)
         except BaseException as error:  # noqa: BLE001 - serialize() may raise anything, on a thread nobody watches
+            compiled.program.stored = f"no: {error}"
             if isinstance(error, RefusedError) and error.kind == protocol.SET_ASIDE:
                 # The daemon has warned of the crashes; each run of the program would say it again.
-                self._counting.reclassify_miss(error.kind)
+                self._counting.reclassify_miss(error.kind, compiled.program.cause)
                 logger.info("%s is not stored: %s", compiled.request.module_name, error)
             elif isinstance(error, RefusedError):
                 self._trouble.note(error, "the executable is not stored", compiled.request)
@@ -428,6 +475,7 @@ class Cache:
         """Send the counts and the list of wanted keys to the daemon, on the queue's thread."""
         self._history.send()
         self.aliases.send()
+        self.ledger.send()
         unreported = self._counting.take_unreported()
         if unreported:
             try:

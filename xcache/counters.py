@@ -29,9 +29,14 @@ class Counting:
         """Count a program that could not be cached."""
         self._add({"requests": 1, f"uncacheable:{reason}": 1})
 
-    def reclassify_miss(self, reason: str) -> None:
-        """Count a former miss as uncacheable."""
-        self._add({"misses": -1, f"uncacheable:{reason}": 1})
+    def miss(self, cause: str) -> None:
+        """Count a program that the cache did not have."""
+        self._add({"requests": 1, "misses": 1, f"causes:{_kind(cause)}": 1})
+
+    def reclassify_miss(self, reason: str, cause: str = "") -> None:
+        """Count a former miss as uncacheable, and not by its cause, if it had one."""
+        of_cause = {f"causes:{_kind(cause)}": -1} if cause else {}
+        self._add({"misses": -1, f"uncacheable:{reason}": 1, **of_cause})
 
     def call(self, outcome: str) -> None:
         """Count a call that jax's fast path did not know."""
@@ -80,7 +85,9 @@ class Counting:
 
         with self._lock:
             total = dict(self._total)
-        groups: dict[str, dict[str, int]] = {"uncacheable": {}, "errors": {}, "lowerings": {}, "calls": {}}
+        groups: dict[str, dict[str, int]] = {
+            "uncacheable": {}, "errors": {}, "lowerings": {}, "calls": {}, "causes": {}
+        }  # fmt: skip
         plain: dict[str, Any] = dict(groups)
         for name, amount in total.items():
             group, colon, kind = name.partition(":")
@@ -90,3 +97,8 @@ class Counting:
                 plain[name] = amount if name.endswith("_seconds") else int(amount)
         plain["lost_seconds"] = lost_seconds
         return Statistics(**plain)
+
+
+def _kind(cause: str) -> str:
+    """Return a cause without its details."""
+    return cause.partition(":")[0]

@@ -30,9 +30,10 @@ from typing import Any
 from xcache import cache, keys, logs, process_cache
 from xcache._version import __version__
 from xcache.config import config
-from xcache.errors import XcacheError
+from xcache.errors import UncacheableError, XcacheError
 from xcache.executables import deserialize, must_be_serialized_first, serialize
 from xcache.keys import describe, stablehlo
+from xcache.keys.options import asks_for_dumps
 from xcache.keys.platform import GPU
 from xcache.request import Request
 
@@ -63,11 +64,14 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
     if several_processes and client.platform in GPU:
         # As in the jax hook: a process that compiles would wait for others that do not.
         used.count_uncacheable("GPU program of several processes")
+        used.check_guard()
         return compile_now()
 
     def request() -> Request:
         surroundings = _surroundings(used.config.own_dir)
         serialized = options.SerializeAsString()
+        if asks_for_dumps(serialized):
+            raise UncacheableError("dumps are asked for")
         parts = surroundings.components(client, module, tuple(devices), serialized, callbacks_hold_pointers=True)
         return Request(
             key=keys.combine(parts),
@@ -85,7 +89,9 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
             may_wait=not describe.span_processes(client.devices()),
         )
 
-    return used.get_or_compile(compile_now, request).executable
+    with used.ledger.asking() as asked:
+        asked.module_name = stablehlo.name(module)
+        return used.get_or_compile(compile_now, request).executable
 
 
 def _cache() -> cache.Cache | None:

@@ -18,12 +18,13 @@
     │   ├── NoLocksError            its file system does not lock files
     │   ├── NewerStoreError         a newer xcache wrote it
     │   └── ClosedStoreError        only its daemon and root may read it
+    ├── CompileInGuardError     a program was compiled where the user forbade it
     ├── WrongVersionError       a function of xcache.jit is not what the record of its version says
     ├── UncacheableError        this program cannot be cached (with the reason)
     └── UnsupportedError        xcache does not work with this jax, jaxlib or operating system
 
-The hook lets none of them out but WrongVersionError, which has to be asked for: a program with xcache on sees jax's own
-exceptions and no others.
+The hook lets none of them out but WrongVersionError and CompileInGuardError, which have to be asked for: a program with
+xcache on sees jax's own exceptions and no others.
 """
 
 from __future__ import annotations
@@ -149,6 +150,10 @@ class ClosedStoreError(StoreError):
 
 class WrongVersionError(XcacheError):
     """A function gives another program than the record of its version; XCACHE_JIT=check raises it."""
+
+
+class CompileInGuardError(XcacheError):
+    """A program was compiled within ``no_compiles()``, or after ``warmed_up()`` with ``XCACHE_ON_MISS=fail``."""
 
 
 class UncacheableError(XcacheError):

@@ -68,6 +68,8 @@ class Request(NamedTuple):
     serialize_first: Callable[[], bool] = bool
     # Noted once there is an entry: the next program of this structure is not lowered.
     alias: Alias | None = None
+    # The program with source locations; called before it is compiled.
+    located: Callable[[], bytes] = bytes
     # Whether it may wait for another program's compile; the processes of one job may all have to compile at once.
     may_wait: bool = True
 

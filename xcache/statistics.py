@@ -17,6 +17,8 @@ class Statistics:
     errors: dict[str, int] = dataclasses.field(default_factory=dict)
     lowerings: dict[str, int] = dataclasses.field(default_factory=dict)
     calls: dict[str, int] = dataclasses.field(default_factory=dict)
+    # Misses by cause.
+    causes: dict[str, int] = dataclasses.field(default_factory=dict)
     bytes_read: int = 0
     bytes_written: int = 0
     compile_seconds: float = 0.0

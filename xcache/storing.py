@@ -14,6 +14,7 @@ from xcache.client.client import Client
 from xcache.clock import monotonic
 from xcache.counters import Counting
 from xcache.errors import UncacheableError, XcacheError
+from xcache.recording import Ledger, Program
 from xcache.request import Request
 from xcache.signals import reraise_if_the_programs
 from xcache.threads import usual_stack
@@ -42,19 +43,29 @@ class Compiled(NamedTuple):
     lease: int
     serialized: bytes | BaseException | None
     """The result of serializing it before the program got it; None if that was not tried."""
-    complaints: tuple[protocol.Complain, ...] = ()
+    complaints: tuple[protocol.Complain, ...]
+    located: bytes
+    program: Program
 
 
 class Storer:
     """Serializes and compresses executables, and sends them to the daemon."""
 
     def __init__(
-        self, client: Client, counting: Counting, announcer: Announcer, aliases: Aliases, *, overwrite: bool
+        self,
+        client: Client,
+        counting: Counting,
+        announcer: Announcer,
+        aliases: Aliases,
+        ledger: Ledger,
+        *,
+        overwrite: bool,
     ) -> None:
         self._client = client
         self._counting = counting
         self._announcer = announcer
         self._aliases = aliases
+        self._ledger = ledger
         self._overwrite = overwrite
 
     def store(self, compiled: Compiled) -> None:
@@ -64,12 +75,15 @@ class Storer:
         serialized = compiled.serialized
         if serialized is None:
             try:
-                serialized = compiled.request.serialize(compiled.executable)
+                with self._ledger.stage("serialize"):
+                    serialized = compiled.request.serialize(compiled.executable)
             except BaseException as error:  # noqa: BLE001 - whatever jaxlib raises
                 serialized = error
         if isinstance(serialized, bytes):
             # An entry that jaxlib did not load stays in the store until this one replaces it.
-            self._put(compiled, serialized, instead=any(complaint.whole for complaint in compiled.complaints))
+            with self._ledger.stage("store"):
+                self._put(compiled, serialized, instead=any(complaint.whole for complaint in compiled.complaints))
+            compiled.program.stored = "yes"
         else:
             self._note_failure(compiled.request, serialized, tried_first=compiled.serialized is not None)
 
@@ -83,7 +97,9 @@ class Storer:
         request, seconds = compiled.request, compiled.seconds
         key = request.key
         self._announcer.announce(request, in_background=True)
-        sealed, program = envelope.seal(key.digest, raw), envelope.compress(request.program)
+        sealed = envelope.seal(key.digest, raw)
+        located = compiled.located
+        program = envelope.compress_program(request.program, located) if located else envelope.compress(request.program)
         message = protocol.Put(
             key=key.digest,
             overwrite=self._overwrite or instead,
@@ -124,9 +140,10 @@ class Storer:
             # The program may have run it by now, and XLA:CPU changes some executables when they run.
             reason = protocol.SERIALIZE_FIRST
         logger.debug("not cached: %s: %s (%s)", request.module_name, reason, error)
+        self._ledger.tell(stored=f"no: {reason}")
         if reason != protocol.SERIALIZE_FIRST:
             # It was counted as a miss, but no later run will find it.
-            self._counting.reclassify_miss(reason)
+            self._counting.reclassify_miss(reason, self._ledger.current().cause)
         self._client.mark_not_cacheable(request.key.digest, request.module_name[: protocol.MAX_NAME], reason)
 
 
@@ -170,6 +187,7 @@ class StoreQueue(Generic[Job]):
         self._busy = False
         self._finishing = False
         self._report_soon = False
+        self._reported_at = 0.0
         # Seconds of the last ``finish`` that were spent on overdue answers of the daemon.
         self.late_seconds = 0.0
 
@@ -247,6 +265,10 @@ class StoreQueue(Generic[Job]):
                     self._thread = None
                 self._changed.notify_all()
 
+    def _report_now(self) -> None:
+        self._report_soon, self._reported_at = False, monotonic()
+        self._report()
+
     def _rest(self) -> bool:
         """Do one job, or report; return whether the thread may end."""
         with self._lock:
@@ -257,9 +279,11 @@ class StoreQueue(Generic[Job]):
             self._busy = job is not None
         if job is not None:
             self._work(job)
+            # A process that is killed amid many compiles leaves its ledger up to the last second.
+            if self._report_soon and monotonic() >= self._reported_at + _LINGER_SECONDS:
+                self._report_now()
             return False
-        self._report_soon = False
-        self._report()
+        self._report_now()
         with self._lock:
             if self._jobs or self._report_soon:
                 return False

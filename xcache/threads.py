@@ -1,14 +1,28 @@
-"""The stack of xcache's threads, whatever stack the program gives its own: XLA and zstandard need a usual one."""
+"""Threads: whether xcache can wait on the program's, and the stack of its own, which XLA and zstandard need."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 from collections.abc import Iterator
 
+from xcache.errors import UnsupportedError
+
 _STACK_BYTES = 8 * 1024**2
 _lock = threading.RLock()
+
+
+def check_threads() -> None:
+    """Raise UnsupportedError under gevent or eventlet: a wait here would switch greenlets in the middle of jax."""
+    patched = {
+        "gevent": getattr(sys.modules.get("gevent.monkey"), "saved", None),
+        "eventlet": getattr(sys.modules.get("eventlet.patcher"), "already_patched", None),
+    }
+    for name, modules in patched.items():
+        if modules:
+            raise UnsupportedError(f"{name} has replaced Python's threads and sockets; xcache cannot wait under it")
 
 
 @contextlib.contextmanager

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable
 
 from xcache._version import __version__
 from xcache.config.config import Config
+from xcache.errors import ConfigError
 from xcache.wire import protocol
+from xcached.host.metrics import Metrics
 from xcached.host.reload import LiveSettings
 from xcached.requests.administration import Administration
 from xcached.requests.aliases import AliasRequests
@@ -23,19 +26,23 @@ from xcached.requests.predictions import Predictions
 from xcached.requests.process_ends import ProcessEnds
 from xcached.requests.puts import Puts
 from xcached.requests.removals import Removals
+from xcached.requests.runs import RunRequests
 from xcached.requests.service import Service
 from xcached.requests.strikes import Strikes
 from xcached.requests.trust import ROOT, Trust
 from xcached.store.aliases import AliasRows
 from xcached.store.evictor import Evictor
+from xcached.store.histories import Histories
 from xcached.store.intake import Intake
+from xcached.store.ledger import Ledger
 from xcached.store.limits import Limits
 from xcached.store.quarantine import Quarantine
-from xcached.store.runs import Runs
 from xcached.store.store import Store
 from xcached.store.writer import WriterThread
 from xcached.toolchains.rows import ToolchainRows
 from xcached.toolchains.toolchains import Toolchains
+
+logger = logging.getLogger("xcached")
 
 # Seconds to wait, when the daemon stops, for a check of files on a slow file system.
 _LAST_CHECK_SECONDS = 2.0
@@ -44,7 +51,9 @@ _LAST_CHECK_SECONDS = 2.0
 def limits_of(config: Config, *, shared: bool) -> Limits:
     """Return the limits that the settings give a store; a quota only where users share it."""
     quota = config.user_quota if shared else 0
-    return Limits(config.max_size, quota, config.max_entries, config.max_age, config.min_free)
+    return Limits(
+        config.max_size, quota, config.max_entries, config.max_age, config.min_free, max_ledger=config.max_ledger
+    )
 
 
 def assemble(
@@ -73,9 +82,11 @@ def assemble(
         settings.now.dir / "quarantine",
         may_judge=trust.may_change,
     )
-    runs = Runs(store)
+    histories, ledger = Histories(store), Ledger(store)
     # The toolchains are built below; the writer thread, which asks for the stale ones, starts after them.
-    evictor = Evictor(store, stale=lambda: toolchains.useless(), trim_other_data=(quarantine.trim, runs.trim))
+    evictor = Evictor(
+        store, stale=lambda: toolchains.useless(), trim_other_data=(quarantine.trim, histories.trim, ledger.trim)
+    )
     writer = WriterThread(store, damaged_behind, evictor)
     writer.call(quarantine.trim)
     intake = Intake(store.files, writer)
@@ -95,12 +106,13 @@ def assemble(
     )
     alias_rows = AliasRows(store, trust.reads)
     loads = Loads(endings, strikes, quarantine, writer, lookup.note_use)
-    clear_other_data = quarantine.clear, runs.clear, alias_rows.clear
+    clear_other_data = quarantine.clear, histories.clear, alias_rows.clear, ledger.clear
     handlers = (
         Gets(lookup, leases).handlers
         | Puts(store, settings, writer, intake, strikes, leases).handlers
         | loads.handlers
-        | Predictions(runs, lookup, writer).handlers
+        | Predictions(histories, lookup, writer).handlers
+        | RunRequests(ledger, writer, trust).handlers
         | AliasRequests(alias_rows, lookup, writer).handlers
         | Announcements(toolchains).handlers
         | Inspection(store, evictor.shortage, settings, writer, leases, trust, connections).handlers
@@ -109,12 +121,16 @@ def assemble(
         | Administration(store, evictor, writer, trust, stop).handlers
     )
 
+    metrics = _metrics(store, settings.now, leases, connections)
+
     def take_limits(new: Config) -> None:
         limits = limits_of(new, shared=trust.shared)
         writer.call(lambda: evictor.set_limits(limits))
 
     def finish(seconds: float) -> bool:
         toolchains.close(_LAST_CHECK_SECONDS)
+        if metrics is not None:
+            metrics.close()
         done = intake.close(seconds) and writer.stop(seconds)
         if done:
             store.close()
@@ -123,4 +139,25 @@ def assemble(
     settings.when_changed(take_limits)
     writer.start()
     welcome = protocol.Welcome(protocol.VERSION, __version__, os.getpid(), protocol.path_text(settings.now.dir))
-    return Service(handlers, leases, loads, welcome, damaged, finish)
+    observe = None if metrics is None else metrics.observe
+    return Service(handlers, leases, loads, welcome, damaged, finish, observe)
+
+
+def _metrics(store: Store, config: Config, leases: Leases, connections: Callable[[], int]) -> Metrics | None:
+    """Return the server of metrics, if the settings want one and it can be had: nothing else depends on it."""
+    if not config.metrics:
+        return None
+
+    def state() -> dict[str, float]:
+        return {
+            "max_size": store.limits.max_size,
+            "connections": connections(),
+            "compiles": len(leases),
+            "waiting": leases.waiting,
+        }
+
+    try:
+        return Metrics(config.metrics, store.database.path, state)
+    except ConfigError as error:
+        logger.error("%s", error)
+        return None

@@ -8,9 +8,9 @@ import re
 import time
 
 import pytest
+from support.acknowledged import Ledger
 from support.command_line import Shell
 from support.conversation import key_of, talking
-from support.ledger import Ledger
 from support.load import Client
 from support.verdict import check
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.acknowledged import Ledger
 from support.conversation import Conversation, key_of, talking
-from support.ledger import Ledger
 from support.load import Client
 from support.marks import thorough
 from support.places import until

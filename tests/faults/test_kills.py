@@ -7,8 +7,8 @@ import signal
 import time
 
 import pytest
+from support.acknowledged import Ledger
 from support.conversation import talking
-from support.ledger import Ledger
 from support.load import Load
 from support.places import PATIENCE
 from support.verdict import check

@@ -49,7 +49,7 @@ def remember(talk, program: str) -> None:
 
 
 def histories_in(disk) -> tuple[int, int]:
-    ((runs,),) = disk.query("SELECT count(*) FROM runs")
+    ((runs,),) = disk.query("SELECT count(*) FROM histories")
     return runs, len(list((disk.dir / "quarantine").iterdir()))
 
 

@@ -9,8 +9,8 @@ import threading
 import time
 
 import pytest
+from support.acknowledged import Ledger
 from support.conversation import Conversation, key_of, talking
-from support.ledger import Ledger
 from support.load import Client
 from support.places import until
 from support.verdict import check

@@ -9,6 +9,7 @@ import signal
 import subprocess
 
 import pytest
+from support.acknowledged import Ledger
 from support.conversation import Conversation, talking
 from support.injection import (
     CALLS,
@@ -22,7 +23,6 @@ from support.injection import (
     settled,
     skip_without_strace,
 )
-from support.ledger import Ledger
 from support.load import Client
 from support.places import until
 from support.verdict import check

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import pytest
+from support.acknowledged import Ledger
 from support.campaigns import Campaign
 from support.conversation import key_of, talking
-from support.ledger import Ledger
 from support.verdict import check
 
 from xcache.wire import protocol

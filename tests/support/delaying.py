@@ -24,7 +24,15 @@ ANSWERS = frozenset(
         *(protocol.Welcome, protocol.Found, protocol.Missing, protocol.Wait, protocol.Prediction),
         *(protocol.Alias, protocol.NoAlias, protocol.NotCacheable, protocol.Files),
         *(protocol.Stored, protocol.Removed, protocol.Pinned),
-        *(protocol.Entries, protocol.Collected, protocol.Status, protocol.Done, protocol.Refused),
+        *(
+            protocol.Entries,
+            protocol.Runs,
+            protocol.LedgerRows,
+            protocol.Collected,
+            protocol.Status,
+            protocol.Done,
+            protocol.Refused,
+        ),
     )
 )
 # The command line sends these, and a person waits for the answer; a program pins only when an alias is wrong.
@@ -32,7 +40,14 @@ ADMINISTRATIVE = frozenset(
     kind.__name__
     for kind in (
         *(protocol.Remove, protocol.Clear, protocol.Pin, protocol.Unpin, protocol.AskEntries),
-        *(protocol.CollectGarbage, protocol.Sync, protocol.ZeroStatistics, protocol.Stop),
+        *(
+            protocol.AskRuns,
+            protocol.AskLedger,
+            protocol.CollectGarbage,
+            protocol.Sync,
+            protocol.ZeroStatistics,
+            protocol.Stop,
+        ),
     )
 )
 # All others, so that a new one is among them until somebody says otherwise.

@@ -68,7 +68,7 @@ class Program:
         assert self.may_go_on.wait(20)
         if wanted.key == "*":
             raise MemoryError
-        return None if wanted.key == "!" else LoadedAhead(self._new(f"executable {wanted.key}"), None, 0.1, 1)
+        return None if wanted.key == "!" else LoadedAhead(self._new(f"executable {wanted.key}"), None, 0.0, 0.1, 1)
 
     def is_current(self, client: object) -> bool:
         return any(client is each for each in self.clients)

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+from support.acknowledged import Known, Ledger
 from support.conversation import Conversation, key_of
-from support.ledger import Known, Ledger
 from support.places import Place
 from xcache.errors import RefusedError
 from xcache.wire import protocol

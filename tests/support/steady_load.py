@@ -71,7 +71,7 @@ class Loader:
     def _misses(self) -> None:
         requests = [self._talk.say(get_message(self._fresh())) for _ in range(30)]
         answers = self._talk.answers(requests)
-        self._expect(all(answer == protocol.Missing(0) for answer in answers.values()), "a miss", answers)
+        self._expect(all(answer.lease == 0 for answer in answers.values()), "a miss", answers)
         self.counts["misses"] += len(requests)
 
     def _hits(self) -> None:
@@ -84,7 +84,7 @@ class Loader:
                 self._expect(answer.payload == content_of(asked[request]), asked[request], answer.digest)
                 self.counts["hits"] += 1
             else:
-                self._expect(answer == protocol.Missing(0), asked[request], answer)
+                self._expect(answer.lease == 0, asked[request], answer)
                 self.counts["misses"] += 1
 
     def _read_a_file(self) -> None:

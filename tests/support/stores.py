@@ -20,8 +20,8 @@ from xcached.store.entries import EntryKey, Source, Writer
 from xcached.store.evictor import Evictor
 from xcached.store.intake import Intake
 from xcached.store.limits import Limits
-from xcached.store.schema import ROWS
 from xcached.store.store import Store
+from xcached.store.tables import ROWS
 from xcached.store.writer import PutJob, WriterThread
 
 WRITER = Writer(1, 2, "test")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import traceback
 
+from support.acknowledged import Ledger
 from support.campaigns import Campaign
 from support.conversation import talking
-from support.ledger import Ledger
 from support.load import LARGEST_PROGRAM
 from support.places import Place, put_message
 from support.stores import check_tables

@@ -7,9 +7,10 @@ import types
 import pytest
 
 from xcache import direct
-from xcache.hook import ahead, jax_versions, wrapper
+from xcache.hook import ahead, jax_versions, stages, wrapper
 from xcache.keys import describe
 from xcache.prefetch.prefetcher import Item
+from xcache.recording import Ledger
 
 
 def client_of(platform: str, *processes: int) -> types.SimpleNamespace:
@@ -29,6 +30,11 @@ class Counts:
     def __init__(self) -> None:
         self.uncacheable: list[str] = []
         self.requests: list[object] = []
+
+        self.ledger = Ledger("on", lambda message: None)
+
+    def check_guard(self) -> None:
+        pass
 
     def count_uncacheable(self, reason: str) -> None:
         self.uncacheable.append(reason)
@@ -56,7 +62,7 @@ def test_a_gpu_program_of_several_processes_goes_jaxs_own_way(platform, processe
     from jaxlib import xla_client
 
     cache, jax, client = Counts(), jax_versions.probe(), client_of(platform, *processes)
-    hook = wrapper.wrap(lambda *arguments: "original", jax, cache, None)
+    hook = wrapper.wrap(lambda *arguments: "original", jax, cache, None, stages.Stages(lambda: cache.ledger))
     devices = np.array(client.all_devices, dtype=object)
     options = xla_client.CompileOptions()
     assert hook(client, jax_module(), devices, options, [], client.all_devices) == expected

@@ -51,7 +51,7 @@ def test_every_request_ends_one_way():
     for _ in range(3):
         counting.add(requests=1)
         counting.add(misses=1)
-    counting.reclassify_miss("cannot be serialized")
+    counting.reclassify_miss("cannot be serialized", "new")
     counting.uncacheable("python callback")
     counting.add(requests=1)
     counting.add(hits=1, saved_seconds=0.5)

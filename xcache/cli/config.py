@@ -48,23 +48,24 @@ def config(as_json: bool) -> None:
     shown, problems = _all()
     if as_json:
         settings = [{name: v for name, v in one._asdict().items() if name != "text"} for one in shown]
-        emit({"settings": settings, "problems": problems, "unknown": _unknown()})
+        emit({"settings": settings, "problems": problems, "unknown": unknown_variables()})
     else:
         _print(shown)
     for problem in problems:
         note(problem)
-    for variable in _unknown():
-        note(f"{printable(variable)} is not a setting, and nothing reads it{_suggestion(variable)}")
+    for variable in unknown_variables():
+        note(f"{printable(variable)} is not a setting, and nothing reads it{suggestion(variable)}")
     if problems:
         click.get_current_context().exit(2)
 
 
-def _unknown() -> list[str]:
+def unknown_variables() -> list[str]:
     """Return the variables that look like settings and are none, such as XCACHE_MAXSIZE."""
     return sorted(name for name in os.environ if name.startswith("XCACHE_") and name not in _VARIABLES)
 
 
-def _suggestion(variable: str) -> str:
+def suggestion(variable: str) -> str:
+    """Return words that name the setting which a misspelt variable may stand for; empty if there is none."""
     alike = difflib.get_close_matches(variable, _VARIABLES, n=1)
     return f"; did you mean {alike[0]}?" if alike else ""
 

@@ -8,21 +8,30 @@ from xcache.cli import Failure
 from xcache.cli.store_file import Row, StoreReader
 from xcache.errors import DamagedError
 from xcache.keys import stablehlo
-from xcache.wire.envelope import MAX_RAW_SIZE
+from xcache.wire.envelope import MAX_RAW_SIZE, programs_in
 
 
 def bytecode(store: StoreReader, program: Row) -> bytes:
     """Return the MLIR bytecode of a stored program; raise DamagedError if it is damaged."""
+    return _both(store, program)[0]
+
+
+def located_bytecode(store: StoreReader, program: Row) -> bytes:
+    """Return a stored program with the source locations of whoever stored it first; without them if it has none."""
+    plain, located = _both(store, program)
+    return located or plain
+
+
+def _both(store: StoreReader, program: Row) -> tuple[bytes, bytes]:
     digest = program["digest"]
-    frame = store.content(program["blob"])
+    content = store.content(program["blob"])
     try:
-        announced = zstandard.get_frame_parameters(frame).content_size
+        announced = zstandard.get_frame_parameters(content).content_size
         if announced != program["raw_size"] or announced > MAX_RAW_SIZE:
             raise DamagedError(f"the program {digest[:12]} is damaged: its size differs")
-        content: bytes = zstandard.ZstdDecompressor().decompress(frame)
+        return programs_in(content)
     except (zstandard.ZstdError, MemoryError) as error:
         raise DamagedError(f"the program {digest[:12]} cannot be decompressed ({error})") from None
-    return content
 
 
 def as_text(program: bytes) -> str:

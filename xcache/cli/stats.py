@@ -19,7 +19,7 @@ _INVALIDATED = ("invalidated_by_hand", "stale_removed")
 _BYTES = ("bytes_read", "bytes_written")
 _SECONDS = ("compile_seconds", "load_seconds", "wait_seconds", "saved_seconds")
 _SHOWN_CHANGES = 10
-_GROUPS = ("uncacheable", "errors", "lowerings", "calls")
+_GROUPS = ("uncacheable", "errors", "lowerings", "calls", "causes")
 
 
 @click.command()
@@ -40,7 +40,8 @@ def stats(zero: bool, as_json: bool) -> None:
            "bytes_read": int, "bytes_written": int,
            "compile_seconds": float, "load_seconds": float, "wait_seconds": float, "saved_seconds": float,
            "uncacheable": {REASON: int}, "errors": {KIND: int},
-           "lowerings": {"skipped": int, REASON: int}, "calls": {"skipped": int, REASON: int}, "other": {NAME: float},
+           "lowerings": {"skipped": int, REASON: int}, "calls": {"skipped": int, REASON: int},
+           "causes": {CAUSE: int (of misses)}, "other": {NAME: float},
            "invalidations": [{"at": float, "toolchain": str or null, "reason": str, "entries": int,
            "bytes": int}] (the latest)}
 
@@ -93,6 +94,7 @@ def _lines(counted: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("requests", str(counted["requests"])),
         ("  hits", str(counted["hits"]) + (f" ({rate:.1%} of what can be cached)" if rate is not None else "")),
         ("  misses", str(counted["misses"])),
+        *((f"    {cause}", str(amount)) for cause, amount in counted["causes"].items()),
         ("  uncacheable", str(sum(counted["uncacheable"].values()))),
         *((f"    {reason}", str(amount)) for reason, amount in counted["uncacheable"].items()),
         ("errors", str(sum(counted["errors"].values()))),

@@ -17,9 +17,10 @@ from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, Store
 from xcache.wire.protocol import DATABASE
 from xcache.wire.schema import SCHEMA_VERSION
 
-# The schemas that brought toolchains and pins.
+# The schemas that brought toolchains, pins and the ledger.
 _TOOLCHAINS_SCHEMA = 4
 _PINS_SCHEMA = 3
+_LEDGER_SCHEMA = 9
 EMPTY = "the store is empty"
 _BUSY_SECONDS = 5.0
 
@@ -152,25 +153,30 @@ class StoreReader:
     def __init__(self, connection: sqlite3.Connection, directory: Path, schema: int) -> None:
         # Older than ours until a daemon of this version has opened the store; columns and tables may be missing.
         self._schema = schema
-        self._connection = connection
+        self.connection = connection
         self._pinned = "pinned" if schema >= _PINS_SCHEMA else "0 AS pinned"
         if schema < _TOOLCHAINS_SCHEMA:
             self._stale = "0"
         self._directory = directory
 
+    @property
+    def has_ledger(self) -> bool:
+        """Whether the store is new enough to have a ledger."""
+        return self._schema >= _LEDGER_SCHEMA
+
     def totals(self) -> dict[str, int]:
         """Return the numbers of entries and bytes."""
-        return dict(self._connection.execute("SELECT name, amount FROM totals").fetchall())
+        return dict(self.connection.execute("SELECT name, amount FROM totals").fetchall())
 
     def statistics(self) -> dict[str, float]:
         """Return all counts by name."""
-        return dict(self._connection.execute("SELECT name, amount FROM statistics").fetchall())
+        return dict(self.connection.execute("SELECT name, amount FROM statistics").fetchall())
 
     def entries(self, wanted: Wanted) -> tuple[list[Row], int]:
         """Return the selected entries up to the limit, and how many there are without it."""
         where, values = wanted.conditions()
         # The clauses consist of constants; the user's values are bound.
-        ((matched,),) = self._connection.execute(f"SELECT count(*) FROM entries WHERE {where}", values)  # noqa: S608
+        ((matched,),) = self.connection.execute(f"SELECT count(*) FROM entries WHERE {where}", values)  # noqa: S608
         rows = self._rows(
             "SELECT key, module_name, platform, device_kind, jaxlib_version, raw_size, stored_size, compile_seconds,"  # noqa: S608
             f" created_at, last_used_at, hits, writer_uid, {self._pinned}, {self._stale} AS stale"
@@ -191,7 +197,7 @@ class StoreReader:
         where, values = wanted.conditions()
         programs = "JOIN programs ON programs.digest = program AND programs.writer_uid = {0}.writer_uid"
         contents = "SELECT blob FROM {0} UNION SELECT programs.blob FROM {0} " + programs  # noqa: S608
-        ((size,),) = self._connection.execute(
+        ((size,),) = self.connection.execute(
             f"WITH going AS (SELECT rowid AS id, blob, program, writer_uid FROM entries WHERE {where}),"  # noqa: S608
             " staying AS (SELECT blob, program, writer_uid FROM entries WHERE rowid NOT IN (SELECT id FROM going))"
             f" SELECT coalesce(sum(stored_size), 0) FROM blobs WHERE digest IN ({contents.format('going')})"
@@ -299,6 +305,6 @@ class StoreReader:
         return rows[0]
 
     def _rows(self, sql: str, *values: Any) -> list[Row]:
-        cursor = self._connection.execute(sql, values)
+        cursor = self.connection.execute(sql, values)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor]

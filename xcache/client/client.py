@@ -261,6 +261,10 @@ class Client:
         """Add to the daemon's statistics."""
         self._demand_done(protocol.Report(counts))
 
+    def record_run(self, message: protocol.RecordRun) -> None:
+        """Have the daemon keep rows of this run's ledger."""
+        self._demand_done(message)
+
     def close(self) -> None:
         """Close all connections; a thread that has not ended yet may still ask."""
         self._pool.close()

@@ -58,6 +58,10 @@ class Absent(NamedTuple):
     waited: float = 0.0
     serialize_first: bool = False
     """Whether its executable may only be serialized before it runs."""
+    cause: str = ""
+    """One of ``ledger.CAUSES``, or empty."""
+    nearest: list[str] | None = None
+    """The key and components of the entry that is most like the wanted one, as in ``protocol.Missing``."""
     complaints: tuple[protocol.Complain, ...] = ()
     """Complaints about unusable entries, sent once the same program has been compiled."""
 
@@ -65,7 +69,7 @@ class Absent(NamedTuple):
 def found_in(connection: Connection, answer: protocol.Message) -> SealedEntry | Absent:
     """Return the entry in the answer to a Get, or Absent; raise UncacheableError if the key is marked so."""
     if isinstance(answer, protocol.Missing):
-        return Absent(answer.lease)
+        return Absent(answer.lease, cause=answer.cause, nearest=answer.nearest)
     if isinstance(answer, protocol.NotCacheable):
         if answer.reason == protocol.SERIALIZE_FIRST:
             return Absent(0, serialize_first=True)

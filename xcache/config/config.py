@@ -35,18 +35,23 @@ class Config(NamedTuple):
     max_entries: int
     max_age: float
     min_free: str
+    max_ledger: int
     log: str
     autostart: bool
     timeout: float
     prefetch: int
     lowering: str
     jit: str
+    explain: bool
+    on_miss: str
+    on_miss_after: float
     idle_exit: float
     stale_grace: float
     max_wait: float
     max_connections: int
     max_requests: int
     max_payload: int
+    metrics: str
     silence: float
     daemon_user: str
     trusted_writers: tuple[str, ...]

@@ -92,6 +92,18 @@ def parse_level(text: str) -> str:
     return parse_choice(text, ("debug", "info", "warning", "error"))
 
 
+def parse_address(text: str) -> str:
+    """Return ``host:port``, the absolute path of a socket, or nothing."""
+    text = text.strip()
+    if not text or text.startswith("/"):
+        return text
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise ValueError(text)
+    _within(1, int(port), 65535)
+    return text
+
+
 def parse_choice(text: str, choices: Collection[str]) -> str:
     """Return the one of these words."""
     word = text.strip().lower()

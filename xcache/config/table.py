@@ -9,9 +9,9 @@ from xcache.config import parsing
 # A Unix socket's path has 108 bytes, the last of them zero.
 MAX_SOCKET_PATH = 107
 # These settings identify a daemon; with other values it would be another daemon, so it never reloads them.
-FIXED = ("dir", "socket", "daemon_user")
+FIXED = ("dir", "socket", "daemon_user", "metrics")
 # The settings that say how much a store may hold.
-LIMITS = ("max_size", "max_entries", "max_age", "min_free", "user_quota")
+LIMITS = ("max_size", "max_entries", "max_age", "min_free", "user_quota", "max_ledger")
 # The Python types that a value may have in a file or in code, by the kind of setting.
 TYPES = {
     "path": (str, type(Path())),
@@ -22,12 +22,16 @@ TYPES = {
     "account": (str, int),
     "flag": (str, int, bool),
     "text": (str,),
+    "address": (str,),
 }
 
 
 # Settings of the program, and those of both sides; the rest are the daemon's.
-_OF_PROGRAMS = frozenset({"dir", "socket", "autostart", "timeout", "prefetch", "lowering", "jit", "max_wait"})
-_OF_BOTH = frozenset({"log", "daemon_user"})
+_OF_PROGRAMS = frozenset((
+    "dir", "socket", "autostart", "timeout", "prefetch", "lowering", "jit", "max_wait", "explain", "on_miss",
+    "on_miss_after",
+))  # fmt: skip
+_OF_BOTH = frozenset({"log", "daemon_user", "max_ledger"})
 
 
 class Setting(NamedTuple):
@@ -97,6 +101,14 @@ SETTINGS = (
         parsing.parse_room,
     ),
     Setting(
+        "max_ledger",
+        "size",
+        64 * _MIB,
+        "bytes for the ledger: what each run asked for, and how it got it",
+        "a size such as 64M; 0 to record nothing",
+        parsing.parse_size,
+    ),
+    Setting(
         "log",
         "text",
         "warning",
@@ -136,6 +148,30 @@ SETTINGS = (
         "whether a call of a function that xcache.jit made is answered from its record",
         "on, check (trace, and compare with the record) or off; on and check need lowering = skip",
         lambda text: parsing.parse_choice(text, ("on", "check", "off")),
+    ),
+    Setting(
+        "explain",
+        "flag",
+        False,
+        "whether a program logs why each of its programs was compiled",
+        "1 or 0",
+        parsing.parse_flag,
+    ),
+    Setting(
+        "on_miss",
+        "text",
+        "allow",
+        "what happens when a program compiles after xcache.warmed_up(), or after on_miss_after",
+        "allow, warn or fail (the compile raises CompileInGuardError)",
+        lambda text: parsing.parse_choice(text, ("allow", "warn", "fail")),
+    ),
+    Setting(
+        "on_miss_after",
+        "time",
+        0.0,
+        "on_miss holds from this long after the cache was switched on",
+        "a time such as 10m; 0 to wait for xcache.warmed_up()",
+        parsing.parse_duration,
     ),
     Setting(
         "idle_exit",
@@ -184,6 +220,14 @@ SETTINGS = (
         "bytes of one stored executable or program",
         "a size from 1M to 8G",
         parsing.parse_size_between(_MIB, 8 * _GIB),
+    ),
+    Setting(
+        "metrics",
+        "address",
+        "",
+        "where the daemon serves metrics for Prometheus; it needs jax-xcache[metrics]",
+        "host:port such as 127.0.0.1:9464, or the path of a socket; empty for nowhere",
+        parsing.parse_address,
     ),
     Setting(
         "silence",

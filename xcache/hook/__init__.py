@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from xcache.errors import UnsupportedError, XcacheError
 from xcache.signals import reraise_if_the_programs
 
 if TYPE_CHECKING:
-    from xcache.hook import call_records, skipping
+    from xcache.hook import call_records, skipping, stages
     from xcache.statistics import Statistics
 
 logger = logging.getLogger("xcache")
@@ -34,7 +35,7 @@ class Handle:
     def __init__(self, settings: config.Config, mode: str) -> None:
         # Imported here, because a program with the cache off should not pay for these.
         from xcache import cache, process_cache
-        from xcache.hook import ahead, jax_versions, wrapper
+        from xcache.hook import ahead, jax_versions, stages, wrapper
         from xcache.keys import cpu_clients, describe
 
         self._jax = jax_versions.probe()
@@ -54,9 +55,11 @@ class Handle:
             self._undo.enter_context(surroundings.watching_libtpu())
             compiler = self._jax.compiler
             self._original = compiler.compile_or_get_cached
-            skipping = self._skipping(settings, mode)
+            noted = stages.Stages(lambda: self._cache.ledger)
+            self._undo.enter_context(noted.listening())
+            skipping = self._skipping(settings, mode, noted)
             self.calls = self._call_records(skipping, settings)
-            self._wrapped = wrapper.wrap(self._original, self._jax, self._cache, surroundings, skipping)
+            self._wrapped = wrapper.wrap(self._original, self._jax, self._cache, surroundings, noted, skipping)
             self._undo.callback(self._restore)
             compiler.compile_or_get_cached = self._wrapped
             self._undo.enter_context(skipping.installed(self._is_in_place))
@@ -101,7 +104,7 @@ class Handle:
         if _installed is self:
             _installed = None
 
-    def _skipping(self, settings: config.Config, mode: str) -> skipping.Skipping | skipping.Never:
+    def _skipping(self, settings: config.Config, mode: str, noted: stages.Stages) -> skipping.Skipping | skipping.Never:
         """Return the replacement of jax's lowering, as far as it is wanted and this jax is known."""
         from xcache.hook import skipping
 
@@ -109,7 +112,7 @@ class Handle:
             return skipping.NEVER
         try:
             return skipping.Skipping(
-                self._cache.aliases, self._cache.count_lowering, check=settings.lowering == "check"
+                self._cache.aliases, self._cache.count_lowering, noted, check=settings.lowering == "check"
             )
         except UnsupportedError as error:
             logger.debug("%s", error)
@@ -211,6 +214,33 @@ def stats() -> Statistics:
 
     cache = current()
     return Statistics() if cache is None else cache.statistics()
+
+
+def ledger() -> dict[str, Any]:
+    """Return what this process has asked for so far, in the shape of ``xcache run --json``; empty without a cache."""
+    from xcache.process_cache import current
+
+    cache = current()
+    return {} if cache is None else cache.ledger.as_data()
+
+
+@contextlib.contextmanager
+def no_compiles() -> Iterator[None]:
+    """Have every compile within raise CompileInGuardError, on any thread of the process; a hit is no compile.
+
+    While the cache is off, nothing is seen and nothing is raised.
+    """
+    from xcache.guard import guard
+
+    with guard.forbidding():
+        yield
+
+
+def warmed_up() -> None:
+    """Note that the program has compiled all it needs: from now on ``XCACHE_ON_MISS`` holds."""
+    from xcache.guard import guard
+
+    guard.warm()
 
 
 def current_calls() -> call_records.CallRecords | None:

@@ -14,6 +14,7 @@ from xcache import keys
 from xcache.aliases import Aliases
 from xcache.errors import UnsupportedError
 from xcache.hook import warned
+from xcache.hook.stages import Stages
 from xcache.keys import Component, stablehlo
 from xcache.request import Alias
 
@@ -72,7 +73,7 @@ NEVER = Never()
 class Skipping:
     """Replaces jax's lowering as long as it is ``installed``."""
 
-    def __init__(self, aliases: Aliases, count: Callable[..., None], *, check: bool) -> None:
+    def __init__(self, aliases: Aliases, count: Callable[..., None], stages: Stages, *, check: bool) -> None:
         """``count`` gets the reason for each lowering, or SKIPPED, and with ``instead_of`` one that it takes back.
 
         With ``check`` each alias is compared, not used.
@@ -97,7 +98,7 @@ class Skipping:
             self._late_module, self._digest, self._must_lower = late_module, digest, encoding.CannotSkipError
         except (ImportError, LookupError, AttributeError) as error:
             raise UnsupportedError(f"xcache cannot skip lowering with this version of jax: {error}") from None
-        self._aliases, self._count, self._check = aliases, count, check
+        self._aliases, self._count, self._stages, self._check = aliases, count, stages, check
         self._state = _State()
         self._is_ours: Callable[[], bool] = bool
         # By id: the facts of modules that were lowered here and not compiled yet, and the aliases of those that were.
@@ -243,6 +244,8 @@ class Skipping:
         return use_detailed_logging
 
     def _lower_or_skip(self, module_name: str, jaxpr: Any, *arguments: Any, **options: Any) -> Any:
+        if self._state.depth:
+            self._stages.note_arguments(module_name, jaxpr.in_avals)
         lower = functools.partial(self._to_module, module_name, **options)
         if not self._state.depth or arguments or not self._is_ours() or self.is_watched():
             return self._to_module(module_name, jaxpr, *arguments, **options)

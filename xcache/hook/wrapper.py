@@ -13,8 +13,11 @@ from xcache.errors import UncacheableError
 from xcache.executables import deserialize, iterate_once, must_be_serialized_first, serialize
 from xcache.hook.jax_versions import Jax
 from xcache.hook.skipping import NEVER, Never, Skipping
+from xcache.hook.stages import Stages
 from xcache.keys import custom_calls, describe, stablehlo
+from xcache.keys.options import asks_for_dumps
 from xcache.keys.platform import GPU, without_key
+from xcache.recording import Program
 from xcache.request import Alias, LoadTarget, Request
 
 logger = logging.getLogger("xcache")
@@ -25,6 +28,7 @@ def wrap(
     jax: Jax,
     cache: Cache,
     surroundings: describe.Surroundings,
+    stages: Stages,
     skipping: Skipping | Never = NEVER,
 ) -> Callable[..., Any]:
     """Return a function that does what ``original`` does, from the cache if possible."""
@@ -39,18 +43,44 @@ def wrap(
         executable_devices: Any,
         pgle_profiler: Any = None,
     ) -> Any:
+        with cache.ledger.asking() as program:
+            return compile_or_get(
+                program,
+                backend,
+                computation,
+                devices,
+                compile_options,
+                host_callbacks,
+                executable_devices,
+                pgle_profiler,
+            )
+
+    def compile_or_get(
+        program: Program,
+        backend: Any,
+        computation: Any,
+        devices: Any,
+        compile_options: Any,
+        host_callbacks: Sequence[Any],
+        executable_devices: Any,
+        pgle_profiler: Any,
+    ) -> Any:
         nonlocal has_logged
         iterate_once(executable_devices)
         reason = _reason_to_leave_to_jax(jax, backend, devices, compile_options, pgle_profiler)
         late = skipping.late(computation)
         lowered = skipping.take_lowered(computation)
+        name = stablehlo.name(computation) if late is None else late.alias.module_name
+        stages.describe(program, name)
         if late is not None and (reason is not None or skipping.is_watched()):
             computation, late = late.lowered(), None
         if reason is not None:
             cache.count_uncacheable(reason)
-            return original(
-                backend, computation, devices, compile_options, host_callbacks, executable_devices, pgle_profiler
-            )
+            cache.check_guard()
+            with cache.ledger.stage("compile"):
+                return original(
+                    backend, computation, devices, compile_options, host_callbacks, executable_devices, pgle_profiler
+                )
         if not has_logged:
             has_logged = True
             jax.record_event("/jax/compilation_cache/tasks_using_cache")
@@ -72,6 +102,8 @@ def wrap(
             if host_callbacks and jax.callbacks_hold_pointers:
                 raise UncacheableError("python callback")
             options = compile_options.SerializeAsString()
+            if asks_for_dumps(options):
+                raise UncacheableError("dumps are asked for")
             parts = surroundings.components(
                 backend,
                 computation,
@@ -85,13 +117,12 @@ def wrap(
                 flag_prefixes=tuple(jax.flag_prefixes()),
                 known_program="" if alias is None else alias.program,
             )
-            program = parts["program"]
+            canonical = parts["program"]
             # An executable with callbacks into the program cannot be loaded without them. One with the program's own
             # custom calls runs the program's code when it is loaded, which may not be ready for that yet.
             runs_program_code = alias is None and (
-                bool(host_callbacks) or custom_calls.foreign(computation, program.content) is not None
+                bool(host_callbacks) or custom_calls.foreign(computation, canonical.content) is not None
             )
-            name = stablehlo.name(computation) if alias is None else alias.module_name
             if alias is None and lowered is not None:
                 alias = skipping.checked_alias(lowered, computation, parts, name)
             return Request(
@@ -100,14 +131,15 @@ def wrap(
                 platform=backend.platform,
                 device_kind=devices.flat[0].device_kind,
                 jaxlib_version=jax.jaxlib_version,
-                program=program.content,
+                program=canonical.content,
                 details=lambda: describe.texts(parts),
                 load=lambda raw: deserialize(backend, raw, executable_devices, compile_options, host_callbacks),
                 serialize=lambda executable: serialize(backend, executable),
                 target=None if runs_program_code else LoadTarget(options, backend, tuple(executable_devices)),
-                serialize_first=lambda: must_be_serialized_first(backend.platform, program.content),
+                serialize_first=lambda: must_be_serialized_first(backend.platform, canonical.content),
                 toolchain_files=lambda: surroundings.toolchain_files(backend.platform, options),
                 alias=alias,
+                located=lambda: stablehlo.bytecode(computation),
                 # The processes of one job may all have to compile at once.
                 may_wait=jax.distributed.client is None and not describe.span_processes(devices.flat),
             )

@@ -75,6 +75,8 @@ LEFT_OUT = {
     502: "xla_dump_hlo_to_subfolder",
     540: "xla_gpu_dump_cost_model_top_k_candidates_to",
 }
+# Of these, the flags that by themselves have XLA write something. The others only say what and how.
+_DUMPS = frozenset((109, 112, 113, 114, 115, 116, 118, 222, 292, 338, 352, 405, 498, 540))
 LEFT_OUT_NAMES = frozenset(LEFT_OUT.values())
 
 _Path = tuple[int, ...]
@@ -99,18 +101,33 @@ def partitions(serialized: bytes) -> int:
 
 
 @functools.lru_cache(maxsize=512)
+def asks_for_dumps(serialized: bytes) -> bool:
+    """Return whether XLA is to write files, or lines, about what it compiles: a program from the cache writes none."""
+    debug, overrides = _debug_and_overrides(serialized)
+    return any(number in _DUMPS and value not in (b"", 0) for number, value in debug) or any(
+        name == LEFT_OUT[number] for name, _ in overrides for number in _DUMPS
+    )
+
+
+@functools.lru_cache(maxsize=512)
 def cuda_data_dirs(serialized: bytes) -> tuple[str, ...]:
     """Return the CUDA folders that the options name: the one from flags or jax, and any that overrides it."""
-    try:
-        build = [value for number, value in fields(serialized) if number == _BUILD[0] and isinstance(value, bytes)]
-        debug = [value for part in build for number, value in fields(part) if number == 3 and isinstance(value, bytes)]
-        named = [value for part in debug for number, value in fields(part) if number == _CUDA_DATA_DIR]
-        overrides = [_override(value) for number, value in fields(serialized) if (number,) == _OVERRIDES]
-    except (IndexError, ValueError):
-        raise UncacheableError("compile options that cannot be read") from None
+    debug, overrides = _debug_and_overrides(serialized)
+    named = (value for number, value in debug if number == _CUDA_DATA_DIR)
     chosen = [value.decode("utf-8", "surrogateescape") for value in named if isinstance(value, bytes)]
     chosen += [value for name, value in overrides if name == LEFT_OUT[_CUDA_DATA_DIR]]
     return tuple(dict.fromkeys(value for value in chosen if value))
+
+
+def _debug_and_overrides(serialized: bytes) -> tuple[list[tuple[int, int | bytes]], list[tuple[str, str]]]:
+    """Return the fields of the debug options, and the options that override them."""
+    try:
+        build = [value for number, value in fields(serialized) if number == _BUILD[0] and isinstance(value, bytes)]
+        debug = [value for part in build for number, value in fields(part) if number == 3 and isinstance(value, bytes)]
+        overrides = [_override(value) for number, value in fields(serialized) if (number,) == _OVERRIDES]
+        return [field for part in debug for field in fields(part)], overrides
+    except (IndexError, ValueError):
+        raise UncacheableError("compile options that cannot be read") from None
 
 
 @functools.lru_cache(maxsize=512)

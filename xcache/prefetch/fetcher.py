@@ -94,7 +94,7 @@ class Fetcher:
                 return None
             start = monotonic()
             executable = self._loader(target, raw)
-            return LoadedAhead(executable, entry, monotonic() - start, len(raw))
+            return LoadedAhead(executable, entry, start, monotonic() - start, len(raw))
         except (UnavailableError, StoreError) as error:
             self._went_wrong(error)
             return None

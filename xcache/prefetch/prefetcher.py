@@ -49,10 +49,11 @@ class Item(NamedTuple):
 
 
 class LoadedAhead(NamedTuple):
-    """An executable that was loaded ahead, its entry, and its size in bytes."""
+    """An executable that was loaded ahead, its entry, when and how long it was loaded, and its size in bytes."""
 
     executable: Any
     entry: SealedEntry
+    load_began: float
     load_seconds: float
     size: int
 

@@ -17,8 +17,9 @@ from xcache.wire.hashing import digest
 CODEC = "zstd"
 # Chosen from measurements of scripts/measure --codecs: load time counts more than size. The window is wide because TPU
 # executables repeat themselves over megabytes.
+_LEVEL = 2
 _PARAMETERS = zstandard.ZstdCompressionParameters(
-    compression_level=2, window_log=24, write_checksum=True, write_content_size=True
+    compression_level=_LEVEL, window_log=24, write_checksum=True, write_content_size=True
 )
 MAX_RAW_SIZE = 8 * 1024**3
 
@@ -36,6 +37,26 @@ _per_thread = _PerThread()
 def compress(raw: bytes) -> bytes:
     """Return a zstd frame with its size and a checksum."""
     return zstandard.ZstdCompressor(compression_params=_PARAMETERS).compress(raw)
+
+
+def compress_program(program: bytes, located: bytes) -> bytes:
+    """Return a frame of a program, and after it one of the same program with source locations.
+
+    The second frame is made with the first content as its dictionary, since most of it is there.
+    """
+    return compress(program) + zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(program)).compress(located)
+
+
+def programs_in(content: bytes) -> tuple[bytes, bytes]:
+    """Return a program, and the same with source locations (empty if it has none); raise ZstdError if it is damaged."""
+    first = zstandard.ZstdDecompressor().decompressobj()
+    program = first.decompress(content)
+    rest = first.unused_data
+    return program, zstandard.ZstdDecompressor(dict_data=_dictionary(program)).decompress(rest) if rest else b""
+
+
+def _dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
+    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
 
 
 def seal(key: str, raw: bytes) -> bytes:

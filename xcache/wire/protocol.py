@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-VERSION = 11
+VERSION = 12
 # Up to this size SQLite reads a blob about as fast as a file; above it, a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
@@ -30,6 +30,8 @@ MAX_DICTIONARY = 1024
 MAX_ROWS, MAX_FIELDS, MAX_CONTAINERS = 2048, 16, 5000
 # Entries in one answer to AskEntries.
 MAX_LISTED = 400
+# Runs in one answer to AskRuns, and rows in one to AskLedger.
+MAX_LISTED_RUNS, MAX_LISTED_ROWS = 100, 60
 # Keys in the list of what one run wanted.
 MAX_WANTED = 2000
 # Bytes of an alias's facts: without the record of a call, unless a name is very long, and with one.
@@ -103,9 +105,15 @@ class Found(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """There is no entry. With a lease (not 0), the client compiles it for all clients that ask from now on."""
+    """There is no entry. With a lease (not 0), the client compiles it for all clients that ask from now on.
+
+    ``cause`` is one of ``ledger.CAUSES``, or empty. ``nearest`` is the key of the stored entry that is most
+    like the wanted one, with the digests of its options, flags, platform and toolchain; or None.
+    """
 
     lease: int
+    cause: str = ""
+    nearest: list[str] | None = None
 
 
 class Wait(NamedTuple):
@@ -309,6 +317,48 @@ class Report(NamedTuple):
     counts: dict[str, int | float]
 
 
+class RecordRun(NamedTuple):
+    """Keep these rows of a run's ledger, each as the fields of ``ledger.Row``, in place of those of the same positions.
+
+    ``began_at`` is when the process began, in seconds since 1970. ``facts`` describe the process, by name. The daemon
+    keeps what came last.
+    """
+
+    run: str
+    began_at: float
+    ended: bool
+    facts: dict[str, str]
+    rows: list[list[int | str]]
+
+
+class AskRuns(NamedTuple):
+    """Ask for the client's own runs that were recorded before the one of this number, the latest first; 0 for the last.
+
+    An administrator of the daemon gets the runs of all users.
+    """
+
+    before: int
+
+
+class Runs(NamedTuple):
+    """The runs, each with the columns of the table ``runs``; exactly ``MAX_LISTED_RUNS`` of them if there are more."""
+
+    runs: list[dict[str, Scalar]]
+
+
+class AskLedger(NamedTuple):
+    """Ask for the rows of a run's ledger from this position on; ``run`` is the number in ``Runs``."""
+
+    run: int
+    position: int
+
+
+class LedgerRows(NamedTuple):
+    """The rows, each as the fields of ``ledger.Row``; exactly ``MAX_LISTED_ROWS`` of them if there may be more."""
+
+    rows: list[list[int | str]]
+
+
 class Remove(NamedTuple):
     """Delete the entries of these keys; the daemon records the reason, if any."""
 
@@ -421,9 +471,9 @@ class Refused(NamedTuple):
 Message = (
     Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | Announce | Predict
     | Prediction | Remember | AskAlias | Alias | NoAlias | RememberAliases | DropAlias | NotCacheable
-    | MarkNotCacheable | AskFiles | Files | Put | Stored | Report | Remove | Clear | Removed | Pin | Unpin | Pinned
-    | AskEntries | Entries | CollectGarbage | Collected | Sync | ZeroStatistics | AskStatus | Status | Stop | Done
-    | Refused
+    | MarkNotCacheable | AskFiles | Files | Put | Stored | Report | RecordRun | AskRuns | Runs | AskLedger
+    | LedgerRows | Remove | Clear | Removed | Pin | Unpin | Pinned | AskEntries | Entries | CollectGarbage
+    | Collected | Sync | ZeroStatistics | AskStatus | Status | Stop | Done | Refused
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ _COUNTERS = frozenset(
 )
 # More than one program has reasons and kinds.
 _MOST_COUNTS = 200
-_GROUPS = ("uncacheable:", "errors:", "lowerings:", "calls:")
+_GROUPS = ("uncacheable:", "errors:", "lowerings:", "calls:", "causes:")
 _NOT_PERMITTED = protocol.Refused("not permitted", "only root and the daemon's own account may do this")
 
 

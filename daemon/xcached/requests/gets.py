@@ -21,7 +21,14 @@ class Gets:
         if not is_digest(message.key):
             # No entry can have such a key, so no lease is needed either.
             return Reply(protocol.Missing(0))
-        return self._lookup.find(caller, message) or self._leases.ask(caller, message)
+        found = self._lookup.find(caller, message)
+        if found is not None:
+            return found
+        answer = self._leases.ask(caller, message)
+        if not isinstance(answer, Reply) or not isinstance(answer.message, protocol.Missing):
+            return answer
+        cause, nearest = self._lookup.why_missing(caller, message)
+        return Reply(answer.message._replace(cause=cause, nearest=nearest))
 
     def _release(self, caller: Caller, message: protocol.Release) -> None:
         self._leases.release(caller, message.key, message.lease)

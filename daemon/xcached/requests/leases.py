@@ -87,7 +87,13 @@ class Leases:
         self._last_number = 0
 
     def __len__(self) -> int:
-        return sum(map(len, self._of_user.values()))
+        # A list is one step, so that another thread may ask.
+        return sum(map(len, list(self._of_user.values())))
+
+    @property
+    def waiting(self) -> int:
+        """The number of clients that wait; any thread may ask."""
+        return sum(list(self._wait_counts.values()))
 
     def ask(self, caller: Caller, wanted: protocol.Get) -> Reply | Later:
         """Grant the lease, or queue behind its holder."""

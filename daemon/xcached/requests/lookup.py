@@ -46,13 +46,36 @@ class Lookup:
         hits = [hit for hit in self._in_order(caller, wanted.key) if hit.digest != wanted.unusable]
         if hits and self._toolchains.is_stale(hits[0].toolchain, caller.uid):
             # The program runs on a toolchain that is gone: it compiles, and nobody needs to wait for the result.
-            return Reply(protocol.Missing(0))
+            return Reply(protocol.Missing(0, "stale"))
         for hit in hits:
             reply = self.hand_over(caller, wanted.key, hit)
             if reply is not None:
                 return reply
         reason = self._store.reader.why_not(wanted.key, lambda writer: self._trust.reads(caller.uid, writer))
         return None if reason is None else Reply(protocol.NotCacheable(reason))
+
+    def why_missing(self, caller: Caller, wanted: protocol.Get) -> tuple[str, list[str] | None]:
+        """Return the cause of a miss, and the entry that is most like the wanted one, if any, by key and components."""
+        reader, key, program, name = self._store.reader, wanted.key, wanted.program_digest, wanted.module_name
+        hits = reader.find(key)
+        if any(hit.digest == wanted.unusable for hit in hits):
+            return "unusable", None
+        writers = self._trust.writers(
+            caller.uid,
+            lambda: {
+                *reader.writers("compile_times", key=key),
+                *reader.writers("entries", program=program),
+                *reader.writers("entries", module_name=name),
+            },
+        )
+        if any(self._strikes.bars(hit.digest, caller.uid) for hit in hits) or reader.is_set_aside(key, writers):
+            return "set aside", None
+        same_program = reader.newest_entry(writers, program=program)
+        nearest = same_program or reader.newest_entry(writers, module_name=name)
+        cause = reader.why_gone(key, writers) or ("not trusted" if hits else "")
+        if not cause and same_program is None:
+            cause = "new" if nearest is None else "other program"
+        return cause, nearest
 
     def expected_seconds(self, caller: Caller, wanted: protocol.Get) -> float | None:
         """Return the seconds of the last compile, as reported by writers the client trusts."""

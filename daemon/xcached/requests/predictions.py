@@ -1,4 +1,4 @@
-"""The requests about runs: what a program wanted, and what it will probably want.
+"""The requests about what a program wanted, and what it will probably want.
 
 The first entries of a prediction, and aliases, come with the answer.
 """
@@ -12,8 +12,8 @@ from xcache.errors import ProtocolError
 from xcache.wire import framing, protocol
 from xcached.caller import Answer, Caller, Handlers, Reply, close_all
 from xcached.requests.lookup import Lookup
+from xcached.store.histories import Histories, Wanted, is_sound
 from xcached.store.reader import Hit
-from xcached.store.runs import Runs, Wanted, is_sound
 from xcached.store.writer import WriterThread
 
 logger = logging.getLogger("xcached")
@@ -29,10 +29,10 @@ _LONGEST_ITEM_BYTES = 220
 
 
 class Predictions:
-    """Predicts on the serving thread, and has the writer thread remember runs."""
+    """Predicts on the serving thread, and has the writer thread remember histories."""
 
-    def __init__(self, runs: Runs, lookup: Lookup, writer: WriterThread) -> None:
-        self._runs = runs
+    def __init__(self, histories: Histories, lookup: Lookup, writer: WriterThread) -> None:
+        self._histories = histories
         self._lookup = lookup
         self._writer = writer
         self.handlers: Handlers = {protocol.Predict: self._predict, protocol.Remember: self._remember}
@@ -40,11 +40,11 @@ class Predictions:
     def _remember(self, caller: Caller, message: protocol.Remember) -> Answer:
         if not is_sound(message):
             return Reply(protocol.Refused("protocol error", "the list of the run is malformed"))
-        return self._writer.call(lambda: self._runs.remember(caller.uid, message), caller.uid)
+        return self._writer.call(lambda: self._histories.remember(caller.uid, message), caller.uid)
 
     def _predict(self, caller: Caller, message: protocol.Predict) -> Reply:
         """Return the items a program will probably want, of those that a Get would find."""
-        wanted, options = self._runs.predict(caller.uid, message, _MOST_LISTED)
+        wanted, options = self._histories.predict(caller.uid, message, _MOST_LISTED)
         prediction = protocol.Prediction([], options, {}, [], [], [], self._lookup.structures(caller))
         # Many items share few of these, so each is listed once.
         numbers: dict[str, int] = {}
@@ -59,7 +59,7 @@ class Predictions:
         try:
             listed = len(framing.encode(0, prediction)) + len(predicted) * _LONGEST_ITEM_BYTES
         except ProtocolError:
-            # The stored run is so long that its list does not fit into a frame.
+            # The stored history is so long that its list does not fit into a frame.
             return Reply(protocol.Prediction([], {}, {}, [], [], [], None))
         room = protocol.MAX_FRAME - listed
         room -= self._add_aliases(caller, prediction, dict.fromkeys(hit.program for _, hit in predicted), room)

@@ -76,7 +76,7 @@ class Removals:
 def removed(store: Store, entries: Sequence[EntryKey]) -> protocol.Removed:
     """Remove entries; return how many entries and bytes that removed."""
     before = store.totals_now()
-    store.let_go(entries)
+    store.let_go(entries, "removed")
     after = store.totals_now()
     return protocol.Removed(before["entries"] - after["entries"], before["bytes"] - after["bytes"])
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from xcache.wire import protocol
-from xcached.caller import Answer, Caller, Handlers, Reply
+from xcached.caller import Answer, Caller, Handlers, Later, Reply
 from xcached.requests.leases import Leases
 from xcached.requests.loads import Loads
 from xcached.store.database import is_damage
@@ -23,14 +25,19 @@ class Service:
         welcome: protocol.Welcome,
         damaged: Callable[[Exception], None],
         finish: Callable[[float], bool],
+        observe: Callable[[str, float], None] | None = None,
     ) -> None:
-        """``damaged`` is told of a damaged database; ``finish`` is the method of that name."""
+        """``damaged`` is told of a damaged database; ``finish`` is the method of that name.
+
+        ``observe`` gets the name of each request and the seconds until its answer was known.
+        """
         self._handlers = handlers
         self._leases = leases
         self._loads = loads
         self.welcome = welcome
         """The answer to Hello."""
         self._damaged = damaged
+        self._observe = observe
         self.finish = finish
         """Finishes all writes within these seconds and closes the store, after ``begin_to_leave``, on another thread;
         returns whether everything was written.
@@ -41,12 +48,25 @@ class Service:
         handler = self._handlers.get(type(message))
         if handler is None:
             return Reply(protocol.Refused("protocol error", f"{type(message).__name__} is not a request"))
+        start = time.monotonic()
         try:
-            return handler(caller, message)
+            answer = handler(caller, message)
         except sqlite3.DatabaseError as error:
             if is_damage(error):
                 self._damaged(error)
             raise
+        if self._observe is not None:
+            self._note_time(type(message).__name__, start, answer)
+        return answer
+
+    def _note_time(self, name: str, start: float, answer: Answer) -> None:
+        observe = self._observe
+        assert observe is not None  # noqa: S101 - the caller has looked
+        if isinstance(answer, Future):
+            answer.add_done_callback(lambda _: observe(name, time.monotonic() - start))
+        elif not isinstance(answer, Later):
+            # How long somebody else's compile takes says nothing of the daemon.
+            observe(name, time.monotonic() - start)
 
     def leave(self, caller: Caller) -> None:
         """Release what a client held and waited for, after its connection has ended."""

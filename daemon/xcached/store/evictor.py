@@ -326,7 +326,7 @@ class Evictor:
     def _evict(self, chosen: Sequence[EntryKey], reason: str, *, keeps_pages: bool = False) -> Freed:
         """Evict entries; ``keeps_pages``: leave the freed pages in the database, where the coming entry needs them."""
         before, free_before = self._store.totals_now(), self.shortage.available_bytes() if reason == "disk" else 0
-        files = self._store.let_go(chosen, "evictions")
+        files = self._store.let_go(chosen, f"evicted: {reason}", "evictions")
         for entry in chosen:
             self._newcomers_due.pop(entry, None)
         if reason == "disk":

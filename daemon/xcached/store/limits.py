@@ -19,6 +19,8 @@ class Limits(NamedTuple):
     max_age: float = 0.0
     # Bytes, or a share of the disk with a percent sign.
     min_free: str = "0"
+    # Bytes of the ledger; 0 keeps none.
+    max_ledger: int = 0
 
     def most_entries(self) -> int:
         """Return how many entries there may be; 0 is no limit."""

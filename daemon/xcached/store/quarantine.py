@@ -100,7 +100,7 @@ class Quarantine:
         file = self._copy(entry)
         with self._store.transaction():
             self._add_row(entry, reason, file)
-            maybe_orphaned = self._store.remove([entry])
+            maybe_orphaned = self._store.remove([entry], "set aside")
         self._store.delete_files(maybe_orphaned)
         self.trim()
         logger.warning("%s is quarantined: %s", entry.key[:12], reason)

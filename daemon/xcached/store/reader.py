@@ -121,6 +121,30 @@ class Reader:
                 return max(times)
         return None
 
+    def newest_entry(self, writers: Writers, **where: str) -> list[str] | None:
+        """Return the key and components of the newest entry with certain values, a program or a module's name."""
+        ((column, value),) = where.items()
+        columns = "key, options_component, flags_component, platform_component, toolchain_component"
+        # One seek for each writer: a user may have stored a program with ten thousand options.
+        sql = f"SELECT rowid, {columns} FROM entries WHERE {column} = ? AND writer_uid = ? ORDER BY rowid DESC LIMIT 1"  # noqa: S608 - our own words
+        present = self.writers("entries", **where)
+        each = (uid for uid in present if writers is None or uid in writers)
+        rows = [row for uid in each if (row := self._db.execute(sql, (value, uid)).fetchone())]
+        return [str(part) for part in max(rows)[1:]] if rows else None
+
+    def why_gone(self, key: str, writers: Writers) -> str:
+        """Return why the entry of a key is gone; empty if that is not known."""
+        allowed, values = _by(writers)
+        sql = f"SELECT reason FROM compile_times WHERE key = ?{allowed} AND reason IS NOT NULL LIMIT 1"  # noqa: S608 - our own words
+        row = self._db.execute(sql, (key, *values)).fetchone()
+        return str(row[0]) if row else ""
+
+    def is_set_aside(self, key: str, writers: Writers) -> bool:
+        """Return whether an entry of this key was set aside."""
+        allowed, values = _by(writers)
+        sql = f"SELECT 1 FROM quarantined WHERE key = ?{allowed} LIMIT 1"  # noqa: S608 - our own words
+        return self._db.execute(sql, (key, *values)).fetchone() is not None
+
     def writers(self, table: str, **where: str) -> list[int]:
         """Return the writers of a table's rows with certain values, by one seek in an index for each."""
         matches = "".join(f" AND {column} = :{column}" for column in where)

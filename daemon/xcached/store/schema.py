@@ -1,4 +1,4 @@
-"""The tables, as migrations. Names must make sense to anyone who opens the database with another tool."""
+"""The migrations that make the tables. Names must make sense to anyone who opens the database with another tool."""
 
 from __future__ import annotations
 
@@ -9,28 +9,7 @@ from typing import Any
 
 from sqlite_utils import Migrations
 
-from xcached.store import eviction
-
-# The tables that the migrations make; the reference of the documents shows them in these words.
-MEANINGS = {
-    "aliases": "The program that each structure was lowered to, one row for each structure and writer.",
-    "blobs": "Contents by digest. `content` is NULL where the bytes are in the file `blobs/<two digits>/<digest>`.",
-    "compile_times": "Compile time and past uses of keys whose entries are gone, one row for each writer.",
-    "components": "Parts of keys (options, flags, platform, toolchain) with their readable texts.",
-    "entries": "The executables: one row for each key and writer.",
-    "installations": "The places where toolchains are installed, as each user announced them.",
-    "invalidations": "How many entries went when their toolchain changed, or by `xcache invalidate`, and why.",
-    "not_cacheable": "Keys whose executables cannot be stored, with the reason.",
-    "programs": "The StableHLO that entries were compiled from, one row for each digest and writer.",
-    "quarantined": "Entries that were set aside, with the reason; `file` holds a copy of the bytes.",
-    "runs": "The last runs of each program, which say what to load ahead.",
-    "statistics": "Counters of all programs since they were last set to zero.",
-    "strikes": "Entries that a reader's processes may have crashed on.",
-    "toolchains": "The jaxlibs, plugins and tools that compiled entries; `stale_since` is NULL while one is installed.",
-    "totals": "Sums over other tables, kept by triggers.",
-    "users": "The number of entries and bytes of each user, kept by triggers.",
-    "wanted": "The keys that a run asked for, in order.",
-}
+from xcached.store import eviction, tables
 
 migrations = Migrations("xcache")
 Migration = Callable[[Any], None]
@@ -116,9 +95,9 @@ def m001_first(db: Any) -> None:
     # Kept by triggers, so that reading a total does not walk over all rows.
     db["totals"].create({"name": str, "amount": int}, pk="name", not_null={"amount"})
     db["totals"].insert_all([{"name": "entries", "amount": 0}, {"name": "bytes", "amount": 0}])
-    _keep_total(db, "entries", "entries", "1")
-    _keep_total(db, "blobs", "bytes", "{}.stored_size")
-    _keep_component_uses(db)
+    tables.keep_total(db, "entries", "entries", "1")
+    tables.keep_total(db, "blobs", "bytes", "{}.stored_size")
+    tables.keep_component_uses(db)
 
 
 @_migration
@@ -191,8 +170,8 @@ def m002_writers(db: Any) -> None:
         "UPDATE users SET entries = entries - 1, bytes = bytes - OLD.footprint WHERE uid = OLD.writer_uid; "
         "DELETE FROM users WHERE uid = OLD.writer_uid AND entries <= 0; END"
     )
-    _keep_total(db, "entries", "entries", "1")
-    _keep_component_uses(db)
+    tables.keep_total(db, "entries", "entries", "1")
+    tables.keep_component_uses(db)
 
 
 @_migration
@@ -336,12 +315,12 @@ def m007_judged_anew(db: Any) -> None:
     for table in ("compile_times", "not_cacheable"):
         db.execute(f"CREATE INDEX {table}_by_writer ON {table} (writer_uid)")
     there = set(db.table_names())
-    for total, tables in ROWS.items():
-        sizes = {name: size.format("") for name, size in tables.items() if name in there}
+    for total, rows in tables.ROWS.items():
+        sizes = {name: size.format("") for name, size in rows.items() if name in there}
         sums = [f"(SELECT coalesce(sum({size}), 0) FROM {name})" for name, size in sizes.items()]
         db.execute(f"INSERT INTO totals (name, amount) VALUES ('{total}', {' + '.join(sums)})")
         for name in sizes:
-            _keep_row_bytes(db, total, name)
+            tables.keep_row_bytes(db, total, name)
 
 
 @_migration
@@ -355,7 +334,7 @@ def m008_aliases(db: Any) -> None:
     )
     db["aliases"].create_index(["program", "writer_uid"])
     db["aliases"].create_index(["writer_uid"])
-    _keep_row_bytes(db, "other_bytes", "aliases")
+    tables.keep_row_bytes(db, "other_bytes", "aliases")
     # A program has a row for each writer with an entry of it. An alias may also rest on another writer's entry.
     db.execute(
         "CREATE TRIGGER programs_delete_aliases AFTER DELETE ON programs BEGIN DELETE FROM aliases"
@@ -364,29 +343,71 @@ def m008_aliases(db: Any) -> None:
     )
 
 
-def _bytes_of(*columns: str) -> str:
-    return " + ".join(f"coalesce(length(CAST({{0}}{column} AS BLOB)), 0)" for column in columns)
+@_migration
+def m009_ledger(db: Any) -> None:
+    """Add the ledger: the processes that used the cache, and how each program came about."""
+    for event in ("insert", "delete"):
+        db.execute(f"DROP TRIGGER runs_{event}_bytes")
+    db.execute("DROP INDEX idx_runs_uid_program")
+    db.execute("ALTER TABLE runs RENAME TO histories")
+    db["histories"].create_index(["uid", "program"])
+    db.execute("ALTER TABLE wanted RENAME COLUMN run TO history")
+    tables.keep_row_bytes(db, "other_bytes", "histories")
+    db["runs"].create(
+        # run: the number that the process gave itself. facts: JSON of program, versions, flags and more. ended_at NULL:
+        # the process is alive, or was killed. size: bytes of this row and of those of its ledger.
+        {
+            "id": int,
+            "run": str,
+            "uid": int,
+            "pid": int,
+            "program": str,
+            "facts": str,
+            "began_at": float,
+            "reported_at": float,
+            "ended_at": float,
+            "size": int,
+        },
+        pk="id",
+        not_null={"run", "uid", "pid", "program", "facts", "began_at", "reported_at", "size"},
+    )
+    db["runs"].create_index(["uid", "run"], unique=True)
+    db["ledger"].create(
+        # key: empty if there is none. spans: JSON list of stage, start, seconds, thread; the start counts from the
+        # process's own. nearest: the key of the entry that a miss came closest to.
+        {
+            "run": int,
+            "position": int,
+            "module_name": str,
+            "site": str,
+            "shapes": str,
+            "key": str,
+            "outcome": str,
+            "cause": str,
+            "stored": str,
+            "nearest": str,
+            "spans": str,
+        },
+        pk=("run", "position"),
+        foreign_keys=[("run", "runs", "id")],
+    )
+    tables.keep_row_bytes(db, "other_bytes", "runs")
+    # Why the entry of a key is gone.
+    db.execute("ALTER TABLE compile_times ADD COLUMN reason TEXT")
+    db.execute("DROP TRIGGER entries_delete_compile_time")
+    db.execute(
+        "CREATE TRIGGER entries_delete_compile_time AFTER DELETE ON entries BEGIN INSERT OR REPLACE INTO compile_times"
+        " (key, writer_uid, seconds, uses, used_time)"
+        " VALUES (OLD.key, OLD.writer_uid, OLD.compile_seconds, OLD.uses, OLD.used_time); END"
+    )
+    # The entry that a wanted one is most like has its name.
+    db["entries"].create_index(["module_name", "writer_uid"])
+    db["quarantined"].create_index(["key"])
+    db.execute(
+        "CREATE TRIGGER runs_update_bytes AFTER UPDATE OF size ON runs BEGIN"
+        " UPDATE totals SET amount = amount + NEW.size - OLD.size WHERE name = 'other_bytes'; END"
+    )
 
-
-# Two totals: the texts of entries, and the texts of all other tables with the quarantine's files. The rest of a row
-# has a fixed size, and the number of rows is limited. ARCHITECTURE.md has the bounds of all tables.
-ROWS = {
-    "text_bytes": {
-        "entries": _bytes_of("module_name", "platform", "device_kind", "jaxlib_version", "writer_program"),
-        "components": _bytes_of("description"),
-    },
-    "other_bytes": {
-        "not_cacheable": _bytes_of("module_name", "reason"),
-        "runs": "{0}size",
-        "toolchains": _bytes_of("platform", "jaxlib_version", "description"),
-        "installations": _bytes_of("place", "files"),
-        "invalidations": _bytes_of("reason"),
-        "aliases": _bytes_of("structure", "program", "facts", "seal"),
-        "statistics": _bytes_of("name"),
-        "quarantined": "CASE WHEN {0}file IS NULL THEN 0 ELSE {0}stored_size END + "
-        + _bytes_of("module_name", "reason"),
-    },
-}
 
 _OF_WRITERS = {
     "programs": "digest TEXT, writer_uid INTEGER, raw_size INTEGER NOT NULL, codec TEXT NOT NULL, blob TEXT NOT NULL"
@@ -409,33 +430,3 @@ _INDEXED = (
     ("entries", ["blob"]),
     ("programs", ["blob"]),
 )
-
-
-def _keep_total(db: Any, table: str, name: str, amount: str) -> None:
-    for event, row, sign in (("INSERT", "NEW", "+"), ("DELETE", "OLD", "-")):
-        db.execute(
-            f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table} BEGIN "
-            f"UPDATE totals SET amount = amount {sign} {amount.format(row)} WHERE name = '{name}'; END"
-        )
-
-
-def _keep_row_bytes(db: Any, total: str, name: str) -> None:
-    """Have the total follow the rows of a table in ROWS."""
-    for event, row, sign in (("INSERT", "NEW.", "+"), ("DELETE", "OLD.", "-")):
-        db.execute(
-            f"CREATE TRIGGER {name}_{event.lower()}_bytes AFTER {event} ON {name} BEGIN UPDATE totals"
-            f" SET amount = amount {sign} ({ROWS[total][name].format(row)}) WHERE name = '{total}'; END"
-        )
-
-
-def _keep_component_uses(db: Any) -> None:
-    for name in ("options", "flags", "platform", "toolchain"):
-        db.execute(
-            f"CREATE TRIGGER entries_insert_{name} AFTER INSERT ON entries BEGIN "
-            f"UPDATE components SET uses = uses + 1 WHERE digest = NEW.{name}_component; END"
-        )
-        db.execute(
-            f"CREATE TRIGGER entries_delete_{name} AFTER DELETE ON entries BEGIN "
-            f"UPDATE components SET uses = uses - 1 WHERE digest = OLD.{name}_component; "
-            f"DELETE FROM components WHERE digest = OLD.{name}_component AND uses <= 0; END"
-        )

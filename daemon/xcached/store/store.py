@@ -223,10 +223,11 @@ class Store:
         """Within a transaction: forget the marks of one user (None: of all)."""
         self._db.execute("DELETE FROM not_cacheable WHERE writer_uid = coalesce(?, writer_uid)", (uid,))
 
-    def remove(self, entries: Iterable[EntryKey], *, staying: str = "") -> list[str]:
+    def remove(self, entries: Iterable[EntryKey], reason: str = "", *, staying: str = "") -> list[str]:
         """Within a transaction: delete entries and what only they used. Return digests of files to delete after.
 
-        ``staying`` is a program that the next entry uses: its aliases would go with it.
+        ``reason`` is a cause of later misses. ``staying`` is a program that the next entry uses: its aliases would go
+        with it.
         """
         maybe_orphaned: list[str] = []
         for entry in entries:
@@ -239,6 +240,9 @@ class Store:
             blob, program, pinned = row
             self.pins_changed |= bool(pinned)
             self._db.execute("DELETE FROM entries WHERE key = ? AND writer_uid = ?", entry)
+            if reason:
+                sql = "UPDATE compile_times SET reason = ? WHERE key = ? AND writer_uid = ?"
+                self._db.execute(sql, (reason, *entry))
             maybe_orphaned += self._drop_blob(blob)
             owned = (program, entry.writer_uid)
             if program != staying and not self._refers("entries", program=program, writer_uid=entry.writer_uid):
@@ -253,14 +257,17 @@ class Store:
                 self.forget_oldest("compile_times", entry.writer_uid, self.most_rows(entry.writer_uid))
         return maybe_orphaned
 
-    def let_go(self, entries: Sequence[EntryKey], counted_as: str = "") -> int:
-        """Remove entries and delete their files, even on a full disk; return how many files."""
+    def let_go(self, entries: Sequence[EntryKey], reason: str = "", counted_as: str = "") -> int:
+        """Remove entries and delete their files, even on a full disk; return how many files.
+
+        ``reason`` is a cause of later misses.
+        """
         at, together, files = 0, len(entries), 0
         while at < len(entries):
             going = entries[at : at + together]
             try:
                 with self.transaction(frees=True):
-                    maybe_orphaned = self.remove(going)
+                    maybe_orphaned = self.remove(going, reason)
                     if counted_as:
                         self.add_statistics({counted_as: len(going)})
             except sqlite3.Error as error:

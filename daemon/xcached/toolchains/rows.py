@@ -107,7 +107,7 @@ class ToolchainRows:
         if not entries and self._has_entries(toolchain, uid):
             return None
         if entries:
-            self._store.let_go(entries, "stale_removed")
+            self._store.let_go(entries, "stale", "stale_removed")
         else:
             with self._store.transaction():
                 self._db.execute("DELETE FROM installations WHERE toolchain = ? AND uid = ?", (toolchain, uid))

@@ -389,9 +389,9 @@ def test_without_systemd_service_says_so_and_that_none_is_needed(monkeypatch, tm
 
 
 # These find and stop the daemon, or show the other settings, all the same.
-@pytest.mark.parametrize("command", [name for name in NAMES if name not in ("status", "stop", "config")])
+@pytest.mark.parametrize("command", [name for name in NAMES if name not in ("status", "stop", "config", "doctor")])
 def test_a_setting_that_cannot_be_used_is_one_line(shell, command):
-    arguments = [command, "12"] if command in ("show", "rm", "pin", "unpin") else [command]
+    arguments = [command, "12"] if command in ("show", "rm", "pin", "unpin", "compare") else [command]
     failed = shell.run(*arguments, XCACHE_TIMEOUT="never")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.startswith("xcache: XCACHE_TIMEOUT='never'")
@@ -406,21 +406,27 @@ def test_a_directory_that_cannot_be_used_is_one_line(shell, tmp_path):
     assert failed.stderr.count("\n") == 1
 
 
+# Their names in JSON are data.
+_DATA = ("uncacheable", "errors", "other", "causes", "facts", "stages", "outcomes", "components")
+
+
 def documented(document: object) -> set[str]:
     """The names in a JSON document, less those that are data."""
     if isinstance(document, list):
         return set().union(*(documented(one) for one in document))
     if isinstance(document, dict):
-        inside = [documented(v) for name, v in document.items() if name not in ("uncacheable", "errors", "other")]
+        inside = [documented(v) for name, v in document.items() if name not in _DATA]
         return set(document).union(*inside)
     return set()
 
 
-def test_the_help_documents_every_name_in_the_json(shell):
+def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
     key = shell.put("jit_f")
+    shell.record_run(key)
     for command in NAMES:
         arguments = {name: [key] for name in ("show", "rm", "pin", "unpin")}
-        arguments |= {"clear": ["--yes"], "invalidate": ["--name", "x"]}
+        arguments |= {"clear": ["--yes"], "invalidate": ["--name", "x"], "doctor": ["--no-compile"]}
+        arguments |= {"compare": ["last"], "trace": ["-o", str(tmp_path / "trace.json")]}
         found = documented(shell.json(command, *arguments.get(command, []))) - set(protocol.DESCRIBED_COMPONENTS)
         text = shell.say(command, "--help")
         for name in found:

@@ -335,6 +335,7 @@ def test_gc_says_that_a_limit_of_its_own_is_none(shell):
     shell.json("start")
     assert shell.run("gc").stderr == ""
     own = {"max_size": "20K", "max_entries": "7", "max_age": "3d", "min_free": "7%", "user_quota": "1M"}
+    own["max_ledger"] = "2M"
     assert set(own) == set(LIMITS)
     said = shell.run("gc", **{f"XCACHE_{name.upper()}": value for name, value in own.items()}).stderr
     for name in own:

@@ -18,7 +18,6 @@ from support.starting import with_a_store
 
 from xcache.client.client import Client
 from xcache.client.connection import Connection
-from xcache.client.contents import Absent
 from xcache.client.launcher import Launcher
 from xcache.errors import ProtocolError, StoreError, UnavailableError
 from xcache.wire import protocol
@@ -42,7 +41,7 @@ def test_while_a_daemon_is_leaving_the_next_one_is_waited_for(place, connected):
     """It unlinks its socket first and writes what is in flight: it can hold the store for half a minute."""
     with_a_store(place)
     with leaving(place, 0.5):
-        assert connected(timeout=3).get(get_message(KEY)) == Absent(0)
+        assert connected(timeout=3).get(get_message(KEY)).lease == 0
 
 
 def test_a_daemon_that_was_just_told_to_stop_is_followed_by_another(place, connected):
@@ -53,7 +52,7 @@ def test_a_daemon_that_was_just_told_to_stop_is_followed_by_another(place, conne
         with contextlib.closing(Connection(config.socket, 20, "test")) as connection:
             connection.demand(protocol.Stop("test"), protocol.Done, 20)
             assert connection.wait_for_end(20)
-        assert connected(timeout=3).get(get_message(KEY)) == Absent(0)
+        assert connected(timeout=3).get(get_message(KEY)).lease == 0
         place.stop()
 
 
@@ -90,7 +89,7 @@ def test_an_older_daemon_is_asked_to_make_room(place, connected):
         talk.say(protocol.Done())
 
     with fake_daemon(place.socket, older) as daemon, leaving(place, 0.3):
-        assert connected(timeout=3).get(get_message(KEY)) == Absent(0)
+        assert connected(timeout=3).get(get_message(KEY)).lease == 0
         assert [type(message) for message in daemon.heard] == [protocol.Hello, protocol.Stop]
         place.stop()
 
@@ -135,10 +134,10 @@ def test_the_same_store_by_another_way_is_the_same_daemon(place, connected):
     """With or without XDG_RUNTIME_DIR (cron, sudo) and with another TMPDIR (batch jobs), a store has one daemon."""
     with_a_store(place)
     first = connected(socket=place.root / "run" / "s")
-    assert first.get(get_message(KEY)) == Absent(0)
+    assert first.get(get_message(KEY)).lease == 0
     place.socket = place.root / "run" / "s"
     second = connected(timeout=2, socket=place.root / "tmp" / "s")
-    assert second.get(get_message(KEY)) == Absent(0)
+    assert second.get(get_message(KEY)).lease == 0
 
 
 HELD = """
@@ -177,6 +176,6 @@ def test_a_program_that_may_start_none_finds_the_stores_daemon_all_the_same(plac
     assert until(lambda: Launcher(config).address())
     client = Client(config, "test")
     try:
-        assert client.get(get_message(KEY)) == Absent(0)
+        assert client.get(get_message(KEY)).lease == 0
     finally:
         client.close()

@@ -7,7 +7,8 @@ import types
 import numpy as np
 import pytest
 
-from xcache.hook import jax_versions, wrapper
+from xcache.hook import jax_versions, stages, wrapper
+from xcache.keys import stablehlo
 
 
 @pytest.mark.parametrize(
@@ -16,13 +17,16 @@ from xcache.hook import jax_versions, wrapper
 def test_a_platform_without_keys_is_left_to_jax_and_its_own_cache(caches, platform, version, reason):
     cache = caches()
     seen = []
-    wrapped = wrapper.wrap(lambda *given: seen.append(given), jax_versions.probe(), cache, None)
+    wrapped = wrapper.wrap(
+        lambda *given: seen.append(given), jax_versions.probe(), cache, None, stages.Stages(lambda: cache.ledger)
+    )
     backend = types.SimpleNamespace(platform=platform, platform_version=version)
     devices = np.array([types.SimpleNamespace(process_index=0)])
     options = types.SimpleNamespace(
         executable_build_options=types.SimpleNamespace(fdo_profile=b""), profile_version=0
     )  # fmt: skip
-    given = (backend, "module", devices, options, [], list(devices), None)
+    module = stablehlo.parse("module @jit_f {}")
+    given = (backend, module, devices, options, [], list(devices), None)
     wrapped(*given)
     assert seen == [given]
     assert cache.statistics().uncacheable == {reason: 1}

@@ -15,7 +15,6 @@ from support.conversation import Conversation, key_of, talking
 from support.places import digest, get_message, put_message, until
 
 from xcache.client.client import Client
-from xcache.client.contents import Absent
 from xcache.errors import TurnedAwayError
 from xcache.wire import framing, protocol
 
@@ -45,7 +44,7 @@ def test_one_connection_too_many_is_refused_with_a_reason_until_there_is_room(pl
         assert until(lambda: one.status()["connections"] == 2)
         unaffected(place, one)
     again = Client(place.config(), "test")
-    assert again.get(get_message(key_of("a"))) == Absent(0)
+    assert again.get(get_message(key_of("a"))).lease == 0
     again.close()
 
 

@@ -12,7 +12,7 @@ LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
 def test_a_key_of_any_kind_is_missing(talk):
     for key in ("", "short", "x" * protocol.MAX_TEXT, "ü" * 64, "' OR 1=1 --", "../etc/passwd", "\0", key_of("none")):
-        assert talk.ask(get_message(key)) == protocol.Missing(0)
+        assert talk.ask(get_message(key)).lease == 0
 
 
 def test_an_entry_whose_file_is_gone_is_dropped_and_can_be_stored_again(place, talk):

@@ -56,7 +56,7 @@ def test_all_waiters_compile_when_the_executable_cannot_be_stored(speakers):
     wrong = holder.put(KEY, b"x", digest=digest(b"other"))
     assert isinstance(wrong, protocol.Refused)
     for other, request in zip(others, requests, strict=True):
-        assert outcome(other, request) == protocol.Missing(0)
+        assert outcome(other, request).lease == 0
     take(others[0])
 
 
@@ -92,7 +92,7 @@ def test_all_waiters_compile_when_the_daemon_leaves(place, speakers):
     take(holder)
     request = begin_to_wait(waiter)
     holder.ask(protocol.Stop("a test"))
-    assert outcome(waiter, request) == protocol.Missing(0)
+    assert outcome(waiter, request).lease == 0
 
 
 def test_a_daemon_does_not_leave_while_somebody_compiles_for_others(place):
@@ -149,7 +149,7 @@ def test_the_number_of_leases_is_bounded(speakers):
         leases += sum(greedy.hear()[1].lease > 0 for _ in frames[start : start + 100])
     assert leases == 10_000
     # Another connection of the same user compiles all the same.
-    assert other.ask(get_message(key_of("other"), PATIENT)) == protocol.Missing(0)
+    assert other.ask(get_message(key_of("other"), PATIENT)).lease == 0
     # An entry that is stored frees its lease for another.
     assert greedy.put(key_of("10"), b"x") == protocol.Stored(True)
     take(greedy, key_of("more"))
@@ -173,7 +173,7 @@ def test_one_users_leases_and_waits_are_bounded_over_all_connections_and_another
     assert len([answer for answer in answers if answer.lease]) == len(leases) == 10_000
     waits = [ask(caller, f"0 {number}") for caller in greedy for number in range(50)]
     assert waits.count(None) == 2000
-    assert set(waits) == {None, protocol.Missing(0)}
+    assert {wait and wait.lease for wait in waits} == {None, 0}
     assert ask(other, "0 0").lease
     assert len(leases.compiles(lambda uid: uid == 2)) == 1
     for caller in greedy:
@@ -265,7 +265,7 @@ def test_waiters_are_answered_when_the_entry_cannot_be_read(place):
                 talk.socket.settimeout(3.0)
                 answer = outcome(talk, request_number)
                 # The answer is the entry if a descriptor was left for it after all; else the client is to compile.
-                assert isinstance(answer, protocol.Found) or answer == protocol.Missing(0)
+                assert isinstance(answer, protocol.Found) or answer.lease == 0
         finally:
             resource.prlimit(daemon.pid, resource.RLIMIT_NOFILE, (soft, hard))
 

@@ -22,4 +22,4 @@ def test_a_removed_mark_is_asked_for_anew(talk):
     """Removing a key also removes its mark."""
     talk.ask(protocol.MarkNotCacheable(key_of("a"), "jit_f", "a pointer"))
     talk.ask(protocol.Remove([key_of("a")]))
-    assert talk.ask(get_message(key_of("a"))) == protocol.Missing(0)
+    assert talk.ask(get_message(key_of("a"))).lease == 0

@@ -13,8 +13,8 @@ from support.stores import Shelf, shelf
 
 from xcache.wire import protocol
 from xcached.store import database, schema
+from xcached.store.histories import Histories
 from xcached.store.limits import LEAST_ROOM
-from xcached.store.runs import Runs
 
 KB = 1000
 MB = 1000 * KB
@@ -112,47 +112,47 @@ def remember(made: Shelf, uid: int, program: str, count: int = 20) -> None:
          "seconds": 0.5} for number in range(count)
     ]  # fmt: skip
     message = protocol.Remember(program, "a", items, {digest(b"o"): b"o"})
-    assert made.call(lambda store: Runs(store).remember(uid, message)) == protocol.Done()
+    assert made.call(lambda store: Histories(store).remember(uid, message)) == protocol.Done()
 
 
-def test_runs_take_a_share_of_the_store_and_the_largest_user_forgets_first(tmp_path):
+def test_histories_take_a_share_of_the_store_and_the_largest_user_forgets_first(tmp_path):
     with shelf(tmp_path, max_size=20 * MB) as made:
         for number in range(3):
             remember(made, 1, f"small {number}")
         for number in range(60):
             remember(made, 2, f"program {number}")
-        sizes = dict(made.query("SELECT uid, sum(size) FROM runs GROUP BY uid"))
+        sizes = dict(made.query("SELECT uid, sum(size) FROM histories GROUP BY uid"))
         assert sum(sizes.values()) <= 1 * MB
-        assert made.query("SELECT count(*) FROM runs WHERE uid = 1") == [(3,)]
-        assert made.query("SELECT max(program) FROM runs WHERE id = (SELECT max(id) FROM runs)") == [("program 59",)]
-        assert made.query("SELECT count(*) FROM wanted WHERE run NOT IN (SELECT id FROM runs)") == [(0,)]
+        assert made.query("SELECT count(*) FROM histories WHERE uid = 1") == [(3,)]
+        assert made.query("SELECT program FROM histories ORDER BY id DESC LIMIT 1") == [("program 59",)]
+        assert made.query("SELECT count(*) FROM wanted WHERE history NOT IN (SELECT id FROM histories)") == [(0,)]
         made.check()
 
 
-def test_runs_are_as_large_as_they_say(tmp_path):
+def test_histories_are_as_large_as_they_say(tmp_path):
     with shelf(tmp_path) as made:
         remember(made, 1, "program")
         texts = "60 + length(program || arguments || options)"
         wanted = "SELECT sum(60 + length(CAST(key || options || devices || platform AS BLOB))) FROM wanted"
-        sizes = made.query(f"SELECT size, {texts} + ({wanted}) FROM runs")  # noqa: S608 - our own words
+        sizes = made.query(f"SELECT size, {texts} + ({wanted}) FROM histories")  # noqa: S608 - our own words
         assert all(size == there for size, there in sizes) and sizes
 
 
-def test_clearing_forgets_runs(place, talk):
+def test_clearing_forgets_histories(place, talk):
     item = {"key": key_of("a"), "options": digest(b"o"), "devices": "0", "platform": "cpu", "seconds": 0.5}
     assert talk.ask(protocol.Remember("p", "a", [item], {digest(b"o"): b"o"})) == protocol.Done()
-    assert place.query("SELECT count(*) FROM runs") == [(1,)]
+    assert place.query("SELECT count(*) FROM histories") == [(1,)]
     assert isinstance(talk.ask(protocol.Clear()), protocol.Removed)
-    assert place.query("SELECT count(*) FROM runs") == place.query("SELECT count(*) FROM wanted") == [(0,)]
+    assert place.query("SELECT count(*) FROM histories") == place.query("SELECT count(*) FROM wanted") == [(0,)]
 
 
-def test_collecting_garbage_forgets_runs_that_are_too_large(tmp_path):
+def test_collecting_garbage_forgets_histories_that_are_too_large(tmp_path):
     with shelf(tmp_path) as made:
         for number in range(60):
             remember(made, 2, f"program {number}")
     with shelf(tmp_path, max_size=10 * MB) as made:
-        made.call(lambda store: Runs(store).trim())
-        assert made.query("SELECT sum(size) < 500000 AND count(*) > 5 FROM runs") == [(1,)]
+        made.call(lambda store: Histories(store).trim())
+        assert made.query("SELECT sum(size) < 500000 AND count(*) > 5 FROM histories") == [(1,)]
 
 
 def test_a_reader_that_stays_does_not_make_the_journal_grow_without_an_end(tmp_path, monkeypatch):
@@ -182,9 +182,9 @@ def test_a_store_of_the_version_before_counts_its_rows(tmp_path):
         connection.execute("INSERT INTO users VALUES (7, 0, 0)")
         connection.execute("INSERT INTO compile_times VALUES ('gone', 5.0, 3.0, 0.5)")
     with shelf(tmp_path) as made:
-        assert made.query("SELECT * FROM compile_times") == [("gone", 7, 5.0, 3.0, 0.5)]
+        assert made.query("SELECT * FROM compile_times") == [("gone", 7, 5.0, 3.0, 0.5, None)]
         assert made.query("SELECT name FROM sqlite_master WHERE name = 'idx_wanted_key'") == []
-        assert made.query("SELECT size FROM runs") == [(len("pa{}keyodcpu") + 2 * 60,)]
+        assert made.query("SELECT size FROM histories") == [(len("pa{}keyodcpu") + 2 * 60,)]
         made.check()
         fill(made, "a", 10)
         made.check()

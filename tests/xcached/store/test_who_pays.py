@@ -18,8 +18,8 @@ from xcached.requests.process_ends import ProcessEnd
 from xcached.requests.strikes import Strikes
 from xcached.store import disk, quarantine, store
 from xcached.store.entries import EntryKey
+from xcached.store.histories import Histories
 from xcached.store.quarantine import Quarantine
-from xcached.store.runs import Runs
 from xcached.toolchains import rows
 from xcached.toolchains.installations import HERE, Installation
 from xcached.toolchains.rows import ToolchainRows
@@ -55,7 +55,8 @@ def marks_of(made: Shelf, uid: int) -> list[str]:
 def remember(made: Shelf, uid: int, program: str, count: int, platform: str = "cpu") -> None:
     item = {"options": digest(b"o"), "devices": "0", "platform": platform, "seconds": 0.5}
     items = [item | {"key": key_of(f"{program} {number}")} for number in range(count)]
-    made.call(lambda store: Runs(store).remember(uid, protocol.Remember(program, "a", items, {digest(b"o"): b"o"})))
+    message = protocol.Remember(program, "a", items, {digest(b"o"): b"o"})
+    made.call(lambda store: Histories(store).remember(uid, message))
 
 
 def announce(made: Shelf, uid: int, name: str) -> None:
@@ -75,7 +76,7 @@ def set_aside(made: Shelf, uid: int, name: str, size: int) -> None:
 
 WAYS = {
     "marks": lambda made: mark(made, BOB, [str(number) for number in range(2500)], "x" * 500),
-    "runs": lambda made: [remember(made, BOB, f"program {number}", 20, "x" * 500) for number in range(30)],
+    "histories": lambda made: [remember(made, BOB, f"program {number}", 20, "x" * 500) for number in range(30)],
     "installations": lambda made: [announce(made, BOB, f"toolchain {number}") for number in range(5)],
     "quarantine": lambda made: [set_aside(made, BOB, f"damaged {number}", 20 * KB) for number in range(5)],
     "counters": lambda made: made.writer.note_counts({f"errors:{'x' * 150} {number}": 1 for number in range(900)}),
@@ -190,11 +191,11 @@ def test_small_entries_count_for_the_disk_as_what_they_take_there(tmp_path, monk
         small.held = 0
 
 
-def test_items_without_texts_take_room_of_the_runs(tmp_path):
+def test_items_without_texts_take_room_of_the_histories(tmp_path):
     with shelf(tmp_path, shared=True) as made:
         remember(made, BOB, "p", 1000, "")
         ((size, texts),) = made.query(
-            "SELECT size, (SELECT sum(length(key || options || devices || platform)) FROM wanted) FROM runs"
+            "SELECT size, (SELECT sum(length(key || options || devices || platform)) FROM wanted) FROM histories"
         )
         assert size > texts + 50 * 1000
 

@@ -146,8 +146,8 @@ def test_an_announcement_by_a_program_older_than_the_removal_does_not_revive_a_t
     with talking(place) as talk:
         assert talk.ask(running_on) == protocol.Done()
         # No client gets a lease or a wait: the compiled entry would not be served.
-        assert talk.ask(get_message(key, wait=60.0)) == protocol.Missing(0)
-        assert talk.ask(get_message(key, wait=60.0)) == protocol.Missing(0)
+        assert talk.ask(get_message(key, wait=60.0)).lease == 0
+        assert talk.ask(get_message(key, wait=60.0)).lease == 0
     assert states(place)["1.0"] == "stale"
 
 

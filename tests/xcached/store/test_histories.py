@@ -126,14 +126,14 @@ def test_a_run_replaces_those_that_it_is_like(talk, place):
     remember(talk, "train.py", *"ab")
     assert predicted(talk, "train.py") == keys("ab")
     remember(talk, "train.py", *"xbcdef")
-    assert place.query("SELECT count(*) FROM runs") == [(1,)]
+    assert place.query("SELECT count(*) FROM histories") == [(1,)]
 
 
 def test_only_some_runs_of_one_program_are_kept(talk, place):
     for number in range(12):
         remember(talk, "train.py", f"{number}")
     remember(talk, "other.py", "a")
-    assert place.query("SELECT count(*) FROM runs WHERE program = 'train.py'") == [(8,)]
+    assert place.query("SELECT count(*) FROM histories WHERE program = 'train.py'") == [(8,)]
     assert place.query("SELECT count(*) FROM wanted") == [(9,)]
     assert predicted(talk, "other.py") == keys("a")
 
@@ -150,7 +150,7 @@ def test_old_runs_are_forgotten(talk, place):
         remember(talk, f"{number}.py", "a")
     assert predicted(talk, "0.py") == []
     assert predicted(talk, "204.py") == keys("a")
-    assert place.query("SELECT count(*) FROM runs") == [(200,)]
+    assert place.query("SELECT count(*) FROM histories") == [(200,)]
     assert place.query("SELECT count(*) FROM wanted") == [(200,)]
 
 
@@ -168,4 +168,4 @@ def test_old_runs_are_forgotten(talk, place):
 )
 def test_a_run_that_cannot_be_is_refused(talk, place, items, options):
     assert isinstance(talk.ask(protocol.Remember("train.py", "a", items, options)), protocol.Refused)
-    assert place.query("SELECT count(*) FROM runs") == [(0,)]
+    assert place.query("SELECT count(*) FROM histories") == [(0,)]

@@ -1,0 +1,100 @@
+"""Histories: the keys a program wanted, so that the next one of the same name gets them ahead of time."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from xcache.wire import protocol
+from xcached.store.row_groups import RowGroups
+from xcached.store.store import Store
+
+_MOST_OF_ONE_USER = 200
+# Histories with the same arguments. One is not enough: a script may do different things at different times.
+_MOST_OF_ONE_PROGRAM = 8
+# Limit for the histories of all users together; a small store allows less.
+_MOST_BYTES = 256 * 1024**2
+_MOST_OPTIONS_BYTES = 1 << 18
+# A row's bytes beside its texts, roughly; m007 in schema.py uses the same number.
+_ROW_BYTES = 60
+_FIELDS = {"key": str, "options": str, "devices": str, "platform": str, "seconds": float}
+
+# An item of Remember or Prediction.
+Wanted = dict[str, protocol.Scalar]
+
+
+class Histories:
+    """The rows of histories. The serving thread calls ``predict``; the rest belongs to the writer thread."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._db = store.database.writing
+        self._groups = RowGroups(store, "histories", "wanted", "history", lambda: _MOST_BYTES)
+        self.clear, self.trim = self._groups.clear, self._groups.trim
+        self._reading = store.database.reading
+
+    def predict(self, uid: int, message: protocol.Predict, most: int) -> tuple[list[Wanted], dict[str, bytes]]:
+        """Return the first ``most`` items that this program wanted last time, and the compile options by digest.
+
+        A history with the same arguments is preferred.
+        """
+        row = self._reading.execute(
+            "SELECT id, options FROM histories WHERE uid = ? AND program = ?"
+            " ORDER BY arguments = ? DESC, id DESC LIMIT 1",
+            (uid, message.program, message.arguments),
+        ).fetchone()
+        if row is None:
+            return [], {}
+        history, options = row
+        rows = self._reading.execute(
+            "SELECT key, options, devices, platform, seconds FROM wanted WHERE history = ? ORDER BY position LIMIT ?",
+            (history, most),
+        )
+        return [dict(zip(_FIELDS, fields, strict=True)) for fields in rows], {
+            name: bytes.fromhex(text) for name, text in json.loads(options).items()
+        }
+
+    def remember(self, uid: int, message: protocol.Remember) -> None:
+        """Store a history in place of similar ones of the same program, and forget the oldest."""
+        same = "uid = ? AND program = ? AND arguments = ?"
+        # Similar: it has at least half of the old one's keys. The history of a run that ended early spares longer ones.
+        alike = (
+            "(SELECT 2 * total(key IN (SELECT value FROM json_each(?))) >= count(*) FROM wanted"
+            " WHERE history = histories.id)"
+        )
+        program = uid, message.program, message.arguments
+        options = json.dumps({name: content.hex() for name, content in message.options.items()})
+        rows = [tuple(item[name] for name in _FIELDS) for item in message.items]
+        texts = [message.program, message.arguments, options, *(text for *some, _ in rows for text in some)]
+        size = sum(len(str(text).encode()) for text in texts) + _ROW_BYTES * (1 + len(rows))
+        with self._store.transaction():
+            self._groups.forget(f"{same} AND {alike}", *program, json.dumps([item["key"] for item in message.items]))
+            (history,) = self._db.execute(
+                "INSERT INTO histories (uid, program, arguments, options, ended_at, size) VALUES (?, ?, ?, ?, ?, ?)"
+                " RETURNING id",
+                (*program, options, time.time(), size),
+            ).fetchone()
+            self._db.executemany(
+                "INSERT INTO wanted (history, position, key, options, devices, platform, seconds)"
+                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [(history, position, *row) for position, row in enumerate(rows)],
+            )
+            self._groups.forget_older(_MOST_OF_ONE_PROGRAM, same, *program)
+            self._groups.forget_older(_MOST_OF_ONE_USER, "uid = ?", uid)
+            self._groups.forget_what_is_too_large()
+
+
+def is_sound(message: protocol.Remember) -> bool:
+    """Return whether a client's list is within the limits and well formed."""
+    return (
+        len(message.items) <= protocol.MAX_WANTED
+        and sum(map(len, message.options.values())) <= _MOST_OPTIONS_BYTES
+        and all(_is_item(item, message.options) for item in message.items)
+    )
+
+
+def _is_item(item: dict[str, Any], options: Sequence[str] | dict[str, bytes]) -> bool:
+    types = {name: type(value) for name, value in item.items()}
+    return types == _FIELDS and item["options"] in options and all(len(str(value)) < 5000 for value in item.values())

@@ -1,0 +1,109 @@
+"""Programs that differ in one way are told apart in that way, with advice."""
+
+from __future__ import annotations
+
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from xcache.cli import program_diff
+from xcache.keys import program, stablehlo
+
+ONES = jnp.ones((4, 4))
+
+
+def bytecode_of(function, *arguments, **options):
+    module = jax.jit(function, **options).lower(*arguments).compiler_ir("stablehlo")
+    return program.canonical(
+        module, keep_locations=False, ignore_partitioning_pointer=False, callbacks_hold_pointers=False
+    )
+
+
+def found(one: bytes, other: bytes) -> list[program_diff.Difference]:
+    return program_diff.differences(program_diff.read(one), program_diff.read(other))
+
+
+def scaled(factor):
+    return bytecode_of(lambda x: x * factor, ONES)
+
+
+def at_precision(precision):
+    with jax.default_matmul_precision(precision):
+        return bytecode_of(lambda x: x @ x, ONES)
+
+
+def of_type(dtype):
+    return bytecode_of(jnp.sin, ONES.astype(dtype))
+
+
+def of_shape(*shape):
+    return bytecode_of(jnp.sin, jnp.ones(shape))
+
+
+def on_mesh(count):
+    text = """
+module @jit_f attributes {mhlo.num_partitions = %d : i32, mhlo.num_replicas = 1 : i32} {
+  sdy.mesh @mesh = <["x"=%d]>
+  func.func public @main(%%x: tensor<4xf32> {sdy.sharding = #sdy.sharding<@mesh, [{"x"}]>}) -> tensor<4xf32> {
+    return %%x : tensor<4xf32>
+  }
+}"""
+    return stablehlo.bytecode(stablehlo.parse(text % (count, count)))
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "text", "advice"),
+    [
+        (
+            lambda: of_shape(4, 2),
+            lambda: of_shape(8, 2),
+            "argument 0 is f32[4,2] here, f32[8,2] in the stored program",
+            "Only dimension 0 has changed",
+        ),
+        (
+            lambda: of_type("bfloat16"),
+            lambda: of_type("float32"),
+            "argument 0 is bf16[4,4] here, f32[4,4] in the stored program",
+            "one dtype",
+        ),
+        (lambda: scaled(2.5), lambda: scaled(3.5), "a constant is dense<2.5", "Pass it as an argument"),
+        (lambda: scaled(time.time()), lambda: scaled(time.time() - 1e5), "a constant is dense<1.", "looks like a time"),
+        (lambda: at_precision("highest"), lambda: at_precision("default"), "dot_general", "precision of products"),
+        (
+            lambda: bytecode_of(jnp.sin, ONES, donate_argnums=0),
+            lambda: bytecode_of(jnp.sin, ONES),
+            "the donation of argument 0 is",
+            "",
+        ),
+        (
+            lambda: bytecode_of(lambda x, y: x + y, ONES, ONES),
+            lambda: bytecode_of(lambda x: x + x, ONES),
+            "2 arguments here, 1 in the stored program",
+            "structure of the arguments",
+        ),
+        (lambda: bytecode_of(jnp.sin, ONES), lambda: bytecode_of(jnp.cos, ONES), "sine : f32[4,4] here", ""),
+        (lambda: on_mesh(2), lambda: on_mesh(1), "2 devices here", "Each mesh and number of devices"),
+    ],
+    ids=["shape", "dtype", "number", "time", "precision", "donation", "arguments", "operation", "mesh"],
+)
+def test_the_difference_is_named(here, there, text, advice):
+    first, *_ = found(here(), there())
+    assert text in first.text
+    assert advice in first.advice
+
+
+def test_a_program_does_not_differ_from_itself():
+    assert found(scaled(2.5), scaled(2.5)) == []
+
+
+def test_a_seed_is_taken_for_one():
+    def sampled(seed):
+        return bytecode_of(lambda x: x + jax.random.normal(jax.random.key(seed), (4, 4)), ONES)
+
+    assert any("random seed" in each.advice for each in found(sampled(123456789), sampled(987654321)))
+
+
+def test_the_operations_of_other_shapes_are_not_listed():
+    assert not any("sine" in each.text for each in found(of_shape(4, 2), of_shape(8, 2)))

@@ -1,0 +1,62 @@
+"""The guard raises or warns when something is compiled that must not be."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from xcache.clock import monotonic
+from xcache.errors import CompileInGuardError
+from xcache.guard import Guard
+
+
+def check(guard: Guard, on_miss: str = "allow", since: float | None = None) -> None:
+    guard.check("jit_step (called at serve.py:3)", "new", on_miss, since)
+
+
+def test_a_compile_within_it_is_an_error_that_names_the_program_and_the_cause():
+    guard = Guard()
+    check(guard)
+    with guard.forbidding(), pytest.raises(CompileInGuardError, match=r"jit_step \(called at serve.py:3\).*new"):
+        check(guard)
+    check(guard)
+
+
+def test_it_holds_on_every_thread_and_until_the_last_has_left():
+    guard = Guard()
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            check(guard)
+        except CompileInGuardError as error:
+            raised.append(error)
+
+    with guard.forbidding():
+        with guard.forbidding():
+            pass
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join(30)
+    assert len(raised) == 1
+
+
+@pytest.mark.parametrize("on_miss", ["allow", "warn", "fail"])
+def test_the_setting_holds_once_the_program_is_warmed_up(on_miss, caplog):
+    guard = Guard()
+    check(guard, on_miss)
+    assert not caplog.records
+    guard.warm()
+    if on_miss == "fail":
+        with pytest.raises(CompileInGuardError, match="after the program was warmed up"):
+            check(guard, on_miss)
+    else:
+        check(guard, on_miss)
+    assert len(caplog.records) == (on_miss == "warn")
+
+
+def test_the_setting_holds_after_a_time():
+    check(Guard(), "fail", monotonic() + 1000)
+    with pytest.raises(CompileInGuardError):
+        check(Guard(), "fail", monotonic() - 1)

@@ -1,0 +1,63 @@
+"""Programs record their runs; what is malformed is refused."""
+
+from __future__ import annotations
+
+import pytest
+from support.conversation import talking
+
+from xcache.wire import ledger, protocol
+
+RUN = "0123456789abcdef"
+ROW = [0, "jit_step", "train.py:1", "f32[8]", "ab" * 32, "miss", "new", "yes", "", "[]"]
+
+
+def message(**changes: object) -> protocol.RecordRun:
+    return protocol.RecordRun(RUN, 1.0, False, {"directory": "/home"}, [ROW])._replace(**changes)
+
+
+@pytest.fixture
+def talk(place):
+    place.start_daemon()
+    with talking(place) as conversation:
+        yield conversation
+
+
+def test_a_run_is_recorded_and_listed(place, talk):
+    assert talk.ask(message()) == protocol.Done()
+    assert talk.ask(message(ended=True, rows=[])) == protocol.Done()
+    (run,) = talk.ask(protocol.AskRuns(0)).runs
+    assert run["run"] == RUN
+    assert run["ended_at"] is not None
+    assert talk.ask(protocol.AskLedger(run["id"], 0)).rows == [ROW]
+
+
+def test_numbers_beyond_what_sqlite_holds_find_nothing(talk):
+    assert talk.ask(message()) == protocol.Done()
+    assert talk.ask(protocol.AskLedger(2**63, -5)).rows == []
+    assert len(talk.ask(protocol.AskRuns(2**63)).runs) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"run": "short"},
+        {"run": "x" * 15 + "/"},
+        {"began_at": float("inf")},
+        {"began_at": float("nan")},
+        {"facts": {str(number): "" for number in range(ledger.MAX_FACTS + 1)}},
+        {"facts": {"name": "x" * (ledger.MAX_FACT + 1)}},
+        {"rows": [ROW[:-1]]},
+        {"rows": [["0", *ROW[1:]]]},
+        {"rows": [[ledger.MAX_ROWS, *ROW[1:]]]},
+        {"rows": [[-1, *ROW[1:]]]},
+        {"rows": [[*ROW[:3], 5, *ROW[4:]]]},
+        {"rows": [[*ROW[:4], "no digest", *ROW[5:]]]},
+        {"rows": [[*ROW[:9], "x" * (ledger.MAX_TEXT + 1)]]},
+        {"rows": [ROW] * (ledger.MAX_SENT_ROWS + 1)},
+    ],
+)
+def test_a_malformed_run_is_refused(talk, changes):
+    answer = talk.ask(message(**changes))
+    assert isinstance(answer, protocol.Refused)
+    assert answer.kind == "protocol error"
+    assert talk.ask(protocol.AskRuns(0)).runs == []

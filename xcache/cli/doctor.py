@@ -1,0 +1,279 @@
+"""``xcache doctor``: whether everything is in place, and a real compile that must be found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import click
+
+from xcache._version import __version__
+from xcache.cli import daemon
+from xcache.cli.config import suggestion, unknown_variables
+from xcache.cli.output import emit, json_option, print_line, printable, size
+from xcache.config import config
+from xcache.config.config import Config
+from xcache.errors import XcacheError
+from xcache.wire import protocol
+
+State = Literal["ok", "note", "wrong"]
+_COLORS = {"ok": "green", "note": "yellow", "wrong": "red"}
+_COMPILE_SECONDS = 300
+_LOG_BYTES, _LOG_DAYS, _MOST_LOG_LINES = 256 * 1024, 7, 3
+_LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \d+ (ERROR|WARNING) (.*)$")
+# Environment variables of jax that work against the cache, each with what it does.
+_AGAINST = {
+    "JAX_ENABLE_COMPILATION_CACHE": ("0", "false", "False"),
+    "JAX_ENABLE_PGLE": ("1", "true", "True"),
+    "JAX_COMPILATION_CACHE_EXPECT_PGLE": ("1", "true", "True"),
+}
+# The program that is compiled twice; its number makes it a program that nobody has stored.
+_PROGRAM = """
+import json, sys
+import jax, jax.numpy as jnp
+number = float(sys.argv[1])
+jax.jit(lambda x: jnp.sin(x) * number)(jnp.ones(3)).block_until_ready()
+import xcache
+print(json.dumps({"jax": jax.__version__, "hits": xcache.stats().hits, "ledger": xcache.ledger()}))
+"""
+
+
+class Check(NamedTuple):
+    """One line: what was looked at, how it is, what was found, and what to do about it."""
+
+    name: str
+    state: State
+    found: str
+    advice: str = ""
+
+
+@click.command()
+@click.option("--no-compile", is_flag=True, help="Leave out the real compile, which takes some seconds.")
+@json_option
+def doctor(no_compile: bool, as_json: bool) -> None:
+    """Check that everything is in place, one line each, with what to do about it.
+
+    The last check compiles a small program in two processes: the second must find what the first has stored. It may
+    start a daemon, as a program would.
+
+    \b
+    JSON: {"checks": [{"name": str, "state": "ok", "note" or "wrong", "found": str, "advice": str}]}
+
+    Exit status 1 if something is wrong.
+    """
+    checks: list[Check] = []
+    for check in (_plugin, _versions, _switch, _settings, _daemon, _log, _store, _of_jax):
+        checks += _guarded(check)
+    if not no_compile:
+        checks += _guarded(_compile)
+    if as_json:
+        emit({"checks": [each._asdict() for each in checks]})
+    else:
+        for each in checks:
+            _print(each)
+    if any(each.state == "wrong" for each in checks):
+        click.get_current_context().exit(1)
+
+
+def _guarded(check: Callable[[], Iterator[Check]]) -> list[Check]:
+    try:
+        return list(check())
+    except (XcacheError, OSError) as error:
+        return [Check(check.__name__.strip("_"), "wrong", str(error))]
+
+
+def _print(check: Check) -> None:
+    click.secho(f"{check.state:5}", fg=_COLORS[check.state], nl=False)
+    print_line(f" {check.name}: {printable(check.found)}")
+    if check.advice:
+        print_line(f"      {printable(check.advice)}")
+
+
+def _plugin() -> Iterator[Check]:
+    found = [each.value for each in metadata.entry_points(group="jax_plugins") if each.name == "xcache"]
+    if found:
+        yield Check("plugin", "ok", f"jax of {sys.executable} finds it")
+    else:
+        advice = "Install xcache into the environment that has jax: pip install jax-xcache"
+        yield Check(
+            "plugin", "wrong", f"the Python of this command ({sys.executable}) has no entry point of xcache", advice
+        )
+
+
+def _versions() -> Iterator[Check]:
+    versions = {"xcache": __version__, "python": ".".join(map(str, sys.version_info[:3]))}
+    for name in ("jax", "jaxlib"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            advice = f"Programs need it; xcache works with the {name} of their environment."
+            yield Check("versions", "note", f"{name} is not installed here", advice)
+    yield Check("versions", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
+
+
+def _switch() -> Iterator[Check]:
+    mode = config.mode()
+    if mode == "off":
+        advice = "Set XCACHE=1 for the programs that are to use the cache."
+        yield Check("switch", "note", "XCACHE is not set here, or off", advice)
+    else:
+        yield Check("switch", "ok", f"XCACHE={os.environ['XCACHE']} ({mode})")
+
+
+def _settings() -> Iterator[Check]:
+    settings, problems = config.load_usable()
+    for problem in problems:
+        yield Check("settings", "wrong", problem, "Programs run without the cache until this is corrected.")
+    for variable in unknown_variables():
+        yield Check("settings", "note", f"{variable} is no setting{suggestion(variable)}")
+    changed = [f"{name} from {source}" for name, source in settings.sources.items() if source != "default"]
+    yield Check("settings", "ok", ", ".join(changed) if changed else "all are the defaults")
+
+
+def _daemon() -> Iterator[Check]:
+    settings, _ = config.load_usable()
+    connection, problem = daemon.find_with_any_store(settings)
+    if connection is None:
+        starts = settings.autostart and not settings.daemon_user
+        advice = "A program starts one when it compiles." if starts else "Start it: xcache start, or systemctl."
+        yield Check("daemon", "note" if starts else "wrong", f"none listens on {settings.socket}", advice)
+        return
+    version, pid = connection.welcome.version, connection.welcome.pid
+    connection.close()
+    if problem:
+        yield Check("daemon", "wrong", problem)
+    elif version != __version__:
+        advice = "It is replaced when programs of this version ask it; or `xcache restart`."
+        yield Check("daemon", "note", f"process {pid} is xcache {version}, this is {__version__}", advice)
+    else:
+        yield Check("daemon", "ok", f"process {pid} answers on {connection.path}")
+
+
+def _log() -> Iterator[Check]:
+    settings, _ = config.load_usable()
+    path = settings.dir / protocol.LOG
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except (FileNotFoundError, PermissionError):
+        return
+    since = time.time() - _LOG_DAYS * 86400
+    found = [match for line in lines if (match := _LOG_LINE.match(line))]
+    recent = [each for each in found if time.mktime(time.strptime(each[1], "%Y-%m-%d %H:%M:%S")) > since]
+    for match in recent[-_MOST_LOG_LINES:]:
+        yield Check("log", "note", f"{match[1]} {match[2]} {match[3]}", f"The whole log is {path}.")
+    if not recent:
+        yield Check("log", "ok", f"no errors in {_LOG_DAYS} days")
+
+
+def _store() -> Iterator[Check]:
+    settings, _ = config.load_usable()
+    if settings.daemon_user:
+        yield Check("store", "ok", f"{settings.dir} belongs to the daemon of account {settings.daemon_user}")
+        return
+    if unusable := daemon.unusable_store(settings):
+        yield Check("store", "wrong", unusable, "Choose another folder with XCACHE_DIR, or correct its owner and mode.")
+        return
+    place = _existing(settings.dir)
+    if not os.access(place, os.W_OK):
+        yield Check("store", "wrong", f"{place} cannot be written", "Choose another folder with XCACHE_DIR.")
+        return
+    status = os.statvfs(place)
+    free = status.f_bavail * status.f_frsize
+    advice = (
+        "Entries are evicted, and new ones refused, until there is room."
+        if free < _least_free(settings, status)
+        else ""
+    )
+    yield Check("store", "wrong" if advice else "ok", f"{settings.dir}, {size(free)} free on its disk", advice)
+
+
+def _existing(path: Path) -> Path:
+    return path if path.exists() else _existing(path.parent)
+
+
+def _least_free(settings: Config, status: os.statvfs_result) -> float:
+    """Return the bytes that must stay free, or some megabytes where no setting says so."""
+    text = settings.min_free
+    if text.endswith("%"):
+        return min(status.f_blocks * status.f_frsize * float(text[:-1]) / 100, 20 * 1024**3)
+    return max(float(text), 16 * 1024**2)
+
+
+def _of_jax() -> Iterator[Check]:
+    there = False
+    if folder := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        there = True
+        yield Check("jax", "note", f"JAX_COMPILATION_CACHE_DIR={folder} is not used while xcache is on")
+    for variable, values in _AGAINST.items():
+        if os.environ.get(variable) in values:
+            there = True
+            advice = "Programs then compile each time, because jax goes its own way."
+            yield Check("jax", "wrong", f"{variable}={os.environ[variable]}", advice)
+    if re.search(r"xla_dump_(to|hlo_as)", os.environ.get("XLA_FLAGS", "")):
+        there = True
+        advice = "Programs are compiled each time, so that the files appear. Take the flag away to use the cache."
+        yield Check("jax", "note", "XLA_FLAGS asks for dumps", advice)
+    if not there:
+        yield Check("jax", "ok", "no setting works against the cache")
+
+
+def _compile() -> Iterator[Check]:
+    number = f"{1 + secrets.randbelow(10**9) / 10**9:.9f}"
+    cold, warm = (_run(number) for _ in range(2))
+    for ran in (cold, warm):
+        if isinstance(ran, str):
+            yield Check("compile", "wrong", ran, "Run a program with XCACHE=1 XCACHE_LOG=debug to see more.")
+            return
+    assert not isinstance(cold, str)  # noqa: S101 - returned above
+    assert not isinstance(warm, str)  # noqa: S101
+    of_ours = [row for row in warm["ledger"].get("programs", ()) if row["module_name"] == "jit__lambda"]
+    if of_ours and of_ours[0]["outcome"] in ("hit", "loaded ahead"):
+        yield Check("compile", "ok", "what one process compiled, the next one found")
+    else:
+        why = of_ours[0]["cause"] if of_ours else "xcache was not asked"
+        advice = "`xcache why` says more; XCACHE_LOG=debug shows each step."
+        yield Check("compile", "wrong", f"the second process compiled the same program again: {why}", advice)
+    _forget([row["key"] for row in of_ours])
+
+
+def _run(number: str) -> dict[str, Any] | str:
+    """Return the facts of a process that compiled the program, or the reason why there are none."""
+    command = [sys.executable, "-c", _PROGRAM, number]
+    try:
+        done = subprocess.run(
+            command,
+            env=os.environ | {"XCACHE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=_COMPILE_SECONDS,
+            check=False,
+        )
+        lines = done.stdout.strip().splitlines()
+        found: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
+    except subprocess.TimeoutExpired:
+        return f"a small program did not end within {_COMPILE_SECONDS} s"
+    except ValueError:
+        found = {}
+    if found:
+        return found
+    return (done.stderr.strip().splitlines() or [f"the program ended with status {done.returncode}"])[-1]
+
+
+def _forget(keys: list[str]) -> None:
+    """Remove the program of the check from the store."""
+    settings, _ = config.load_usable()
+    connection = daemon.find(settings)
+    if connection is not None and keys:
+        connection.demand(protocol.Remove([key for key in keys if key]), protocol.Removed, settings.timeout)
+        connection.close()

@@ -1,0 +1,164 @@
+"""Read the runs and their ledgers, from the store or from its daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import socket
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xcache.cli import daemon, store_file
+from xcache.cli.store_file import StoreReader
+from xcache.client.connection import Connection
+from xcache.config.config import Config
+from xcache.errors import ClosedStoreError, StoreError, UnavailableError
+from xcache.start_up import Run
+from xcache.wire import protocol
+from xcache.wire.ledger import Row
+
+NO_RUN = "no run is recorded"
+# The least digits of a run's number that a user may give.
+_LEAST_DIGITS = 4
+# A process's start is known to a hundredth of a second, and the clock may have been set since.
+_CLOCK_SECONDS = 2.0
+_COLUMNS = ", ".join(Row._fields)
+
+
+class StoredRun(NamedTuple):
+    """A run, and the number of its row."""
+
+    id: int
+    run: Run
+
+    @property
+    def state(self) -> str:
+        """Whether it has ended, is running, was killed; or that nobody here can tell."""
+        if self.run.ended_at is not None:
+            return "ended"
+        if self.run.facts.get("host") != socket.gethostname():
+            return "no end known"
+        return "running" if self._is_alive() else "killed"
+
+    def _is_alive(self) -> bool:
+        try:
+            fields = Path(f"/proc/{self.run.pid}/stat").read_text().rpartition(")")[2].split()
+            since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError, IndexError):
+            return False
+        began = time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
+        # A forked process counts from the start of its parent.
+        return abs(began - self.run.began_at) < _CLOCK_SECONDS or "parent" in self.run.facts
+
+
+class LedgerReader:
+    """The runs of a store, and their ledgers."""
+
+    def __init__(self, runs: Callable[[], Iterable[StoredRun]], rows: Callable[[int], list[Row]]) -> None:
+        """``runs`` returns all, the latest first; ``rows`` returns the ledger of the run of a number."""
+        self._runs = runs
+        self._rows = rows
+
+    def runs(self, limit: int, program: str = "", directory: str | None = None) -> list[StoredRun]:
+        """Return the latest runs, of a program or folder if given."""
+        found = (
+            each
+            for each in self._runs()
+            if program in each.run.program and directory in (None, each.run.facts.get("directory"))
+        )
+        return list(itertools.islice(found, limit or None))
+
+    def run(self, wanted: str) -> StoredRun:
+        """Return the run whose number begins so, or the last one; raise StoreError unless there is exactly one."""
+        if wanted == "last":
+            found = self.runs(1)
+            if not found:
+                raise StoreError(NO_RUN)
+            return found[0]
+        if len(wanted) < _LEAST_DIGITS:
+            raise StoreError(f"{wanted!r} is too short: give {_LEAST_DIGITS} digits of a run, or `last`")
+        found = [each for each in self.runs(0) if each.run.run.startswith(wanted)]
+        if not found:
+            raise StoreError(f"no run begins with {wanted!r}; `xcache runs` lists them")
+        if len(found) > 1:
+            some = ", ".join(each.run.run for each in found[:5])
+            raise StoreError(f"{len(found)} runs begin with {wanted!r}: {some}")
+        return found[0]
+
+    def rows(self, run: StoredRun) -> list[Row]:
+        """Return the ledger of a run, in the order in which the program asked."""
+        return self._rows(run.id)
+
+
+@contextlib.contextmanager
+def open_ledger(settings: Config) -> Iterator[tuple[LedgerReader, StoreReader | None]]:
+    """Yield the ledger, and the store; None for the store if only the daemon may read it, and lists the runs."""
+    try:
+        store_file.is_there(settings)
+    except ClosedStoreError as error:
+        closed = error
+    else:
+        daemon.flush(settings)
+        with store_file.open_store(settings) as store:
+            if store is None or not store.has_ledger:
+                yield LedgerReader(tuple, lambda _: []), store
+                return
+            connected = store.connection
+            yield LedgerReader(lambda: _runs_in(connected), lambda run: _rows_in(connected, run)), store
+            return
+    connection = daemon.find(settings)
+    if connection is None:
+        raise UnavailableError(f"nobody listens on {settings.socket}, and {closed}")
+    with contextlib.closing(connection):
+        connection.demand(protocol.Sync(), protocol.Done, settings.timeout)
+        listed = LedgerReader(
+            lambda: _listed_runs(settings, connection), lambda run: _listed_rows(settings, connection, run)
+        )
+        yield listed, None
+
+
+def _runs_in(connection: sqlite3.Connection) -> Iterator[StoredRun]:
+    sql = "SELECT id, run, uid, pid, program, facts, began_at, reported_at, ended_at FROM runs ORDER BY id DESC"
+    return (_run(*row) for row in connection.execute(sql))
+
+
+def _rows_in(connection: sqlite3.Connection, run: int) -> list[Row]:
+    sql = f"SELECT {_COLUMNS} FROM ledger WHERE run = ? ORDER BY position"  # noqa: S608 - names of our own
+    return [Row(*row) for row in connection.execute(sql, (run,))]
+
+
+def _listed_runs(settings: Config, connection: Connection) -> Iterator[StoredRun]:
+    before = 0
+    while True:
+        found = connection.demand(protocol.AskRuns(before), protocol.Runs, settings.timeout).runs
+        for row in found:
+            number, *columns = row.values()
+            run = _run(int(str(number)), *columns)
+            yield run
+            before = run.id
+        if len(found) < protocol.MAX_LISTED_RUNS:
+            return
+
+
+def _listed_rows(settings: Config, connection: Connection, run: int) -> list[Row]:
+    rows: list[Row] = []
+    while True:
+        asked = protocol.AskLedger(run, rows[-1].position + 1 if rows else 0)
+        found = connection.demand(asked, protocol.LedgerRows, settings.timeout).rows
+        rows += [Row(*fields) for fields in found]  # type: ignore[arg-type] # as the daemon writes them
+        if len(found) < protocol.MAX_LISTED_ROWS:
+            return rows
+
+
+def _run(number: int, *columns: Any) -> StoredRun:
+    run = Run(*columns)
+    try:
+        facts = json.loads(columns[4])
+    except ValueError:
+        facts = {}
+    return StoredRun(number, run._replace(facts=facts if isinstance(facts, dict) else {}))

@@ -1,0 +1,138 @@
+"""``xcache runs`` and ``xcache run``: the processes that used the cache, and where the time of one start-up went."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xcache import start_up
+from xcache.cli.ledger_file import open_ledger
+from xcache.cli.output import Column, ago, counted, duration, emit, json_option, moment, note, print_line, print_table
+from xcache.config import config
+from xcache.wire import ledger
+
+_SHORT_RUN = 8
+_TABLE_LIMIT = 20
+_MOST_SHOWN = 15
+_RUNS = (
+    Column("run", lambda row: row["run"][:_SHORT_RUN]),
+    Column("program", lambda row: row["command"], cut=True),
+    Column("began", lambda row: ago(row["began_at"]), "right"),
+    Column("ready after", lambda row: duration(row["ready_seconds"]), "right"),
+    Column("compiled", lambda row: str(row["outcomes"].get(ledger.MISS, 0)), "right"),
+    Column("from the cache", lambda row: str(_hits(row["outcomes"])), "right"),
+    Column("not cacheable", lambda row: str(row["outcomes"].get(ledger.UNCACHEABLE, 0)), "right"),
+    Column("state", lambda row: row["state"]),
+)
+_PROGRAMS = (
+    Column("seconds", lambda row: f"{row['seconds']:.3f}", "right"),
+    Column("function", lambda row: row["module_name"], cut=True),
+    Column("arguments", lambda row: row["shapes"], cut=True),
+    Column("came from", lambda row: f"{row['outcome']}: {row['cause']}" if row["cause"] else row["outcome"]),
+    Column("most of it", lambda row: _most_of(row)),
+    Column("called at", lambda row: short_site(row["site"]), cut=True),
+)
+
+
+@click.command()
+@click.option("--program", metavar="TEXT", help="Runs of programs whose name contains this text.")
+@click.option("--here", is_flag=True, help="Runs that began in this folder.")
+@click.option("--limit", type=click.IntRange(min=0), default=_TABLE_LIMIT, show_default=True, help="0 for all.")
+@json_option
+def runs(program: str | None, here: bool, limit: int, as_json: bool) -> None:
+    """List the processes that used the cache, the latest first.
+
+    \b
+    JSON: {"runs": [{"run": str, "program": str, "arguments": [str], "command": str, "directory": str, "host": str,
+           "pid": int, "uid": int, "state": "ended", "running", "killed" or "no end known", "began_at": float,
+           "reported_at": float, "ended_at": float or null, "seconds_to_hook": float (until jax was imported),
+           "ready_seconds": float (from the start of the process until its last program could run),
+           "stages": {STAGE: float}, "outcomes": {OUTCOME: int}, "facts": {NAME: str}}]}
+    """
+    settings = config.load()
+    with open_ledger(settings) as (reader, _):
+        found = reader.runs(limit, program or "", str(Path.cwd()) if here else None)
+        rows = [start_up.of_run(each.run, each.state, reader.rows(each)) for each in found]
+    if as_json:
+        emit({"runs": rows})
+    elif rows:
+        print_table(_RUNS, rows)
+    else:
+        note("no run is recorded")
+
+
+@click.command()
+@click.argument("wanted", metavar="[RUN]", default="last")
+@click.option("--all", "show_all", is_flag=True, help="Show all programs, not only those that took longest.")
+@json_option
+def run(wanted: str, show_all: bool, as_json: bool) -> None:
+    """Show where the time of a run went, and what it compiled.
+
+    RUN is the number of a run, which may be shortened to four digits, or `last`, the default.
+
+    \b
+    JSON: {"run": str and the other fields of `xcache runs`: "program", "arguments", "command", "directory", "host",
+           "pid", "uid", "state", "began_at", "reported_at", "ended_at", "seconds_to_hook", "ready_seconds", "stages",
+           "outcomes", "facts"; "programs": [{"position": int, "module_name": str, "site": str, "shapes": str,
+           "key": str, "outcome": str, "cause": str, "stored": str, "nearest": str, "seconds": float,
+           "spans": [{"stage": str, "start": float (since the process began), "seconds": float, "thread": str}]}]}
+    """
+    settings = config.load()
+    with open_ledger(settings) as (reader, _):
+        found = reader.run(wanted)
+        rows = reader.rows(found)
+    shown = start_up.of_run(found.run, found.state, rows)
+    programs = [start_up.of_row(row) for row in rows]
+    if as_json:
+        emit(shown | {"programs": programs})
+    else:
+        _print(shown, programs, len(programs) if show_all else _MOST_SHOWN)
+
+
+def _print(shown: dict[str, Any], programs: list[dict[str, Any]], most: int) -> None:
+    print_line(f"{shown['command']}  (run {shown['run'][:_SHORT_RUN]}, process {shown['pid']}, {shown['state']})")
+    print_line(f"began {moment(shown['began_at'])} in {shown['directory'] or 'an unknown folder'}")
+    print_line(_total(shown))
+    print_line(_counts(shown["outcomes"]))
+    dearest = sorted(programs, key=lambda row: -row["seconds"])[:most]
+    if dearest:
+        click.echo()
+        print_table(_PROGRAMS, dearest)
+    if len(programs) > len(dearest):
+        click.echo()
+        note(f"{len(programs) - len(dearest)} more; --all shows them")
+
+
+def _total(shown: dict[str, Any]) -> str:
+    """Return the line that says where the time went."""
+    ready, stages = shown["ready_seconds"], shown["stages"]
+    parts = [("start and imports", shown["seconds_to_hook"]), *stages.items()]
+    parts.append(("other", ready - sum(seconds for _, seconds in parts)))
+    listed = ", ".join(f"{name} {seconds:.1f}" for name, seconds in parts if seconds >= 0.05)
+    return f"{ready:.1f} s until its last program was ready: {listed}"
+
+
+def _counts(outcomes: dict[str, int]) -> str:
+    programs = counted(sum(outcomes.values()), "program")
+    listed = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    return f"{programs}: {listed}" if listed else programs
+
+
+def _hits(outcomes: dict[str, int]) -> int:
+    return outcomes.get(ledger.HIT, 0) + outcomes.get(ledger.AHEAD, 0)
+
+
+def _most_of(row: dict[str, Any]) -> str:
+    own = [span for span in row["spans"] if not span["thread"].startswith("xcache-")]
+    if not own:
+        return ""
+    longest = max(own, key=lambda span: span["seconds"])
+    return f"{longest['stage']} {longest['seconds']:.3f}"
+
+
+def short_site(site: str) -> str:
+    """Return a place without the folders that lead to it from here."""
+    here = f"{Path.cwd()}/"
+    return site.removeprefix(here)

@@ -1,0 +1,52 @@
+"""A guard for programs that must not compile any more, such as servers that have got ready."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+
+from xcache.clock import monotonic
+from xcache.errors import CompileInGuardError
+
+logger = logging.getLogger("xcache")
+
+
+class Guard:
+    """Says what happens when something is to be compiled. It holds for all threads of the process."""
+
+    def __init__(self) -> None:
+        # One for each guard in force. Appending and popping are one step each.
+        self._inside: list[None] = []
+        self._warmed_up_at: float | None = None
+
+    @contextlib.contextmanager
+    def forbidding(self) -> Iterator[None]:
+        """Forbid compiles within."""
+        self._inside.append(None)
+        try:
+            yield
+        finally:
+            self._inside.pop()
+
+    def warm(self) -> None:
+        """Note that all that the program needs is compiled."""
+        self._warmed_up_at = monotonic()
+
+    def check(self, described: str, cause: str, on_miss: str, since: float | None) -> None:
+        """Raise CompileInGuardError, or warn, if nothing may be compiled now.
+
+        ``since`` is the moment from which the setting ``on_miss`` holds; None if only ``warm`` begins it.
+        """
+        if self._inside:
+            raise CompileInGuardError(f"{described} is compiled within no_compiles(): {cause}")
+        begins = [moment for moment in (self._warmed_up_at, since) if moment is not None]
+        if on_miss == "allow" or not begins or monotonic() < min(begins):
+            return
+        text = f"{described} is compiled after the program was warmed up: {cause}"
+        if on_miss == "fail":
+            raise CompileInGuardError(text)
+        logger.warning("%s", text)
+
+
+guard = Guard()
