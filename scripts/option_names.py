@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from xcache.keys.protobuf import fields, varint
 
 TABLE = Path(__file__).parent.parent / "xcache" / "cli" / "option_names.json"
-# Of google/protobuf/descriptor.proto: the fields of a file, a message, an enumeration, and a field.
+# Numbers in google/protobuf/descriptor.proto: the fields of a file, a message, an enumeration, and a field.
 _PACKAGE, _MESSAGES, _ENUMS = 2, 4, 5
 _NAME, _FIELDS, _INNER_MESSAGES, _INNER_ENUMS, _VALUES = 1, 2, 3, 4, 2
 _FIELD_NUMBER, _FIELD_LABEL, _FIELD_TYPE, _FIELD_TYPE_NAME = 3, 4, 5, 6

@@ -53,7 +53,10 @@ class Program:
         spans = [
             (stage, round(start - origin, 6), round(end - start, 6), thread) for stage, start, end, thread in self.spans
         ]
-        shapes = _short(self.shapes())
+        try:
+            shapes = _short(self.shapes())
+        except Exception:  # noqa: BLE001 - jax's types, or those of a library, may print in any way
+            shapes = ""
         # The abstract values may lead to devices, which jax may discard.
         self.shapes = lambda: shapes
         return ledger.Row(
@@ -154,18 +157,18 @@ class Ledger:
     def send(self) -> None:
         """Send the rows that have changed, on the store's thread."""
         while (batch := self._take()) or (self._is_over and self._programs and not self._was_sent_over):
-            origin = self._origin()
-            rows: list[list[int | str]] = [[*program.row(origin)] for program in batch]
-            message = protocol.RecordRun(self.run, _wall_time(origin), self._is_over, self._facts(), rows)
             try:
-                self._send(message)
+                origin = self._origin()
+                rows: list[list[int | str]] = [[*program.row(origin)] for program in batch]
+                is_over = self._is_over
+                self._send(protocol.RecordRun(self.run, _wall_time(origin), is_over, self._facts(), rows))
             except BaseException as error:  # noqa: BLE001 - nobody watches this thread
                 logger.debug("could not record the run: %s", error)
                 with self._lock:
                     for program in batch:
                         self._changed.setdefault(program.position, program)
                 return
-            self._was_sent_over = message.ended
+            self._was_sent_over = is_over
 
     def as_data(self) -> dict[str, Any]:
         """Return the run so far, in the shape that ``xcache run --json`` documents."""
@@ -208,7 +211,7 @@ class Ledger:
     def _facts(self) -> dict[str, str]:
         """Return what describes this process, as it is now."""
         facts = {
-            "arguments": json.dumps(sys.argv[1:]),
+            "arguments": json.dumps(sys.argv[1:], default=str),
             "script": sys.argv[0] if sys.argv else "",
             "directory": _directory(),
             "host": socket.gethostname(),

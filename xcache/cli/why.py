@@ -21,7 +21,7 @@ from xcache.wire.ledger import Row
 _SHORT_KEY = 12
 # Lines of one component that are shown.
 _MOST_LINES = 10
-# What to do about a cause.
+# Advice for each cause.
 _ADVICE = {
     "evicted": "Raise XCACHE_MAX_SIZE (xcache config shows the limits), or pin what must stay (xcache pin).",
     "stale": "This is usual after an upgrade; the new entries serve the next runs.",

@@ -17,6 +17,7 @@ from typing import Any
 
 from xcache.clock import monotonic
 from xcache.recording import Ledger, Program
+from xcache.signals import reraise_if_the_programs
 
 logger = logging.getLogger("xcache")
 
@@ -85,8 +86,15 @@ class Stages:
         """Note the abstract values of the arguments of a program that is being lowered."""
         self._state.arguments = module_name, types
 
-    def describe(self, program: Program, module_name: str) -> None:
-        """Tell the ledger what this thread did for a program before it was to be compiled."""
+    def describe(self, module_name: Callable[[], str]) -> None:
+        """Tell the ledger what this thread did for its program before it was to be compiled."""
+        try:
+            self._describe(self._ledger().current(), module_name())
+        except BaseException as error:  # noqa: BLE001 - no trouble of the ledger may reach the program
+            reraise_if_the_programs(error)
+            logger.debug("could not describe a program: %s: %s", type(error).__name__, error)
+
+    def _describe(self, program: Program, module_name: str) -> None:
         pending, self._state.pending = self._state.pending, []
         for stage, function, start, end in pending:
             if module_name in (_module_name(f"jit({function})"), _module_name(function)):

@@ -17,7 +17,6 @@ from xcache.hook.stages import Stages
 from xcache.keys import custom_calls, describe, stablehlo
 from xcache.keys.options import asks_for_dumps
 from xcache.keys.platform import GPU, without_key
-from xcache.recording import Program
 from xcache.request import Alias, LoadTarget, Request
 
 logger = logging.getLogger("xcache")
@@ -34,7 +33,11 @@ def wrap(
     """Return a function that does what ``original`` does, from the cache if possible."""
     has_logged = False
 
-    def compile_or_get_cached(
+    def compile_or_get_cached(*arguments: Any, **options: Any) -> Any:
+        with cache.ledger.asking():
+            return compile_or_get(*arguments, **options)
+
+    def compile_or_get(
         backend: Any,
         computation: Any,
         devices: Any,
@@ -43,35 +46,12 @@ def wrap(
         executable_devices: Any,
         pgle_profiler: Any = None,
     ) -> Any:
-        with cache.ledger.asking() as program:
-            return compile_or_get(
-                program,
-                backend,
-                computation,
-                devices,
-                compile_options,
-                host_callbacks,
-                executable_devices,
-                pgle_profiler,
-            )
-
-    def compile_or_get(
-        program: Program,
-        backend: Any,
-        computation: Any,
-        devices: Any,
-        compile_options: Any,
-        host_callbacks: Sequence[Any],
-        executable_devices: Any,
-        pgle_profiler: Any,
-    ) -> Any:
         nonlocal has_logged
         iterate_once(executable_devices)
         reason = _reason_to_leave_to_jax(jax, backend, devices, compile_options, pgle_profiler)
         late = skipping.late(computation)
         lowered = skipping.take_lowered(computation)
-        name = stablehlo.name(computation) if late is None else late.alias.module_name
-        stages.describe(program, name)
+        stages.describe(lambda: stablehlo.name(computation) if late is None else late.alias.module_name)
         if late is not None and (reason is not None or skipping.is_watched()):
             computation, late = late.lowered(), None
         if reason is not None:
@@ -118,6 +98,7 @@ def wrap(
                 known_program="" if alias is None else alias.program,
             )
             canonical = parts["program"]
+            name = stablehlo.name(computation) if alias is None else alias.module_name
             # An executable with callbacks into the program cannot be loaded without them. One with the program's own
             # custom calls runs the program's code when it is loaded, which may not be ready for that yet.
             runs_program_code = alias is None and (

@@ -75,7 +75,7 @@ LEFT_OUT = {
     502: "xla_dump_hlo_to_subfolder",
     540: "xla_gpu_dump_cost_model_top_k_candidates_to",
 }
-# Of these, the flags that by themselves have XLA write something. The others only say what and how.
+# The flags among these that by themselves have XLA write something; the others only say how.
 _DUMPS = frozenset((109, 112, 113, 114, 115, 116, 118, 222, 292, 338, 352, 405, 498, 540))
 LEFT_OUT_NAMES = frozenset(LEFT_OUT.values())
 
