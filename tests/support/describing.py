@@ -20,3 +20,14 @@ def of_text(text, **names):
 
 def using(value):
     return of_text("def function(x): return x * USED", USED=value)
+
+
+def reading(text, **names):
+    return of_text(f"def function(x): return {text}", **names)
+
+
+class Plain:
+    """An object of the program's: only its class counts among globals."""
+
+    def __init__(self, rate):
+        self.rate = rate

@@ -1,41 +1,27 @@
-"""The data in classes, modules and among a function's globals count for the digest of a call."""
+"""The data in classes and modules, and the attributes that a function names, count for the digest of a call."""
 
 from __future__ import annotations
 
-import argparse
-import array
 import builtins
 import collections
 import collections.abc
 import contextvars
-import copy
-import ctypes
 import dataclasses
-import datetime
 import enum
 import functools
 import importlib
 import logging
-import pathlib
-import queue
-import random
-import re
-import struct
 import sys
 import threading
 import types
-import typing
-from collections.abc import Callable
 
 import jax
 import numpy as np
 import pytest
-from jax.flatten_util import ravel_pytree
-from support.describing import of_text, told, using
+from support.describing import Plain, of_text, reading, told, using
 
 import xcache
 from xcache.hook.calls import program_objects, program_values
-from xcache.hook.structure.encoding import CannotSkipError
 
 
 @dataclasses.dataclass
@@ -204,159 +190,6 @@ def test_a_module_counts_with_its_data(monkeypatch):
     assert digests[0] == digests[2] != digests[1]
 
 
-@dataclasses.dataclass
-class Derived:
-    layers: int = 1
-
-    def __post_init__(self):
-        self.width = 2
-
-
-def derived(width):
-    made = Derived()
-    made.width = width
-    return made
-
-
-class Named(list):
-    """A list with a name."""
-
-    def __init__(self, name, values=()):
-        super().__init__(values)
-        self.name = name
-
-
-class Hidden(list):
-    """A list that says it is empty."""
-
-    def __iter__(self):
-        return iter(())
-
-    def __len__(self):
-        return 0
-
-
-class Plain:
-    """An object of the program's: only its class counts among globals."""
-
-    def __init__(self, rate):
-        self.rate = rate
-
-
-class Lazy:
-    """Stands for something else, and finds it when it is asked for anything, as lazily imported modules do."""
-
-    def __getattribute__(self, name):
-        raise AssertionError(f"{name} was asked for")
-
-
-def mesh(name):
-    return jax.sharding.Mesh(np.array(jax.devices()[:1]), (name,))
-
-
-def cycle(value):
-    made = [value]
-    made.append(made)
-    return made
-
-
-def ladder(height):
-    """Return nested lists in which each holds the next one twice."""
-    made = []
-    for _ in range(height):
-        made = [made, made]
-    return made
-
-
-GLOBALS = {
-    "set of tuples": ({(1, 2)}, {(1, 3)}),
-    "set of sets": ({frozenset({"a"})}, {frozenset({"b"})}),
-    "order of numbers in a set": ({0, 8}, {8, 0}),
-    "length of a list of nothing": ([None], [None, None]),
-    "list and nothing": ([], [None]),
-    "list of functions": ([max], [max, max]),
-    "functions in a list": ([max], [min]),
-    "function": (max, min),
-    "type of Python's": (int, float),
-    "nothing": (None, 0),
-    "attribute set after the fields": (derived(2), derived(3)),
-    "name of a list": (Named("a"), Named("b")),
-    "items of a named list": (Named("a", [1]), Named("a", [2])),
-    "ordered dictionary": (collections.OrderedDict(a=1), collections.OrderedDict(a=2)),
-    "bytes that can change": (bytearray(b"a"), bytearray(b"b")),
-    "array": (array.array("i", [1]), array.array("i", [2])),
-    "view of memory": (memoryview(b"a"), memoryview(b"b")),
-    "default of a dictionary": (collections.defaultdict(int, a=1), collections.defaultdict(float, a=1)),
-    "view of a dictionary": ({"a": 1}.values(), {"a": 2}.values()),
-    "chain": (collections.ChainMap({"a": 1}), collections.ChainMap({"a": 2})),
-    "dictionary of the library": (collections.UserDict(a=1), collections.UserDict(a=2)),
-    "longest deque": (collections.deque([1], 2), collections.deque([1], 3)),
-    "time": (datetime.timedelta(1), datetime.timedelta(2)),
-    "path": (pathlib.Path("/a"), pathlib.Path("/b")),
-    "pattern": (re.compile("a"), re.compile("b")),
-    "arguments": (argparse.Namespace(rate=1), argparse.Namespace(rate=2)),
-    "argument of a partial": (functools.partial(max, 1), functools.partial(max, 2)),
-    "object of a bound method": ([1].count, [2].count),
-    "generator of numbers": (random.Random(1), random.Random(2)),
-    "tree": (jax.tree.structure([1]), jax.tree.structure((1,))),
-    "mesh": (mesh("a"), mesh("b")),
-    "partitions": (jax.sharding.PartitionSpec("a"), jax.sharding.PartitionSpec("b")),
-    "universal function": (jax.numpy.add, jax.numpy.multiply),
-    "function with arguments": (ravel_pytree([1.0])[1], ravel_pytree((1.0,))[1]),
-    "match": (re.match("a", "ab"), re.match("a", "ac")),
-    "format": (struct.Struct("f"), struct.Struct("ff")),
-    "property": (property(doc="a"), property(doc="b")),
-    "static method": (staticmethod(max), staticmethod(min)),
-    "cycle": (cycle(1), cycle(2)),
-    "ladder": (ladder(40), ladder(41)),
-}
-
-
-@pytest.mark.parametrize(("one", "other"), GLOBALS.values(), ids=GLOBALS)
-def test_the_globals_of_a_function_count_with_all_that_they_hold(one, other):
-    assert told(using(one)) == told(using(copy_of(one))) != told(using(other))
-
-
-def copy_of(value):
-    if isinstance(value, jax.numpy.ufunc):
-        # Its name would not lead to the copy.
-        return value
-    try:
-        return copy.deepcopy(value)
-    except TypeError:  # it cannot be copied, as a view of memory
-        return value
-
-
-def test_an_object_of_another_class_among_the_globals_counts_by_its_type():
-    assert told(using(Plain(1))) == told(using(Plain(2))) != told(using(derived(2)))
-    assert told(using(threading.Lock())) == told(using(threading.Lock()))
-
-
-def test_the_items_of_a_list_that_hides_them_count():
-    assert told(using(Hidden([1]))) == told(using(Hidden([1]))) != told(using(Hidden([2])))
-
-
-def test_an_object_among_the_globals_is_not_asked_for_anything():
-    # Lazy raises whatever it is asked for.
-    assert told(using(Lazy())) == told(using(Lazy())) != told(using(Plain(1)))
-
-
-def test_the_configuration_of_jax_counts_elsewhere():
-    before = told(using(jax.config))
-    with jax.numpy_dtype_promotion("strict"):
-        assert told(using(jax.config)) == before
-
-
-@pytest.mark.parametrize(
-    "value",
-    [list(range(400_000)), [np.zeros(1 << 20)], bytes(1 << 21), bytearray(1 << 21), array.array("d", bytes(1 << 21))],
-    ids=["objects", "array", "bytes", "bytes that can change", "array of Python's"],
-)
-def test_a_global_that_is_too_large_to_read_is_refused(value):
-    with pytest.raises(CannotSkipError, match="large"):
-        told(using(value))
-
-
 class Deep:
     """An object whose attributes the function reads."""
 
@@ -407,90 +240,9 @@ def test_the_attributes_that_a_function_names_count(make):
     assert told(using_none(make(1))) == told(using_none(make(2)))
 
 
-class InC(ctypes.Structure):
-    _fields_ = (("rate", ctypes.c_int),)
-
-
-class GivenError(ValueError):
-    """An exception keeps its arguments where only C code sees them."""
-
-
-def test_what_c_code_keeps_in_an_object_counts_where_a_function_names_it():
-    for name, make in {"rate": InC, "args[0]": GivenError}.items():
-        assert told(reading(f"USED.{name}", USED=make(1))) == told(reading(f"USED.{name}", USED=make(1)))
-        assert told(reading(f"USED.{name}", USED=make(1))) != told(reading(f"USED.{name}", USED=make(2)))
-
-
-@pytest.mark.parametrize("value", [queue.SimpleQueue(), (number for number in range(3))])
-def test_an_object_of_python_s_that_nobody_can_read_is_refused(value):
-    with pytest.raises(CannotSkipError, match="unknown type"):
-        told(using(value))
-
-
-class Transformation(typing.NamedTuple):
-    """Two functions, as an optimizer of optax is."""
-
-    init: Callable[..., object]
-    update: Callable[..., object]
-
-
-def scaling_by(rate, *more):
-    def function(x, shift=rate):
-        return x * rate + shift, more
-
-    return function
-
-
-class Settings(collections.abc.Mapping):
-    """A mapping whose items come from an attribute, as in many configurations."""
-
-    def __init__(self, **items):
-        self._items = items
-
-    def __getitem__(self, name):
-        return self._items[name]
-
-    def __iter__(self):
-        return iter(self._items)
-
-    def __len__(self):
-        return len(self._items)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda rate: (lambda x, shift=rate: x + shift),
-        scaling_by,
-        lambda rate: scaling_by(0, scaling_by(rate)),
-        lambda rate: functools.wraps(max)(scaling_by(rate)),
-        lambda rate: jax.jit(scaling_by(rate)),
-        lambda rate: [jax.custom_jvp(scaling_by(rate))],
-        lambda rate: Transformation(max, scaling_by(rate)),
-        lambda rate: jax.nn.initializers.normal(rate),
-        lambda rate: Settings(inner=Settings(rate=rate)),
-    ],
-    ids=["default", "closure", "closure of a closure", "named as another", "jitted", "in a list", "optimizer",
-         "initializer", "mapping"],
-)  # fmt: skip
-def test_what_a_function_among_the_globals_was_made_with_counts(make):
-    assert told(using(make(0.5))) == told(using(make(0.5))) != told(using(make(0.25)))
-
-
-def test_a_function_that_closes_over_itself_can_be_told():
-    def function(x):
-        return function(x)
-
-    assert told(using(function)) == told(using(function))
-
-
 def rated(rate):
     """Return an instance of a class, made anew, that has this as its data."""
     return type("Rated", (), {"__module__": __name__, "rate": rate})()
-
-
-def reading(text, **names):
-    return of_text(f"def function(x): return {text}", **names)
 
 
 @pytest.mark.parametrize(
