@@ -82,12 +82,14 @@ class Method:
 
 
 def watch_compiles(watch: Watch) -> None:
-    """Measure, in every run, the compiles and serialize()."""
+    """Measure, in every run, the compiles, serialize(), and the import of scipy for its LAPACK."""
     from jax._src import compiler
+    from jax._src.lib import lapack
     from jaxlib import xla_client
 
     watch.wrap(compiler, "backend_compile_and_load", "compile")
     watch.wrap(xla_client.LoadedExecutable, "serialize", "serialize")
+    watch.wrap(lapack._lapack, "initialize", "lapack")
 
 
 def watch_phases(watch: Watch) -> None:
@@ -189,6 +191,7 @@ def tell(report: dict[str, Any], watch: Watch, told: Phases, phases: bool) -> No
         **{name: told.seconds(name) for name in told.spans},
         "asked": len(told.spans["compile path"]),
         "compiled": watch.calls["compile"],
+        "lapack": watch.main["lapack"],
         "serialize": watch.main["serialize"] + watch.behind["serialize"],
     }
     if phases:

@@ -12,7 +12,7 @@ from support.foreseeing import loading
 from support.places import Place, until
 
 from xcache.cache import Cache
-from xcache.prefetch import prefetcher
+from xcache.prefetch import processors
 from xcache.prefetch.prefetcher import Item
 from xcache.request import LoadTarget, Request
 
@@ -144,7 +144,8 @@ def foreseen(
             held.add(made)
             return made
 
-    monkeypatch.setattr(prefetcher, "_threads_to_spare", lambda: 1)
+    monkeypatch.setattr(processors, "threads_to_spare", lambda: 1)
+    monkeypatch.setattr(processors, "are_all_busy", lambda: False)
     first = caches()
     assert first.get_or_compile(compiled, lambda: asked).kind == "miss"
     first.close()

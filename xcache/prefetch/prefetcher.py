@@ -11,13 +11,13 @@ from __future__ import annotations
 import _thread
 import contextlib
 import itertools
-import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from xcache.client.contents import SealedEntry
 from xcache.clock import monotonic
+from xcache.prefetch import processors
 from xcache.request import LoadTarget
 from xcache.threads import usual_stack
 
@@ -113,7 +113,7 @@ class Prefetcher:
         self._threads: set[threading.Thread] = set()
         self._busy: set[threading.Thread] = set()
         self._has_keeper = False
-        self._max_threads = min(_MAX_THREADS, _threads_to_spare())
+        self._max_threads = min(_MAX_THREADS, processors.threads_to_spare())
         # Threads of the program that wait for a load.
         self._waiting_threads = 0
         self._has_prediction = False
@@ -246,7 +246,7 @@ class Prefetcher:
         try:
             if not self._has_prediction:
                 self._plan(self._work.predict())
-            while (slot := self._next()) is not None:
+            while (slot := self._next(are_busy=self._is_costly_next() and processors.are_all_busy())) is not None:
                 self._load(slot)
         except MemoryError:
             self.give_up(0.0)
@@ -296,10 +296,14 @@ class Prefetcher:
                     self._forget(slot)
                 self._changed.notify_all()
 
-    def _next(self) -> _Slot | None:
+    def _is_costly_next(self) -> bool:
+        with self._lock:
+            return any(not slot.begun and slot.item.seconds >= _CHEAP_SECONDS for slot in self._slots.values())
+
+    def _next(self, *, are_busy: bool) -> _Slot | None:
         with self._lock:
             # A thread that was begun while the program waited ends when it has loaded one executable.
-            slot = self._choose() if len(self._busy) <= self._allowed_threads() else None
+            slot = self._choose(are_busy) if len(self._busy) <= self._allowed_threads() else None
             if slot is None:
                 # This thread ends now; new work starts another one.
                 self._busy.discard(threading.current_thread())
@@ -308,10 +312,13 @@ class Prefetcher:
             self._trusted_seconds -= slot.item.seconds
             return slot
 
-    def _choose(self) -> _Slot | None:
+    def _choose(self, are_busy: bool) -> _Slot | None:
         if self._over or self._held >= self._memory:
             return None
         waiting = [slot for slot in self._slots.values() if not slot.begun]
+        if are_busy:
+            # A long load beside the program would only take its processor, and more memory than a load by the program.
+            waiting = [slot for slot in waiting if slot.item.seconds < _CHEAP_SECONDS]
         slot = next((slot for slot in waiting if slot.item.seconds <= self._trusted_seconds), None)
         if slot is not None and slot.item.seconds < _CHEAP_SECONDS:
             # The program can load a cheap executable by itself, but would have to wait for a costly one.
@@ -388,9 +395,3 @@ class _Thread(threading.Thread):
 
 def _client(slot: _Slot) -> Any:
     return None if slot.target is None else slot.target.client
-
-
-def _threads_to_spare() -> int:
-    """Return the number of processors, less one for the program's own thread."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return count - 1

@@ -9,12 +9,13 @@ import pytest
 from support.foreseeing import CLIENT, DEVICES, PROGRAMS, TARGET, Program, SlowlyTold, loading
 from support.places import until
 
-from xcache.prefetch import prefetcher
+from xcache.prefetch import prefetcher, processors
 
 
 @pytest.fixture(autouse=True)
 def two_processors(monkeypatch):
-    monkeypatch.setattr(prefetcher, "_threads_to_spare", lambda: 1)
+    monkeypatch.setattr(processors, "threads_to_spare", lambda: 1)
+    monkeypatch.setattr(processors, "are_all_busy", lambda: False)
     yield
     # The next test would meet their threads.
     while PROGRAMS:
@@ -44,6 +45,21 @@ def test_an_executable_whose_load_has_not_begun_is_left_to_the_program():
     program.may_go_on.set()
     assert program.take("a") == "executable a"
     assert until(lambda: program.loads == ["a", "c"])
+
+
+def test_while_all_processors_are_busy_only_cheap_executables_are_loaded_ahead(monkeypatch):
+    monkeypatch.setattr(processors, "are_all_busy", lambda: True)
+    program = Program("1a2b")
+    program.entries = True
+    program.prefetcher.start()
+    assert until(lambda: program.is_done("a", "b") and not loading())
+    assert program.loads == ["a", "b"]
+    # The program loads the others from what came with the prediction.
+    assert program.take("1") == "entry 1"
+    monkeypatch.setattr(processors, "are_all_busy", lambda: False)
+    assert program.take("a") == "executable a"
+    assert until(lambda: program.is_done("2"))
+    assert program.take("2") == "executable 2"
 
 
 def test_a_load_that_xla_has_begun_is_waited_for():
@@ -335,7 +351,7 @@ def test_finish_waits_for_a_prediction():
 
 @pytest.mark.parametrize(("memory", "spare"), [(0, 1), (100, 0)], ids=["no memory", "no processor to spare"])
 def test_nothing_is_loaded_ahead_where_it_is_off(monkeypatch, memory, spare):
-    monkeypatch.setattr(prefetcher, "_threads_to_spare", lambda: spare)
+    monkeypatch.setattr(processors, "threads_to_spare", lambda: spare)
     program = Program("abc", memory=memory)
     program.prefetcher.start()
     assert program.take("a") is None
