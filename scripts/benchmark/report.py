@@ -161,8 +161,8 @@ def _programs(found: Found) -> list[str]:
         " time less what it spends on the main thread to lower, to make keys and to load: no cache that traces could be"
         " faster. JAX imports scipy while it lowers programs that call LAPACK; they cannot run without it, so it is"
         " part of the floor. The floor of `xcache.jit` is less all tracing, too; these programs use it for one or two"
-        " of their functions. The rest is Python's start and end, imports, the backend and running. [Loading](loading.md)"
-        " says what jaxlib does while it loads.\n\n<warm>\n\n<phases>"
+        " of their functions. The rest is Python's start and end, imports, the backend and running."
+        " [Loading](loading.md) says what jaxlib does while it loads.\n\n<warm>\n\n<phases>"
     )
     cold_head = ("", "no cache took", "xcache", "built-in", "xcache beyond serialize()", "built-in beyond it", "rounds")
     cold_text = "The first run, with an empty store; without any cache is 1.\n\n<cold>"
