@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from support.conversation import Conversation, key_of, talking
 from support.places import get_message, until
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 ASKS, AT_ONCE = 2000, 50
 FLUSH_EVERY = 5.0
@@ -60,13 +60,13 @@ def test_misses_write_nothing(place):
     place.start_daemon()
     with talking(place) as talk:
         assert talk.put(key_of("there"), b"content") == protocol.Stored(True)
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         with another_reader(place) as database:
             before = seen(place, database)
             answers = ask_all(talk, [get_message(key_of(f"nowhere {n}")) for n in range(ASKS)])
             assert {answer.lease for answer in answers} == {0}
             # This writes everything that might be held back.
-            assert talk.ask(protocol.Sync()) == protocol.Done()
+            assert talk.ask(commands.Sync()) == protocol.Done()
             assert seen(place, database) == before
 
 
@@ -74,7 +74,7 @@ def test_leases_that_are_given_back_write_nothing(place):
     place.start_daemon()
     with talking(place) as talk:
         assert talk.put(key_of("there"), b"content") == protocol.Stored(True)
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         with another_reader(place) as database:
             before = seen(place, database)
             keys = [key_of(f"nowhere {n}") for n in range(ASKS)]
@@ -83,7 +83,7 @@ def test_leases_that_are_given_back_write_nothing(place):
             for key, answer in zip(keys, answers, strict=True):
                 talk.say(protocol.Release(key, answer.lease))
             assert talk.ask(protocol.AskStatus()).compiles == []
-            assert talk.ask(protocol.Sync()) == protocol.Done()
+            assert talk.ask(commands.Sync()) == protocol.Done()
             assert seen(place, database) == before
 
 
@@ -91,14 +91,14 @@ def test_hits_and_what_programs_count_are_written_in_batches(place):
     place.start_daemon()
     with talking(place) as talk:
         assert talk.put(key_of("there"), b"content") == protocol.Stored(True)
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         # The writer may hold what it counted of the put for a moment after its answer.
         assert until(lambda: commits(place) > 0)
         before, began = commits(place), time.monotonic()
         said = [get_message(key_of("there")), protocol.Report({"requests": 1, "hits": 1})] * ASKS
         answers = ask_all(talk, said)
         assert sum(isinstance(answer, protocol.Found) for answer in answers) == ASKS
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         # One at each interval, one for the Sync, and one that the put may have left.
         assert 1 <= commits(place) - before <= (time.monotonic() - began) / FLUSH_EVERY + 3
     assert place.query("SELECT hits FROM entries") == [(ASKS,)]

@@ -14,7 +14,7 @@ from support.conversation import key_of, talking
 from support.load import Client
 from support.verdict import check
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 YEARS = 10 * 365.25 * 86400
 # Python imports a module of this name as it starts. Only the daemon, and the commands, get this clock; the real one
@@ -57,7 +57,7 @@ def put_many(place, name: str, count: int = 10) -> None:
     with talking(place) as talk:
         for number in range(count):
             assert talk.put(key_of(f"{name} {number}"), os.urandom(10_000)) == protocol.Stored(True)
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
 
 
 def still_there(place, name: str, count: int = 10) -> int:
@@ -78,7 +78,7 @@ def test_jumps_back_and_forth_between_everything(place, clock, campaign):
             Client(talk, ledger, "worker", choose, evicting=True).do_everything()
             for _ in range(20):
                 Client(talk, ledger, "worker", choose, evicting=True).do_something()
-            assert talk.ask(protocol.Sync()) == protocol.Done()
+            assert talk.ask(commands.Sync()) == protocol.Done()
             status = talk.status()
         assert status["bytes"] <= 700_000
         if number % 3 == 0:

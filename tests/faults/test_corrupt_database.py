@@ -20,7 +20,7 @@ from support.marks import thorough
 from support.places import digest, get_message, until
 
 from xcache.errors import RefusedError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 PAGE = 4096
 ENTRIES = 150
@@ -208,7 +208,7 @@ def test_damage_in_any_place_gives_no_wrong_content_and_no_crash(place, campaign
             with contextlib.suppress(ConnectionError, FileNotFoundError), talking(place) as talk:
                 for entry in range(ENTRIES, ENTRIES + 5):
                     talk.put(key_of(f"{entry}"), content(entry))
-                talk.ask(protocol.Sync())
+                talk.ask(commands.Sync())
             child.terminate()
             until(lambda child=child: child.poll() is not None)
         # One that has just begun anew is not there yet to leave in good order.

@@ -17,7 +17,7 @@ from support.marks import thorough
 from support.places import until
 from support.verdict import check
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 pytestmark = pytest.mark.slow
 
@@ -126,7 +126,7 @@ def test_a_disk_is_never_filled(place):
                 assert shutil.disk_usage(place.dir).free > 8_000_000, number
             assert answers.count(protocol.Stored(True)) > 850
             assert {answer.kind for answer in answers if isinstance(answer, protocol.Refused)} <= {"disk full"}
-            assert talk.ask(protocol.Sync()) == protocol.Done()
+            assert talk.ask(commands.Sync()) == protocol.Done()
             assert talk.status()["entries"] > 10
             # Others fill the disk: entries go until there is room or none are left; then puts are refused.
             for number in range(10):
@@ -165,18 +165,18 @@ def test_a_disk_that_is_full_to_the_last_byte(place, way, count):
             if way == "makes room":
                 assert until(lambda: makes_room(talk) or shutil.disk_usage(place.dir).free > 15_000_000)
             else:
-                assert isinstance(answer := talk.ask(protocol.Clear()), protocol.Removed), answer
+                assert isinstance(answer := talk.ask(commands.Clear()), commands.Removed), answer
                 assert talk.status()["entries"] == 0
             # The daemon gave up its reserve for that, and makes it again for the next time.
             (place.dir / "ballast").unlink()
-            assert talk.ask(protocol.Sync()) == protocol.Done()
+            assert talk.ask(commands.Sync()) == protocol.Done()
             assert (place.dir / "reserve").exists()
         place.stop()
 
 
 def makes_room(talk: Conversation) -> bool:
     """Return whether nothing is left that could go."""
-    assert talk.ask(protocol.Sync()) == protocol.Done()
+    assert talk.ask(commands.Sync()) == protocol.Done()
     return talk.status()["entries"] == 0
 
 

@@ -13,7 +13,7 @@ from support.load import Load
 from support.places import PATIENCE
 from support.verdict import check
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 MAX_SIZE = 1_500_000
 
@@ -56,7 +56,7 @@ def test_a_daemon_that_is_killed_again_and_again_keeps_what_it_acknowledged(plac
             load.finish()
             check(place, ledger, campaign, "filling the store", evicting=True)
         with talking(place) as talk:
-            assert talk.ask(protocol.Sync()) == protocol.Done()
+            assert talk.ask(commands.Sync()) == protocol.Done()
             assert talk.status()["bytes"] <= limit
         assert ledger.evicted > 0
     campaign.judge()

@@ -11,7 +11,7 @@ from support.conversation import Conversation, key_of
 from support.places import digest, get_message, put_message
 from support.users import ALICE, BOB, DAEMON
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.envelope import seal
 
 MB = 1_000_000
@@ -57,7 +57,7 @@ def test_nobody_goes_while_false_contents_are_checked(small):
         assert honest == [protocol.Stored(True)] * 3
         answer = bob.answer(asked)
         assert isinstance(answer, protocol.Refused) and answer.kind == "wrong digest", answer
-    assert bob.ask(protocol.Sync()) == protocol.Done()
+    assert bob.ask(commands.Sync()) == protocol.Done()
     missing = [key for key, content in entries.items() if alice.get(key) != content]
     assert missing == []
     alice.close()
@@ -75,9 +75,9 @@ def test_nobody_pays_for_deleted_files_that_a_reader_keeps_open(small):
         key = key_of(f"root {number}")
         assert root.put(key, os.urandom(6 * MB)) == protocol.Stored(True)
         assert isinstance(bob.ask(get_message(key)), protocol.Found)
-        assert root.ask(protocol.Remove([key])).entries == 1
+        assert root.ask(commands.Remove([key])).entries == 1
     assert len(bob.descriptors) == 30
-    assert root.ask(protocol.Sync()) == protocol.Done()
+    assert root.ask(commands.Sync()) == protocol.Done()
     assert [key for key, content in entries.items() if alice.get(key) != content] == []
     for talk in (alice, bob, root):
         talk.close()
@@ -100,7 +100,7 @@ def have_files_set_aside(talk):
         assert talk.put(key, sealed) == protocol.Stored(True)
         assert talk.get(key) == sealed
         assert talk.ask(protocol.Complain(key, digest(sealed), "a test", True)) == protocol.Done()
-        assert talk.ask(protocol.Remove([key])).entries == 1
+        assert talk.ask(commands.Remove([key])).entries == 1
 
 
 @pytest.mark.parametrize("fill", [remember_wide_runs, have_files_set_aside])
@@ -115,7 +115,7 @@ def test_nobody_goes_for_what_others_have_beside_entries(small, fill):
     # The daemon believes for a second what the disk said.
     time.sleep(1.1)
     assert bob.put(key_of("bob"), b"small") == protocol.Stored(True)
-    assert bob.ask(protocol.Sync()) == protocol.Done()
+    assert bob.ask(commands.Sync()) == protocol.Done()
     assert [key for key, content in entries.items() if alice.get(key) != content] == []
     alice.close()
     bob.close()

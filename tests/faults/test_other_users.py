@@ -97,9 +97,9 @@ def test_users_pin_their_own_up_to_their_quota(machine):
     pinning = (
         "for name in 'xyz': talk.put(key_of(name), name.encode() * 20_000, b'program')\n"
         "for keys in ([KEY], [key_of('x')], [key_of('z')], [key_of('y'), key_of('z')]):\n"
-        "    answer = talk.ask(protocol.Pin(keys))\n"
-        "    said.append(answer.entries + answer.already if isinstance(answer, protocol.Pinned) else text(answer))\n"
-        "said.append(text(talk.ask(protocol.CollectGarbage())))\n"
+        "    answer = talk.ask(commands.Pin(keys))\n"
+        "    said.append(answer.entries + answer.already if isinstance(answer, commands.Pinned) else text(answer))\n"
+        "said.append(text(talk.ask(commands.CollectGarbage())))\n"
     )
     # Bob's quota holds two: x went to make room for y and z.
     assert machine.talk(BOB, pinning) == [0, 0, 1, 2, "Refused: not permitted"]
@@ -114,16 +114,16 @@ def test_nobody_overwrites_removes_or_sets_aside_what_is_anothers(machine):
     put(machine, ALICE, good)
     attack = (
         "said.append(text(talk.put(KEY, b'evil', overwrite=True)))\n"
-        "said.append(talk.ask(protocol.Remove([KEY])).entries)\n"
+        "said.append(talk.ask(commands.Remove([KEY])).entries)\n"
         f"digest_of_good = {digest(good)!r}\n"
         "said.append(text(talk.ask(protocol.Complain(KEY, digest_of_good, 'it is damaged', False))))\n"
-        "said.append(talk.ask(protocol.Clear()).entries)\n"
+        "said.append(talk.ask(commands.Clear()).entries)\n"
         "said.append(text(talk.ask(protocol.MarkNotCacheable(KEY, 'm', 'no'))))\n"
         "for _ in range(3):\n"
         "    other = speaker()\n"
         "    other.say(protocol.Loading(KEY, digest_of_good, False)); other.close()\n"
-        "said.append(text(talk.ask(protocol.ZeroStatistics())))\n"
-        "said.append(text(talk.ask(protocol.Stop('bye'))))\n"
+        "said.append(text(talk.ask(commands.ZeroStatistics())))\n"
+        "said.append(text(talk.ask(commands.Stop('bye'))))\n"
     )
     assert machine.talk(BOB, attack) == [
         *("Stored", 1, "Done", 0, "Done"),
@@ -170,7 +170,7 @@ def test_trusted_are_root_oneself_those_who_are_named_and_ones_group(machine):
         assert put(machine, writer, b"by %d" % writer) == ["Stored"]
         seen = {uid for uid in (ALICE, BOB, CAROL, BUILDER, 0) if get(machine, uid) == f"by {writer}"}
         assert seen == readers, writer
-        machine.talk(writer, "said.append(talk.ask(protocol.Remove([KEY])).entries)")
+        machine.talk(writer, "said.append(talk.ask(commands.Remove([KEY])).entries)")
 
 
 def test_ones_own_goes_before_that_of_others(machine):

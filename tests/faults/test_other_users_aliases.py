@@ -7,7 +7,7 @@ from support.conversation import Conversation, key_of
 from support.places import digest
 from support.users import ALICE, BOB, BUILDER, CAROL, KEY
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.seals import sealed
 
 STRUCTURE = digest(b"structure")
@@ -57,7 +57,7 @@ def test_nobody_has_an_alias_of_a_strangers_entry(users):
     alice.put(KEY, b"alice's", b"program")
     remember(carol, alias(b"program"))
     assert told(carol) == alias(b"program")
-    alice.ask(protocol.Remove([KEY]))
+    alice.ask(commands.Remove([KEY]))
     assert told(carol) is None
 
 
@@ -94,5 +94,5 @@ def test_clearing_forgets_ones_own_that_rest_on_others_entries(users):
     builder.put(KEY, b"1", b"program")
     for talk in (alice, bob):
         remember(talk, alias(b"program"))
-    alice.ask(protocol.Clear())
+    alice.ask(commands.Clear())
     assert users.place.query("SELECT writer_uid FROM aliases") == [(BOB,)]

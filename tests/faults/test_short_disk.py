@@ -12,7 +12,7 @@ from support.conversation import key_of, talking
 from support.places import digest
 from support.stores import check_tables
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.envelope import seal
 
 MB = 1_000_000
@@ -64,13 +64,13 @@ def test_small_entries_are_stored_on_and_on(disk):
             for _ in range(20):
                 assert talk.put(key_of(str(number)), os.urandom(SMALL)) == protocol.Stored(True)
                 number += 1
-            assert talk.ask(protocol.Sync()) == protocol.Done()
+            assert talk.ask(commands.Sync()) == protocol.Done()
         assert 100 < number < 1500
         for more in range(300):
             assert talk.put(key_of(f"more {more}"), os.urandom(SMALL)) == protocol.Stored(True)
             # Up to the journal.
             assert free_on(disk) > min_free - 6 * MB, more
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         assert entries_in(disk) > 0.9 * most
 
 
@@ -88,7 +88,7 @@ def test_a_put_that_is_refused_costs_nobody_anything(disk):
         assert before == (5, 1)
         answer = talk.put(key_of("large"), bytes(50 * MB))
         assert isinstance(answer, protocol.Refused) and answer.kind == "disk full"
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         assert histories_in(disk) == before
         assert talk.get(key) == sealed
 
@@ -100,7 +100,7 @@ def test_histories_survive_a_disk_that_others_filled(disk):
         assert isinstance(talk.put(key_of("refused"), os.urandom(SMALL)), protocol.Refused)
         for number in range(5):
             remember(talk, f"program {number}")
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         assert histories_in(disk) == (5, 0)
 
 
@@ -144,10 +144,10 @@ def test_a_large_put_takes_the_place_of_small_entries_and_is_stored(disk):
     disk.start_daemon(XCACHE_MIN_FREE=str(10 * MB))
     with talking(disk) as talk:
         fill(talk, disk, 11 * MB)
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         before = entries_in(disk)
         assert talk.put(key_of("large"), os.urandom(15 * MB)) == protocol.Stored(True)
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         assert 0 < entries_in(disk) < before
     disk.stop()
     check_tables(disk.query, disk.dir)

@@ -20,7 +20,7 @@ from support.places import until
 from support.program_files import program_text
 from support.resources import Sample, descriptors_of, helping, sample
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 PROCESSES = 3
 GETS_PER_SECOND = 1250
@@ -64,7 +64,7 @@ def test_a_steady_load_leaves_nothing_behind_in_the_daemon(place, campaign):
         campaign.note(f"{answered} requests answered in {taken:.0f} s: {dict(sorted(counts.items()))}")
         campaign.note(f"MB in memory: {[round(each.resident / 1e6, 1) for each in samples[:: len(samples) // 16]]}")
         campaign.note(f"the second half added {growth / 1e6:.2f} MB: {2 * growth / answered:.0f} bytes a request")
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         assert until(lambda: descriptors_of(child.pid) == open_before), descriptors_of(child.pid) - open_before
         after = sample(place, talk, child.pid)
         assert (after.descriptors, after.threads) == (before.descriptors, before.threads)

@@ -15,7 +15,7 @@ from support.load import Client
 from support.places import until
 from support.verdict import check
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
@@ -24,7 +24,7 @@ def filled(talk) -> None:
     """Store a small entry and a large one."""
     assert talk.put(key_of("small"), b"small").kept
     assert talk.put(key_of("large"), LARGE).kept
-    assert talk.ask(protocol.Sync()) == protocol.Done()
+    assert talk.ask(commands.Sync()) == protocol.Done()
 
 
 def acknowledges_nothing(talk) -> None:
@@ -167,7 +167,7 @@ def test_a_file_is_deleted_while_in_use(place):
         for path in place.dir.glob("blobs/??/*"):
             path.unlink()
         assert talk.get(key_of("large")) is None
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         assert place.query("SELECT key FROM entries") == [(key_of("small"),)]
         assert talk.put(key_of("large"), LARGE) == protocol.Stored(True)
         assert talk.get(key_of("large")) == LARGE

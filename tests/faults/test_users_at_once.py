@@ -11,7 +11,7 @@ from support.leasing import begin_to_wait, outcome, take
 from support.places import digest, get_message, put_message
 from support.users import ALICE, BOB, BUILDER, CAROL
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 KEY = key_of("a")
 
@@ -48,7 +48,7 @@ def test_a_strangers_messages_do_not_end_a_wait(users, what):
 def test_a_strangers_compile_time_is_not_believed(users):
     alice, carol, bob = users(ALICE), users(CAROL), users(BOB)
     bob.put(KEY, b"bob's", compile_seconds=0.0)
-    bob.ask(protocol.Remove([KEY]))
+    bob.ask(commands.Remove([KEY]))
     take(alice)
     carol.say(get_message(KEY, 60.0))
     _, word = carol.hear()
@@ -82,7 +82,7 @@ def test_a_quota_counts_programs_that_stay(users):
         assert bob.put(key_of(f"big {n}"), b"1", os.urandom(900_000), **program) == protocol.Stored(True)
         # The same program by its digest, and not by its bytes.
         assert bob.put(key_of(f"small {n}"), b"2", b"x", **program) == protocol.Stored(True)
-        bob.ask(protocol.Remove([key_of(f"big {n}")]))
+        bob.ask(commands.Remove([key_of(f"big {n}")]))
     total = bob.status()["bytes"]
     users_rows = users.place.query("SELECT * FROM users")
     assert total < 2_000_000, f"{total} bytes with a quota of 1 MiB: {users_rows}"

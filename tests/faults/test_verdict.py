@@ -10,7 +10,7 @@ from support.campaigns import Campaign
 from support.conversation import key_of, talking
 from support.verdict import check
 
-from xcache.wire import protocol
+from xcache.wire import commands
 
 
 @pytest.mark.slow
@@ -27,7 +27,7 @@ def test_an_eviction_is_judged(place, wrong):
             before = ledger.begins_to_put(key_of(name), content)
             ledger.has_put(key_of(name), content, talk.put(key_of(name), content), before, began)
         gone = key_of("small and new" if wrong else "large and old")
-        assert isinstance(talk.ask(protocol.Remove([gone])), protocol.Removed)
+        assert isinstance(talk.ask(commands.Remove([gone])), commands.Removed)
     place.stop()
     place.execute("INSERT OR REPLACE INTO statistics (name, amount) VALUES ('evictions', 1)")
     place.start_daemon()

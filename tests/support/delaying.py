@@ -14,7 +14,7 @@ from pathlib import Path
 import msgpack
 
 from support.peers import Talk, fake_daemon, relay
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 _LENGTH = struct.Struct(">I")
 
@@ -22,34 +22,13 @@ ANSWERS = frozenset(
     kind.__name__
     for kind in (
         *(protocol.Welcome, protocol.Found, protocol.Missing, protocol.Wait, protocol.Prediction),
-        *(protocol.Alias, protocol.NoAlias, protocol.NotCacheable, protocol.Files),
-        *(protocol.Stored, protocol.Removed, protocol.Pinned),
-        *(
-            protocol.Entries,
-            protocol.Runs,
-            protocol.LedgerRows,
-            protocol.Collected,
-            protocol.Status,
-            protocol.Done,
-            protocol.Refused,
-        ),
+        *(protocol.Alias, protocol.NoAlias, protocol.NotCacheable, protocol.Files, protocol.Stored),
+        *(protocol.Done, protocol.Refused, commands.Removed, commands.Pinned, commands.Entries, commands.Runs),
+        *(commands.LedgerRows, commands.Collected, protocol.Status),
     )
 )
 # The command line sends these, and a person waits for the answer; a program pins only when an alias is wrong.
-ADMINISTRATIVE = frozenset(
-    kind.__name__
-    for kind in (
-        *(protocol.Remove, protocol.Clear, protocol.Pin, protocol.Unpin, protocol.AskEntries),
-        *(
-            protocol.AskRuns,
-            protocol.AskLedger,
-            protocol.CollectGarbage,
-            protocol.Sync,
-            protocol.ZeroStatistics,
-            protocol.Stop,
-        ),
-    )
-)
+ADMINISTRATIVE = frozenset(kind.__name__ for kind in typing.get_args(commands.Message)) - ANSWERS
 # All others, so that a new one is among them until somebody says otherwise.
 OF_PROGRAMS = frozenset(kind.__name__ for kind in typing.get_args(protocol.Message)) - ANSWERS - ADMINISTRATIVE
 

@@ -8,7 +8,7 @@ import sys
 from support.conversation import Conversation, talking
 from support.places import Place, until
 from support.setting_aside import KEY
-from xcache.wire import protocol
+from xcache.wire import commands
 
 # In the order of the arguments: the place, the key, whether it was loaded ahead, and how it ends.
 PROGRAM = """
@@ -50,4 +50,4 @@ def settle(talk: Conversation, others: int = 0) -> None:
     assert until(lambda: talk.status()["connections"] == 1 + others)
     # The daemon hears of their ends before it hears this.
     talk.status()
-    talk.ask(protocol.Sync())
+    talk.ask(commands.Sync())

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from support.conversation import Conversation, key_of
 from support.places import Place, digest, get_message, put_message
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 from xcache.wire.seals import sealed
 
 _THREADS = 4
@@ -200,9 +200,9 @@ class Hostile:
                     put_message(key, b"evil", b"program", overwrite=True),
                     protocol.MarkNotCacheable(key, "m", "evil"),
                     protocol.Complain(key, digest(b"x"), "evil\nevil", False),
-                    protocol.Remove([key], "evil"),
-                    protocol.Pin([key]),
-                    protocol.Unpin([key]),
+                    commands.Remove([key], "evil"),
+                    commands.Pin([key]),
+                    commands.Unpin([key]),
                     protocol.Loading(key, digest(b"x"), False),
                     get_message(key, 600.0),
                     protocol.Release(key, 1),
@@ -216,12 +216,12 @@ class Hostile:
             keys = [self._fresh() for _ in range(1000)]
             messages = [
                 *(put_message(key, b"1", b"program") for key in keys[:50]),
-                protocol.Remove(keys, "no reason"),
-                protocol.Pin(keys),
-                protocol.Clear(),
-                protocol.Sync(),
-                protocol.CollectGarbage(),
-                protocol.ZeroStatistics(),
+                commands.Remove(keys, "no reason"),
+                commands.Pin(keys),
+                commands.Clear(),
+                commands.Sync(),
+                commands.CollectGarbage(),
+                commands.ZeroStatistics(),
                 protocol.AskStatus(),
                 protocol.Report({f"errors:{n} {self._next()}": 1 for n in range(500)}),
             ]
@@ -251,15 +251,15 @@ class Hostile:
             lambda: protocol.Loading(self._fresh(), digest(b"x"), True),
             lambda: protocol.Complain(self._fresh(), digest(b"x"), "\n" * 1000, True),
             lambda: protocol.Report({"requests": 2.0**60}),
-            lambda: protocol.Remove([self._fresh()]),
+            lambda: commands.Remove([self._fresh()]),
             lambda: protocol.MarkNotCacheable(self._fresh(), "m" * 9000, "r"),
-            lambda: protocol.Stop("please"),
+            lambda: commands.Stop("please"),
             lambda: protocol.Hello(protocol.VERSION, "2", 1, "again"),
             lambda: protocol.Welcome(1, "", 1, ""),
             protocol.Loaded,
             protocol.AskStatus,
-            protocol.Sync,
-            protocol.Clear,
+            commands.Sync,
+            commands.Clear,
         ]
         with self._many(20) as talks:
             for talk in talks:

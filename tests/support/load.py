@@ -12,7 +12,7 @@ from support.acknowledged import Known, Ledger
 from support.conversation import Conversation, key_of
 from support.places import Place
 from xcache.errors import RefusedError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 _KEYS = 24
 _SHARED_KEYS = 12
@@ -164,8 +164,8 @@ class Client:
     def _remove(self, key: str | None = None) -> None:
         key = key or self._own_key()
         self._ledger.begins_to_remove(key)
-        answer = self._talk.ask(protocol.Remove([key]))
-        if isinstance(answer, protocol.Removed):
+        answer = self._talk.ask(commands.Remove([key]))
+        if isinstance(answer, commands.Removed):
             self._ledger.has_removed(key)
         else:
             self._was_refused("Remove", answer)

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from xcache.config import config
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 from xcache.wire.ownership import peer_of
 
 REPOSITORY = Path(__file__).parents[2]
@@ -124,7 +124,7 @@ class Place:
     def query(self, sql: str, *arguments: object) -> list[tuple[object, ...]]:
         """Return rows of the database, after the daemon has written what it held back."""
         with contextlib.suppress(OSError):
-            self._tell(protocol.Sync())
+            self._tell(commands.Sync())
         with contextlib.closing(sqlite3.connect(f"file:{self.dir}/store.db?mode=ro", uri=True)) as database:
             return database.execute(sql, arguments).fetchall()
 
@@ -138,7 +138,7 @@ class Place:
         # A daemon that is just starting answers nothing yet.
         until(lambda: self.answers() or self.has_left())
         with contextlib.suppress(OSError):
-            self._tell(protocol.Stop("the test is over"))
+            self._tell(commands.Stop("the test is over"))
         for number in (signal.SIGTERM, signal.SIGKILL):
             if until(self.has_left, 5.0):
                 break

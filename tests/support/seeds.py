@@ -8,7 +8,7 @@ import typing
 
 from support.places import TESTS, digest, put_message
 from xcache.keys.options import LEFT_OUT
-from xcache.wire import envelope, framing, protocol
+from xcache.wire import commands, envelope, framing, protocol
 
 CORPUS = TESTS / "fuzz" / "corpus"
 KEY = "ab" * 32
@@ -34,7 +34,7 @@ def messages() -> list[protocol.Message]:
 
 def requests() -> list[protocol.Message]:
     """Return all messages but Stop."""
-    return [message for message in messages() if not isinstance(message, protocol.Stop)]
+    return [message for message in messages() if not isinstance(message, commands.Stop)]
 
 
 def bodies() -> list[bytes]:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from support.conversation import Conversation, key_of
 from support.places import Place, digest, get_message
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 
 _SMALL, _LARGE, _UNCACHEABLE, _TOOLCHAINS = 600, 60, 50, 20
 _PROGRAM = b"program"
@@ -110,7 +110,7 @@ class Loader:
 
     def _remove(self) -> None:
         keys = [key_of(self._small()) for _ in range(3)] + [key_of(self._large())]
-        self._expect(isinstance(self._talk.ask(protocol.Remove(keys)), protocol.Removed), "a removal", keys)
+        self._expect(isinstance(self._talk.ask(commands.Remove(keys)), commands.Removed), "a removal", keys)
         self.counts["removes"] += 1
 
     def _take_and_release(self) -> None:

@@ -10,7 +10,7 @@ from support.conversation import talking
 from support.load import LARGEST_PROGRAM
 from support.places import Place, put_message
 from support.stores import check_tables
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.store import eviction
 
 # The compile time that every put of the load claims.
@@ -27,7 +27,7 @@ def check(
     before = ledger.all()
     with talking(place) as talk:
         # The sweep comes first, and the writer answers this after it.
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         for key in before:
             wrong = ledger.found(key, talk.get(key), evicting=evicting)
             if wrong:

@@ -16,7 +16,7 @@ import pytest
 from support.conversation import Conversation, key_of, talking
 from support.places import get_message, new_place, put_message, until
 
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
@@ -32,7 +32,7 @@ def test_it_leaves_when_it_is_told_to_and_leaves_nothing_behind(place, how):
         talk.put(key_of("a"), LARGE)
         talk.get(key_of("a"))
         if how == "stop":
-            assert talk.ask(protocol.Stop("a test")) == protocol.Done()
+            assert talk.ask(commands.Stop("a test")) == protocol.Done()
         else:
             child.send_signal(how)
         assert talk.was_hung_up_on()
@@ -54,7 +54,7 @@ def test_a_stopping_daemon_finishes_and_answers_the_requests_in_flight(place):
         message = put_message(key_of("0"), payload, b"p", payload=None)
         puts = [talk.say(message._replace(key=key_of(str(number))), [payload]) for number in range(8)]
         other.ask(protocol.AskStatus())
-        stop = talk.say(protocol.Stop("a test"))
+        stop = talk.say(commands.Stop("a test"))
         answers = talk.answers([*puts, stop])
         assert talk.was_hung_up_on()
     assert [answers[put] for put in puts] == [protocol.Stored(True)] * 8
@@ -79,7 +79,7 @@ def answers_until_it_left(place) -> set[protocol.Message]:
         thread.start()
         for number in range(4):
             busy.say(put_message(key_of(str(number)), payload, b"p", payload=None), [payload])
-        busy.say(protocol.Stop("a test"))
+        busy.say(commands.Stop("a test"))
         answers = set()
         with contextlib.suppress(OSError):
             while True:
@@ -272,7 +272,7 @@ def test_a_clients_words_are_one_line_of_the_log(place):
     child = place.start_daemon()
     talk = Conversation(place)
     talk.ask(protocol.Hello(protocol.VERSION, "v", 1, "x\n2030-01-01 ERROR forged"))
-    talk.ask(protocol.Stop("because\n2030-01-01 ERROR forged as well"))
+    talk.ask(commands.Stop("because\n2030-01-01 ERROR forged as well"))
     talk.close()
     assert has_ended(child)
     assert not any(line.startswith("2030") for line in (place.dir / "daemon.log").read_text().splitlines())

@@ -26,7 +26,7 @@ from xcache.errors import (
     UnavailableError,
     UntrustedError,
 )
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.ownership import check_directory, trusted_uids
 
 # A daemon that is told to stop gives the requests in progress half a minute.
@@ -110,7 +110,7 @@ def stop(settings: Config, *, comes_back: bool = False) -> protocol.Welcome | No
     deadline = time.monotonic() + _STOP_SECONDS
     with contextlib.closing(connection):
         asked = "xcache restart" if comes_back else "xcache stop"
-        connection.demand(protocol.Stop(asked), protocol.Done, settings.timeout)
+        connection.demand(commands.Stop(asked), protocol.Done, settings.timeout)
         connection.wait_for_end(_STOP_SECONDS)
     launcher = Launcher(settings)
     # The connection ends just before the process does, and another daemon may take the store at once.
@@ -163,7 +163,7 @@ def flush(settings: Config) -> bool:
         if connection is None:
             return False
         with contextlib.closing(connection):
-            connection.demand(protocol.Sync(), protocol.Done, settings.timeout)
+            connection.demand(commands.Sync(), protocol.Done, settings.timeout)
     except (UnavailableError, RefusedError) as error:
         note(f"the latest uses may be missing: {error}")
     return True

@@ -11,7 +11,7 @@ from xcache.cli import daemon, store_file
 from xcache.client.connection import Connection
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, UnavailableError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.schema import SCHEMA_VERSION
 
 _COLUMNS = (
@@ -52,7 +52,7 @@ def _listed(
     if connection is None:
         raise UnavailableError(f"nobody listens on {settings.socket}, and {closed}")
     with contextlib.closing(connection):
-        connection.demand(protocol.Sync(), protocol.Done, settings.timeout)
+        connection.demand(commands.Sync(), protocol.Done, settings.timeout)
         rows = [row for prefix in prefixes for row in _pages(settings, connection, prefix)]
     each = {(row["key"], row["writer_uid"]): row for row in rows}
     database = stack.enter_context(_table_of(list(each.values())))
@@ -64,16 +64,16 @@ def _listed(
 
 
 def _pages(settings: Config, connection: Connection, prefix: str) -> Iterator[dict[str, protocol.Scalar]]:
-    asked = protocol.AskEntries(prefix, "", 0)
+    asked = commands.AskEntries(prefix, "", 0)
     while True:
-        rows = connection.demand(asked, protocol.Entries, settings.timeout).entries
+        rows = connection.demand(asked, commands.Entries, settings.timeout).entries
         yield from rows
         if len(rows) < protocol.MAX_LISTED:
             return
         key, writer = rows[-1]["key"], rows[-1]["writer_uid"]
         assert isinstance(key, str)  # noqa: S101 - as listing.py writes it
         assert isinstance(writer, int)  # noqa: S101
-        asked = protocol.AskEntries(prefix, key, writer)
+        asked = commands.AskEntries(prefix, key, writer)
 
 
 @contextlib.contextmanager

@@ -23,7 +23,7 @@ from xcache.cli.output import emit, json_option, print_line, printable, size
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.errors import XcacheError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 State = Literal["ok", "note", "wrong"]
 _COLORS = {"ok": "green", "note": "yellow", "wrong": "red"}
@@ -275,5 +275,5 @@ def _forget(keys: list[str]) -> None:
     settings, _ = config.load_usable()
     connection = daemon.find(settings)
     if connection is not None and keys:
-        connection.demand(protocol.Remove([key for key in keys if key]), protocol.Removed, settings.timeout)
+        connection.demand(commands.Remove([key for key in keys if key]), commands.Removed, settings.timeout)
         connection.close()

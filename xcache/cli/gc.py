@@ -12,7 +12,7 @@ from xcache.client.connection import Connection
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.config.table import LIMITS
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 # The daemon may need this long for a large store, because it serves programs first.
 _GC_SECONDS = 3600.0
@@ -34,7 +34,7 @@ def gc(as_json: bool) -> None:
     settings = config.load()
     with contextlib.closing(daemon.connect_for_change(settings)) as connection:
         _note_other_limits(settings, connection)
-        freed = connection.demand(protocol.CollectGarbage(), protocol.Collected, settings.timeout + _GC_SECONDS)
+        freed = connection.demand(commands.CollectGarbage(), commands.Collected, settings.timeout + _GC_SECONDS)
     if as_json:
         emit(freed._asdict())
         return

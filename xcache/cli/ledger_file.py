@@ -19,7 +19,7 @@ from xcache.client.connection import Connection
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, StoreError, UnavailableError
 from xcache.start_up import Run
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.ledger import Row
 
 NO_RUN = "no run is recorded"
@@ -115,7 +115,7 @@ def open_ledger(settings: Config) -> Iterator[tuple[LedgerReader, StoreReader | 
     if connection is None:
         raise UnavailableError(f"nobody listens on {settings.socket}, and {closed}")
     with contextlib.closing(connection):
-        connection.demand(protocol.Sync(), protocol.Done, settings.timeout)
+        connection.demand(commands.Sync(), protocol.Done, settings.timeout)
         listed = LedgerReader(
             lambda: _listed_runs(settings, connection), lambda run: _listed_rows(settings, connection, run)
         )
@@ -135,7 +135,7 @@ def _rows_in(connection: sqlite3.Connection, run: int) -> list[Row]:
 def _listed_runs(settings: Config, connection: Connection) -> Iterator[StoredRun]:
     before = 0
     while True:
-        found = connection.demand(protocol.AskRuns(before), protocol.Runs, settings.timeout).runs
+        found = connection.demand(commands.AskRuns(before), commands.Runs, settings.timeout).runs
         for row in found:
             number, *columns = row.values()
             run = _run(int(str(number)), *columns)
@@ -148,8 +148,8 @@ def _listed_runs(settings: Config, connection: Connection) -> Iterator[StoredRun
 def _listed_rows(settings: Config, connection: Connection, run: int) -> list[Row]:
     rows: list[Row] = []
     while True:
-        asked = protocol.AskLedger(run, rows[-1].position + 1 if rows else 0)
-        found = connection.demand(asked, protocol.LedgerRows, settings.timeout).rows
+        asked = commands.AskLedger(run, rows[-1].position + 1 if rows else 0)
+        found = connection.demand(asked, commands.LedgerRows, settings.timeout).rows
         rows += [Row(*fields) for fields in found]  # type: ignore[arg-type] # as the daemon writes them
         if len(found) < protocol.MAX_LISTED_ROWS:
             return rows

@@ -10,7 +10,7 @@ from xcache.cli import Failure, daemon
 from xcache.cli.output import counted, emit, json_option, size
 from xcache.cli.selection import KEYS_PER_MESSAGE, chosen, print_few
 from xcache.config import config
-from xcache.wire import protocol
+from xcache.wire import commands
 
 
 @click.command()
@@ -27,7 +27,7 @@ def pin(prefixes: tuple[str, ...], as_json: bool) -> None:
     JSON: {"entries": int, "already": int (that were pinned before), "all_entries": int (all that are pinned now),
            "all_bytes": int, "keys": [str]}
     """
-    _set("pinned", protocol.Pin, prefixes, as_json)
+    _set("pinned", commands.Pin, prefixes, as_json)
 
 
 @click.command()
@@ -43,16 +43,16 @@ def unpin(prefixes: tuple[str, ...], as_json: bool) -> None:
     JSON: {"entries": int, "already": int (that were not pinned), "all_entries": int (all that are pinned now),
            "all_bytes": int, "keys": [str]}
     """
-    _set("unpinned", protocol.Unpin, prefixes, as_json)
+    _set("unpinned", commands.Unpin, prefixes, as_json)
 
 
-def _set(done: str, message: type[protocol.Pin | protocol.Unpin], prefixes: tuple[str, ...], as_json: bool) -> None:
+def _set(done: str, message: type[commands.Pin | commands.Unpin], prefixes: tuple[str, ...], as_json: bool) -> None:
     settings = config.load()
     entries = chosen(settings, prefixes)
     if len(entries) > KEYS_PER_MESSAGE:
         raise Failure(f"at most {KEYS_PER_MESSAGE} entries at once")
     with contextlib.closing(daemon.connect_for_change(settings)) as connection:
-        answer = connection.demand(message(list(entries)), protocol.Pinned, settings.timeout)
+        answer = connection.demand(message(list(entries)), commands.Pinned, settings.timeout)
     if as_json:
         emit(answer._asdict() | {"keys": list(entries)})
     else:

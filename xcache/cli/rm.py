@@ -13,7 +13,7 @@ from xcache.cli.selection import KEYS_PER_MESSAGE, chosen, print_few
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError
-from xcache.wire import protocol
+from xcache.wire import commands
 
 # The daemon takes at most this long to delete an entry and its file.
 _SECONDS_PER_ENTRY = 0.02
@@ -66,9 +66,9 @@ def clear(yes: bool, as_json: bool) -> None:
     if anything:
         if not yes:
             click.confirm(f"Remove {what}?", abort=True, err=True)
-        removed = _demand(settings, protocol.Clear(), totals["entries"])
+        removed = _demand(settings, commands.Clear(), totals["entries"])
     else:
-        removed = protocol.Removed(0, 0)
+        removed = commands.Removed(0, 0)
     if as_json:
         emit({"removed": removed.entries, "bytes": removed.bytes})
     elif anything:
@@ -77,16 +77,16 @@ def clear(yes: bool, as_json: bool) -> None:
         daemon.say_empty(settings)
 
 
-def remove(settings: Config, keys: Sequence[str], reason: str = "") -> protocol.Removed:
+def remove(settings: Config, keys: Sequence[str], reason: str = "") -> commands.Removed:
     """Have the daemon remove entries, a batch at a time, and record the ``reason``."""
     entries = freed = 0
     for start in range(0, len(keys), KEYS_PER_MESSAGE):
         some = list(keys[start : start + KEYS_PER_MESSAGE])
-        done = _demand(settings, protocol.Remove(some, reason), len(some))
+        done = _demand(settings, commands.Remove(some, reason), len(some))
         entries, freed = entries + done.entries, freed + done.bytes
-    return protocol.Removed(entries, freed)
+    return commands.Removed(entries, freed)
 
 
-def _demand(settings: Config, message: protocol.Remove | protocol.Clear, entries: int) -> protocol.Removed:
+def _demand(settings: Config, message: commands.Remove | commands.Clear, entries: int) -> commands.Removed:
     with contextlib.closing(daemon.connect_for_change(settings)) as connection:
-        return connection.demand(message, protocol.Removed, settings.timeout + entries * _SECONDS_PER_ENTRY)
+        return connection.demand(message, commands.Removed, settings.timeout + entries * _SECONDS_PER_ENTRY)

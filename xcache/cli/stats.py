@@ -12,7 +12,7 @@ from xcache.cli import daemon, store_file
 from xcache.cli.output import ago, duration, emit, json_option, moment, print_facts, printable, size
 from xcache.cli.output import counted as number_of
 from xcache.config import config
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 _COUNTS = ("requests", "hits", "misses", "stores", "evictions", "quarantined", "invalidated")
 _INVALIDATED = ("invalidated_by_hand", "stale_removed")
@@ -50,7 +50,7 @@ def stats(zero: bool, as_json: bool) -> None:
     settings = config.load()
     if zero:
         with contextlib.closing(daemon.connect_for_change(settings)) as connection:
-            connection.demand(protocol.ZeroStatistics(), protocol.Done, settings.timeout)
+            connection.demand(commands.ZeroStatistics(), protocol.Done, settings.timeout)
     else:
         daemon.flush(settings)
     with store_file.open_store(settings) as store:

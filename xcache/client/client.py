@@ -25,7 +25,7 @@ from xcache.errors import (
     UnavailableError,
 )
 from xcache.signals import reraise_if_the_programs
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 Result = TypeVar("Result")
 
@@ -225,7 +225,7 @@ class Client:
         """Have the daemon forget this user's own alias of a structure, as it is wrong, and pin the entry of ``key``."""
         self._demand_done(protocol.DropAlias(structure))
         if key is not None:
-            self._in_background(lambda c, timeout: c.demand(protocol.Pin([key]), protocol.Pinned, timeout))
+            self._in_background(lambda c, timeout: c.demand(commands.Pin([key]), commands.Pinned, timeout))
 
     def announce(self, message: protocol.Announce, *, in_background: bool = False) -> None:
         """Announce a toolchain to the daemon, which watches it; with ``in_background``, the program does not wait."""

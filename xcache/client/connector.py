@@ -9,7 +9,7 @@ from xcache.client.connection import Connection, left
 from xcache.client.launcher import Launcher
 from xcache.config.config import Config
 from xcache.errors import HungUpError, NobodyThereError, ProtocolError, UnavailableError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.ownership import trusted_uids
 
 _RETRY_SECONDS = 0.01
@@ -80,6 +80,6 @@ class Connector:
                     f"the daemon speaks version {theirs} of the protocol, this program {protocol.VERSION}"
                 )
             with contextlib.closing(connection):
-                connection.demand(protocol.Stop("a newer xcache takes over"), protocol.Done, left(deadline))
+                connection.demand(commands.Stop("a newer xcache takes over"), protocol.Done, left(deadline))
                 connection.wait_for_end(left(deadline))
             replaced = True

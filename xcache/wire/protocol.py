@@ -1,4 +1,4 @@
-"""Every message between a client and the daemon; ``framing`` encodes and decodes them.
+"""The messages between a program and the daemon; ``commands`` has the command line's, ``framing`` encodes them all.
 
 A frame is a 4-byte big-endian length and a msgpack array ``[request id, message name, fields...]``, with the fields in
 the order below. A payload larger than ``INLINE_LIMIT`` travels as a file, with ``None`` in its place. Only the daemon
@@ -12,7 +12,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from xcache.wire import commands
+
 VERSION = 12
+Scalar = commands.Scalar
 # Up to this size SQLite reads a blob about as fast as a file; above it, a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
 MAX_FRAME = 1024 * 1024
@@ -50,8 +53,6 @@ SERIALIZE_FIRST = "it can only be serialized before it runs"
 SET_ASIDE = "set aside"
 # The components of a key that are stored with a readable text; the program is stored whole.
 DESCRIBED_COMPONENTS = ("options", "flags", "platform", "toolchain")
-
-Scalar = str | int | float | bool | None
 
 
 class InstalledFile(NamedTuple):
@@ -331,115 +332,6 @@ class RecordRun(NamedTuple):
     rows: list[list[int | str]]
 
 
-class AskRuns(NamedTuple):
-    """Ask for the client's own runs that were recorded before the one of this number, the latest first; 0 for the last.
-
-    An administrator of the daemon gets the runs of all users.
-    """
-
-    before: int
-
-
-class Runs(NamedTuple):
-    """The runs, each with the columns of the table ``runs``; exactly ``MAX_LISTED_RUNS`` of them if there are more."""
-
-    runs: list[dict[str, Scalar]]
-
-
-class AskLedger(NamedTuple):
-    """Ask for the rows of a run's ledger from this position on; ``run`` is the number in ``Runs``."""
-
-    run: int
-    position: int
-
-
-class LedgerRows(NamedTuple):
-    """The rows, each as the fields of ``ledger.Row``; exactly ``MAX_LISTED_ROWS`` of them if there may be more."""
-
-    rows: list[list[int | str]]
-
-
-class Remove(NamedTuple):
-    """Delete the entries of these keys; the daemon records the reason, if any."""
-
-    keys: list[str]
-    reason: str = ""
-
-
-class Clear(NamedTuple):
-    """Delete every entry."""
-
-
-class Removed(NamedTuple):
-    """The numbers of entries and bytes that were removed."""
-
-    entries: int
-    bytes: int
-
-
-class Pin(NamedTuple):
-    """Keep the entries of these keys, whatever the limits say."""
-
-    keys: list[str]
-
-
-class Unpin(NamedTuple):
-    """End the pin of the entries of these keys, so that the limits apply to them again."""
-
-    keys: list[str]
-
-
-class Pinned(NamedTuple):
-    """The entries changed, those that were so already, and the entries and bytes that the client has pinned.
-
-    An administrator of the daemon gets the counts of all users.
-    """
-
-    entries: int
-    already: int
-    all_entries: int
-    all_bytes: int
-
-
-class AskEntries(NamedTuple):
-    """Ask for the client's own entries whose keys begin with ``prefix``, after the one of key ``after`` and ``writer``.
-
-    An administrator of the daemon gets the entries of all users.
-    """
-
-    prefix: str
-    after: str
-    writer: int
-
-
-class Entries(NamedTuple):
-    """The entries, ordered by key and writer; exactly ``MAX_LISTED`` of them if there are more."""
-
-    entries: list[dict[str, Scalar]]
-
-
-class CollectGarbage(NamedTuple):
-    """Enforce every limit now, delete unreferenced files, and return the database's free pages to the disk."""
-
-
-class Collected(NamedTuple):
-    """The entries, bytes and files that were removed, entries by reason, and the bytes the database gave back."""
-
-    entries: int
-    bytes: int
-    files: int
-    reasons: dict[str, int]
-    given_back: int
-
-
-class Sync(NamedTuple):
-    """Write all pending changes to the database and enforce the limits, so that a reader sees the current state."""
-
-
-class ZeroStatistics(NamedTuple):
-    """Reset the statistics."""
-
-
 class AskStatus(NamedTuple):
     """Ask for the daemon's status."""
 
@@ -449,12 +341,6 @@ class Status(NamedTuple):
 
     facts: dict[str, Scalar]
     compiles: list[dict[str, Scalar]]
-
-
-class Stop(NamedTuple):
-    """Finish the requests in progress and exit; the connection ends when that is done."""
-
-    reason: str
 
 
 class Done(NamedTuple):
@@ -469,11 +355,10 @@ class Refused(NamedTuple):
 
 
 Message = (
-    Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | Announce | Predict
-    | Prediction | Remember | AskAlias | Alias | NoAlias | RememberAliases | DropAlias | NotCacheable
-    | MarkNotCacheable | AskFiles | Files | Put | Stored | Report | RecordRun | AskRuns | Runs | AskLedger
-    | LedgerRows | Remove | Clear | Removed | Pin | Unpin | Pinned | AskEntries | Entries | CollectGarbage
-    | Collected | Sync | ZeroStatistics | AskStatus | Status | Stop | Done | Refused
+    Hello | Welcome | Get | Found | Missing | Wait | Release | Loading | Loaded | Complain | Announce
+    | Predict | Prediction | Remember | AskAlias | Alias | NoAlias | RememberAliases | DropAlias
+    | NotCacheable | MarkNotCacheable | AskFiles | Files | Put | Stored | Report | RecordRun | AskStatus | Status
+    | Done | Refused | commands.Message
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from xcache._version import __version__
 from xcache.errors import NoLocksError, ProtocolError, StoreError, UntrustedError
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 from xcache.wire.ownership import at_once, check_peer
 from xcache.wire.protocol import LOCK
 
@@ -106,7 +106,7 @@ async def take_over(directory: Path, inherited: int | None, own: Path) -> int:
 def _ask_to_leave(directory: Path, own: Path) -> bool:
     """Ask the lock's holder to leave if the lock file names its socket; return whether it was told."""
     hello = protocol.Hello(protocol.VERSION, __version__, os.getpid(), "xcached")
-    leave = protocol.Stop("the service manager's daemon takes over")
+    leave = commands.Stop("the service manager's daemon takes over")
     try:
         with open(directory / LOCK, "rb", opener=at_once) as lock:
             process, _, path = (lock.read() or b"").partition(b"\n")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from xcache.errors import ProtocolError, XcacheError
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 from xcached.caller import Caller, Later, Reply, close_all
 from xcached.host.reload import LiveSettings
 from xcached.net.sockets import is_unread, read_from
@@ -31,7 +31,7 @@ _ANSWERED_AT_ONCE = frozenset(
     kind.__name__
     for kind in (
         protocol.Hello, protocol.Get, protocol.Predict, protocol.AskAlias, protocol.Loading, protocol.Loaded,
-        protocol.Release, protocol.Report, protocol.AskStatus, protocol.Stop,
+        protocol.Release, protocol.Report, protocol.AskStatus, commands.Stop,
     )
 )  # fmt: skip
 # The kernel counts unread descriptors against their sender, the daemon.
@@ -189,7 +189,7 @@ class Session:
             self._send(request, Reply(self._service.welcome))
             return
         files = message.files if isinstance(message, protocol.Put) else 0
-        least = protocol.MAX_FRAME if isinstance(message, protocol.AskEntries) else LEAST_CHARGE
+        least = protocol.MAX_FRAME if isinstance(message, commands.AskEntries) else LEAST_CHARGE
         charge = max(size, least) + DESCRIPTOR_CHARGE * files
         try:
             answer = self._service.handle(self.caller, message)

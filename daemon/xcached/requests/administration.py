@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.requests.trust import Trust
 from xcached.store.evictor import Evictor, Tally
@@ -33,10 +33,10 @@ class Administration:
         self._stop = stop
         self.handlers: Handlers = {
             protocol.Report: self._report,
-            protocol.CollectGarbage: self._collect_garbage,
-            protocol.Sync: self._sync,
-            protocol.ZeroStatistics: self._zero_statistics,
-            protocol.Stop: self._stop_daemon,
+            commands.CollectGarbage: self._collect_garbage,
+            commands.Sync: self._sync,
+            commands.ZeroStatistics: self._zero_statistics,
+            commands.Stop: self._stop_daemon,
         }
 
     def _report(self, caller: Caller, message: protocol.Report) -> Answer:
@@ -50,7 +50,7 @@ class Administration:
         self._writer.note_counts(counts)
         return Reply(protocol.Done())
 
-    def _collect_garbage(self, caller: Caller, message: protocol.CollectGarbage) -> Answer:
+    def _collect_garbage(self, caller: Caller, message: commands.CollectGarbage) -> Answer:
         def collect() -> Generator[None, None, protocol.Message]:
             tally, shortage = Tally(), self._evictor.shortage
             self._evictor.end_grace()
@@ -66,16 +66,16 @@ class Administration:
                 yield
             # Other jobs in between may have left more free pages.
             given_back = max(0, free - shortage.free_page_bytes())
-            return protocol.Collected(tally.entries, tally.bytes, tally.files, dict(tally.reasons), given_back)
+            return commands.Collected(tally.entries, tally.bytes, tally.files, dict(tally.reasons), given_back)
 
         if not self._trust.administers(caller.uid):
             return Reply(_NOT_PERMITTED)
         return self._writer.call_by_steps(collect(), caller.uid)
 
-    def _sync(self, caller: Caller, message: protocol.Sync) -> Answer:
+    def _sync(self, caller: Caller, message: commands.Sync) -> Answer:
         return self._writer.call_by_steps(self._writer.catch_up(), caller.uid, in_order=True)
 
-    def _zero_statistics(self, caller: Caller, message: protocol.ZeroStatistics) -> Answer:
+    def _zero_statistics(self, caller: Caller, message: commands.ZeroStatistics) -> Answer:
         def zero() -> protocol.Message:
             with self._store.transaction():
                 self._store.zero_statistics()
@@ -83,7 +83,7 @@ class Administration:
 
         return self._writer.call(zero, caller.uid) if self._trust.administers(caller.uid) else Reply(_NOT_PERMITTED)
 
-    def _stop_daemon(self, caller: Caller, message: protocol.Stop) -> Answer:
+    def _stop_daemon(self, caller: Caller, message: commands.Stop) -> Answer:
         if not self._trust.administers(caller.uid):
             return Reply(_NOT_PERMITTED)
         self._stop(f"asked by process {caller.pid} ({caller.program!r}): {message.reason[:200]!r}")

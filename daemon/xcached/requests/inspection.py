@@ -10,7 +10,7 @@ from functools import partial
 
 from xcache._version import __version__
 from xcache.config.table import LIMITS
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.host.reload import LiveSettings
 from xcached.requests.leases import Leases
@@ -42,9 +42,9 @@ class Inspection:
         self._trust = trust
         self._connections = connections
         self._started = time.monotonic()
-        self.handlers: Handlers = {protocol.AskStatus: self._status, protocol.AskEntries: self._list}
+        self.handlers: Handlers = {protocol.AskStatus: self._status, commands.AskEntries: self._list}
 
-    def _list(self, caller: Caller, message: protocol.AskEntries) -> Answer:
+    def _list(self, caller: Caller, message: commands.AskEntries) -> Answer:
         uid = self._trust.visible_to(caller.uid)
         return self._writer.call(lambda: entries_by(self._store, uid, message), caller.uid)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.caller import Answer, Caller, Handlers
 from xcached.host.reload import LiveSettings
 from xcached.requests.trust import Trust
@@ -26,9 +26,9 @@ class Pinning:
         self._settings = settings
         self._writer = writer
         self._trust = trust
-        self.handlers: Handlers = {protocol.Pin: self._pin, protocol.Unpin: self._unpin}
+        self.handlers: Handlers = {commands.Pin: self._pin, commands.Unpin: self._unpin}
 
-    def _pin(self, caller: Caller, message: protocol.Pin) -> Answer:
+    def _pin(self, caller: Caller, message: commands.Pin) -> Answer:
         def pin() -> protocol.Message:
             entries = self._changeable(caller, message.keys)
             return self._pinned(caller, len(entries), self._pins.pin(entries, share))
@@ -39,17 +39,17 @@ class Pinning:
         share = Share(entries, now.max_size // _PIN_DIVISOR) if limited else Share()
         return self._writer.call(pin, caller.uid)
 
-    def _unpin(self, caller: Caller, message: protocol.Unpin) -> Answer:
+    def _unpin(self, caller: Caller, message: commands.Unpin) -> Answer:
         def unpin() -> protocol.Message:
             entries = self._changeable(caller, message.keys)
             return self._pinned(caller, len(entries), self._pins.unpin(entries))
 
         return self._writer.call(unpin, caller.uid)
 
-    def _pinned(self, caller: Caller, entries: int, changed: int) -> protocol.Pinned:
+    def _pinned(self, caller: Caller, entries: int, changed: int) -> commands.Pinned:
         """Return what changed, and what is pinned now: by this user, or by all users for an administrator."""
         now = self._pins.of_all() if self._trust.administers(caller.uid) else self._pins.of(caller.uid)
-        return protocol.Pinned(changed, entries - changed, *now)
+        return commands.Pinned(changed, entries - changed, *now)
 
     def _changeable(self, caller: Caller, keys: Sequence[str]) -> list[EntryKey]:
         """Return the entries under these keys that this user may change."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.caller import Answer, Caller, Handlers
 from xcached.requests.strikes import Strikes
 from xcached.requests.trust import Trust
@@ -36,11 +36,11 @@ class Removals:
         self._rows = rows
         self._strikes = strikes
         self._clear_other_data = clear_other_data
-        self.handlers: Handlers = {protocol.Remove: self._remove, protocol.Clear: self._clear}
+        self.handlers: Handlers = {commands.Remove: self._remove, commands.Clear: self._clear}
 
-    def _remove(self, caller: Caller, message: protocol.Remove) -> Answer:
+    def _remove(self, caller: Caller, message: commands.Remove) -> Answer:
         def remove() -> Generator[None, None, protocol.Message]:
-            done = protocol.Removed(0, 0)
+            done = commands.Removed(0, 0)
             for start in range(0, len(message.keys), _REMOVED_PER_STEP):
                 keys = message.keys[start : start + _REMOVED_PER_STEP]
                 under = [entry for key in keys for entry in self._store.entries_under(key)]
@@ -53,12 +53,12 @@ class Removals:
 
         return self._writer.call_by_steps(remove(), caller.uid, in_order=True)
 
-    def _clear(self, caller: Caller, message: protocol.Clear) -> Answer:
+    def _clear(self, caller: Caller, message: commands.Clear) -> Answer:
         uid = self._trust.visible_to(caller.uid)
 
         def clear() -> Generator[None, None, protocol.Message]:
             # Entries first, since removing them makes room on a full disk.
-            entries, gone = self._store.entries_of(uid), protocol.Removed(0, 0)
+            entries, gone = self._store.entries_of(uid), commands.Removed(0, 0)
             for start in range(0, len(entries), _REMOVED_PER_STEP):
                 gone = _added(gone, removed(self._store, entries[start : start + _REMOVED_PER_STEP]))
                 yield
@@ -73,13 +73,13 @@ class Removals:
         return done
 
 
-def removed(store: Store, entries: Sequence[EntryKey]) -> protocol.Removed:
+def removed(store: Store, entries: Sequence[EntryKey]) -> commands.Removed:
     """Remove entries; return how many entries and bytes that removed."""
     before = store.totals_now()
     store.let_go(entries, "removed")
     after = store.totals_now()
-    return protocol.Removed(before["entries"] - after["entries"], before["bytes"] - after["bytes"])
+    return commands.Removed(before["entries"] - after["entries"], before["bytes"] - after["bytes"])
 
 
-def _added(one: protocol.Removed, other: protocol.Removed) -> protocol.Removed:
-    return protocol.Removed(one.entries + other.entries, one.bytes + other.bytes)
+def _added(one: commands.Removed, other: commands.Removed) -> commands.Removed:
+    return commands.Removed(one.entries + other.entries, one.bytes + other.bytes)

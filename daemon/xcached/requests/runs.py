@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xcache.wire import ledger, protocol
+from xcache.wire import commands, ledger, protocol
 from xcache.wire.hashing import is_digest
 from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.requests.trust import Trust
@@ -21,17 +21,17 @@ class RunRequests:
         self._trust = trust
         self.handlers: Handlers = {
             protocol.RecordRun: self._record,
-            protocol.AskRuns: self._list,
-            protocol.AskLedger: self._list_rows,
+            commands.AskRuns: self._list,
+            commands.AskLedger: self._list_rows,
         }
 
-    def _list(self, caller: Caller, message: protocol.AskRuns) -> Answer:
+    def _list(self, caller: Caller, message: commands.AskRuns) -> Answer:
         uid, before = self._trust.visible_to(caller.uid), _row_number(message.before)
         return self._writer.call(lambda: self._ledger.runs(uid, before), caller.uid)
 
-    def _list_rows(self, caller: Caller, message: protocol.AskLedger) -> Answer:
+    def _list_rows(self, caller: Caller, message: commands.AskLedger) -> Answer:
         uid = self._trust.visible_to(caller.uid)
-        asked = protocol.AskLedger(_row_number(message.run), _row_number(message.position))
+        asked = commands.AskLedger(_row_number(message.run), _row_number(message.position))
         return self._writer.call(lambda: self._ledger.rows(uid, asked), caller.uid)
 
     def _record(self, caller: Caller, message: protocol.RecordRun) -> Answer:

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Sequence
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.ledger import Row
 from xcached.store.row_groups import RowGroups
 from xcached.store.store import Store
@@ -50,7 +50,7 @@ class Ledger:
             self._groups.forget_older(_MOST_RUNS_OF_ONE_USER, "uid = ?", uid)
             self._groups.forget_what_is_too_large()
 
-    def runs(self, uid: int | None, before: int) -> protocol.Runs:
+    def runs(self, uid: int | None, before: int) -> commands.Runs:
         """Return a page of a user's runs (None: everybody's), the latest first."""
         columns = ("id", "run", "uid", "pid", "program", "facts", "began_at", "reported_at", "ended_at")
         rows = self._db.execute(
@@ -58,16 +58,16 @@ class Ledger:
             " ORDER BY id DESC LIMIT ?",
             (uid, before, before, protocol.MAX_LISTED_RUNS),
         )
-        return protocol.Runs([dict(zip(columns, row, strict=True)) for row in rows])
+        return commands.Runs([dict(zip(columns, row, strict=True)) for row in rows])
 
-    def rows(self, uid: int | None, message: protocol.AskLedger) -> protocol.LedgerRows:
+    def rows(self, uid: int | None, message: commands.AskLedger) -> commands.LedgerRows:
         """Return a page of the ledger of a user's run (None: of anybody's)."""
         rows = self._db.execute(
             f"SELECT {_COLUMNS} FROM ledger WHERE run = (SELECT id FROM runs WHERE id = ? AND uid = coalesce(?, uid))"
             " AND position >= ? ORDER BY position LIMIT ?",
             (message.run, uid, message.position, protocol.MAX_LISTED_ROWS),
         )
-        return protocol.LedgerRows([[*row] for row in rows])
+        return commands.LedgerRows([[*row] for row in rows])
 
     def _replace(self, run: int, rows: Sequence[Row]) -> None:
         positions = json.dumps([row.position for row in rows])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.store.store import Store
 
 # Names are cut so that a full page of entries fits into a message.
@@ -19,11 +19,11 @@ _LISTED = (
 _LARGEST_UID = 2**32 - 1
 
 
-def entries_by(store: Store, uid: int | None, asked: protocol.AskEntries) -> protocol.Entries:
+def entries_by(store: Store, uid: int | None, asked: commands.AskEntries) -> commands.Entries:
     """Return a page of a user's entries (None: everybody's), in the order of their keys."""
     # A message may hold any number; SQLite takes 64 bits.
     behind = asked.after, max(0, min(asked.writer, _LARGEST_UID))
     limits = max(asked.prefix, asked.after), f"{asked.prefix}g", *behind, protocol.MAX_LISTED
     cursor = store.database.writing.execute(_LISTED, (uid, *limits))
     names = [column[0] for column in cursor.description]
-    return protocol.Entries([dict(zip(names, row, strict=True)) for row in cursor])
+    return commands.Entries([dict(zip(names, row, strict=True)) for row in cursor])

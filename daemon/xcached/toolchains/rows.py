@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.store.entries import EntryKey
 from xcached.store.store import LONGEST_DESCRIPTION, Store, cut
 from xcached.toolchains.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
@@ -93,7 +93,7 @@ class ToolchainRows:
         with self._store.transaction():
             self._db.execute("UPDATE toolchains SET stale_since = NULL WHERE digest = ?", (toolchain,))
 
-    def purge(self, toolchain: str, uid: int) -> protocol.Removed | None:
+    def purge(self, toolchain: str, uid: int) -> commands.Removed | None:
         """Remove some of a user's entries of a toolchain; once none is left, forget the user's installations of it.
 
         Returns None if all entries left are pinned.
@@ -116,13 +116,13 @@ class ToolchainRows:
                     " AND NOT EXISTS (SELECT 1 FROM installations WHERE toolchain = :one)",
                     {"one": toolchain},
                 )
-        return protocol.Removed(len(entries), 0)
+        return commands.Removed(len(entries), 0)
 
     def _has_entries(self, toolchain: str, uid: int) -> bool:
         sql = "SELECT 1 FROM entries WHERE toolchain_component = ? AND writer_uid = ? LIMIT 1"
         return self._db.execute(sql, (toolchain, uid)).fetchone() is not None
 
-    def invalidated(self, reason: str, removed: protocol.Removed, uid: int) -> None:
+    def invalidated(self, reason: str, removed: commands.Removed, uid: int) -> None:
         """Record entries removed by a user, with the reason given."""
         with self._store.transaction():
             self._note(reason, removed.entries, removed.bytes, uid)

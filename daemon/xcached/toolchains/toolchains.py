@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.caller import Caller
 from xcached.clock import steady
 from xcached.fair_queue import SharedFairQueue
@@ -369,9 +369,9 @@ class Toolchains:
             if steady() < since + self._grace():
                 continue
             done = self._writer.call(partial(self._rows.purge, toolchain, uid)).result(_WRITE_SECONDS)
-            if isinstance(done, protocol.Removed) and done.entries:
+            if isinstance(done, commands.Removed) and done.entries:
                 return True
-            if done != protocol.Removed(0, 0):
+            if done != commands.Removed(0, 0):
                 continue
             del self._stale_since[toolchain, uid]
             for name in [name for name in self._installations if name[:2] == (toolchain, uid)]:

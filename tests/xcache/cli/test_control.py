@@ -15,7 +15,7 @@ from support.command_line import LONG, Shell, names
 from support.places import until
 
 from xcache.config.table import LIMITS
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def daemon_of_another_time(shell):
                 while data := connection.recv(65536):
                     for request, message in reader.feed(data):
                         answer = protocol.Welcome(99, "9.9.9", os.getpid(), str(shell.directory))
-                        if isinstance(message, protocol.Stop):
+                        if isinstance(message, commands.Stop):
                             answer = protocol.Done()
                             stopped.set()
                         connection.sendall(framing.encode(request, answer))

@@ -20,7 +20,7 @@ from xcache.client.client import Client
 from xcache.client.connection import Connection
 from xcache.client.launcher import Launcher
 from xcache.errors import ProtocolError, StoreError, UnavailableError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 KEY = "ab" * 32
 pytestmark = pytest.mark.usefixtures("here")
@@ -50,7 +50,7 @@ def test_a_daemon_that_was_just_told_to_stop_is_followed_by_another(place, conne
         place.start_daemon()
         config = place.config()
         with contextlib.closing(Connection(config.socket, 20, "test")) as connection:
-            connection.demand(protocol.Stop("test"), protocol.Done, 20)
+            connection.demand(commands.Stop("test"), protocol.Done, 20)
             assert connection.wait_for_end(20)
         assert connected(timeout=3).get(get_message(KEY)).lease == 0
         place.stop()
@@ -84,13 +84,13 @@ def test_an_older_daemon_is_asked_to_make_room(place, connected):
 
     def older(talk: Talk) -> None:
         talk.welcome(protocol.VERSION - 1)
-        assert isinstance(talk.read(), protocol.Stop)
+        assert isinstance(talk.read(), commands.Stop)
         place.socket.unlink()
         talk.say(protocol.Done())
 
     with fake_daemon(place.socket, older) as daemon, leaving(place, 0.3):
         assert connected(timeout=3).get(get_message(KEY)).lease == 0
-        assert [type(message) for message in daemon.heard] == [protocol.Hello, protocol.Stop]
+        assert [type(message) for message in daemon.heard] == [protocol.Hello, commands.Stop]
         place.stop()
 
 
@@ -105,7 +105,7 @@ def test_an_older_daemon_that_stays_is_given_up(place, connected):
     with fake_daemon(place.socket, stubborn) as daemon:
         with pytest.raises(ProtocolError, match="speaks version"):
             connected(timeout=3).get(get_message(KEY))
-        assert [type(message) for message in daemon.heard] == [protocol.Hello, protocol.Stop, protocol.Hello]
+        assert [type(message) for message in daemon.heard] == [protocol.Hello, commands.Stop, protocol.Hello]
 
 
 def test_an_older_daemon_that_goes_on_talking_is_waited_for_no_longer_than_the_timeout(place, connected):

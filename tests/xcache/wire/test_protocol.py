@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from xcache.errors import ProtocolError
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 
 LEAVES = {
     str: st.text(max_size=40),
@@ -51,7 +51,7 @@ SAMPLES: dict[str, typing.Any] = {
     "Put": protocol.Put(
         "k", False, "m", "cpu", "cpu", "0", "zstd", 1, 2.0, "d", 3, "p", 4, "s", 5, {"a": "b"}, {"c": "d"}, b"x", None
     ),
-    "Remove": protocol.Remove(["a", "b"]),
+    "Remove": commands.Remove(["a", "b"]),
     "Report": protocol.Report({"hits": 1, "seconds": 2.5}),
     "Status": protocol.Status(
         {"pid": 1, "name": "x", "nothing": None, "yes": True, "part": 0.5}, [{"pid": 1, "seconds": 0.5}]
@@ -214,11 +214,11 @@ def test_a_frame_that_lies_costs_no_more_memory_than_its_limit_allows(body):
 
 
 UNSAYABLE = {
-    "text that is too long": protocol.Remove(["k" * (protocol.MAX_TEXT + 1)]),
+    "text that is too long": commands.Remove(["k" * (protocol.MAX_TEXT + 1)]),
     "text inside that is too long": protocol.Report({"k" * (protocol.MAX_TEXT + 1): 1}),
     "a name that is not UTF-8, as sys.argv[0] may hold it": protocol.Hello(1, "v", 1, "caf\udce9.py"),
     "too large a number": protocol.Stored(2**64),
-    "too many keys": protocol.Remove(["k"] * 5000),
+    "too many keys": commands.Remove(["k"] * 5000),
     "too many counters": protocol.Report({str(n): 1 for n in range(2000)}),
 }
 
@@ -262,4 +262,4 @@ def test_a_list_within_a_list_is_short():
         framing.encode(7, protocol.RememberAliases([[*fields, "x"]]))
     row = {f"{number}": number for number in range(protocol.MAX_FIELDS + 1)}
     with pytest.raises(ProtocolError, match="too long"):
-        framing.encode(7, protocol.Entries([row]))
+        framing.encode(7, commands.Entries([row]))

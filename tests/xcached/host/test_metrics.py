@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as plain
 from support.conversation import key_of, talking
 from support.places import get_message, until
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 
 def free_port() -> int:
@@ -48,7 +48,7 @@ def test_the_numbers_of_the_store_and_of_requests_are_served(place, address):
         assert isinstance(talk.ask(get_message(key_of("a"))), protocol.Found)
         counts = {"requests": 3, "hits": 1, "misses": 2, "causes:new": 2, "uncacheable:python callback": 1}
         assert talk.ask(protocol.Report(counts)) == protocol.Done()
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
         found = samples(scraped(address))
     assert found["xcache_requests_total"] == 3
     assert found["xcache_misses_total[('cause', 'new')]"] == 2
@@ -86,5 +86,5 @@ def test_the_daemon_serves_without_metrics_where_the_address_is_taken(place):
         taken.listen()
         place.start_daemon(XCACHE_METRICS=f"127.0.0.1:{taken.getsockname()[1]}")
         with talking(place) as talk:
-            assert talk.ask(protocol.Sync()) == protocol.Done()
+            assert talk.ask(commands.Sync()) == protocol.Done()
     until(lambda: "metrics cannot be served" in (place.dir / "daemon.log").read_text())

@@ -12,7 +12,7 @@ from support.conversation import key_of, talking
 from support.places import PATIENCE, Place, put_message, until
 
 from xcache.errors import ConfigError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.host import reload
 from xcached.host.reload import Following, LiveSettings
 
@@ -200,7 +200,7 @@ def test_a_smaller_store_is_emptied_without_waiting_for_a_restart(place, file):
     assert until(lambda: facts(place)["max_size"] == 50_000)
     # The writer looks every few seconds, and whenever it has something to do.
     with talking(place) as talk:
-        talk.ask(protocol.Sync())
+        talk.ask(commands.Sync())
     assert until(lambda: facts(place)["bytes"] <= 50_000)
     assert facts(place)["entries"] > 0
 

@@ -22,7 +22,7 @@ from support.program_files import program_text
 
 from xcache.client.connection import Connection
 from xcache.errors import StoreError, TurnedAwayError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.host import systemd
 from xcached.host.logs import ForJournal
 from xcached.host.systemd import Manager, inherited, turn_away
@@ -167,7 +167,7 @@ def test_the_first_client_starts_it_and_the_socket_stays(place, activator):
         assert talk.put(key_of("a"), b"a") == protocol.Stored(True)
         # The daemon has replaced the activator in the same process, as under systemd.
         assert talk.pid == activator.pid
-        talk.ask(protocol.Stop("a test"))
+        talk.ask(commands.Stop("a test"))
     assert until(lambda: activator.poll() is not None)
     assert place.socket.stat().st_ino == inode
     # The lock file still says where the socket is.

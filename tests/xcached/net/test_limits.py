@@ -16,7 +16,7 @@ from support.places import digest, get_message, put_message, until
 
 from xcache.client.client import Client
 from xcache.errors import TurnedAwayError
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 
 
 def log(place) -> str:
@@ -80,7 +80,7 @@ HELLO = framing.encode(1, protocol.Hello(protocol.VERSION, "test", 1, "test"))
 SILENT = {
     "says nothing": b"",
     "begins and stops": HELLO[:3],
-    "stops in the middle of a request": HELLO + framing.encode(2, protocol.Sync())[:-1],
+    "stops in the middle of a request": HELLO + framing.encode(2, commands.Sync())[:-1],
 }
 
 
@@ -143,7 +143,7 @@ def test_a_client_that_asked_for_too_much_is_waited_for(place):
     with talking(place) as holder, talking(place) as waiter:
         assert holder.ask(get_message(key_of("a"), 60.0)).lease
         first = waiter.say(get_message(key_of("a"), 60.0))
-        frame = framing.encode(99, protocol.Sync())
+        frame = framing.encode(99, commands.Sync())
         waiter.raw(frame[:-1])
         time.sleep(1.2)
         assert holder.put(key_of("a"), b"x") == protocol.Stored(True)
@@ -197,11 +197,11 @@ def test_pages_of_entries_do_not_pile_up_for_a_client_that_reads_none(place):
         rows = ((digest(b"%d" % number), os.getuid(), "x" * 250, "p" * 50) for number in range(400))
         database.executemany("INSERT INTO entries (key, writer_uid, module_name, platform) VALUES (?, ?, ?, ?)", rows)
     with contextlib.ExitStack() as stack, talking(place) as reader:
-        page = len(framing.encode(1, reader.ask(protocol.AskEntries("", "", 0))))
+        page = len(framing.encode(1, reader.ask(commands.AskEntries("", "", 0))))
         before = reader.status()["peak_memory"]
         # A user with too many answers unread gets no more, so all of them connect first.
         for talk in [stack.enter_context(talking(place)) for _ in range(40)]:
-            talk.raw(b"".join(framing.encode(2 + n, protocol.AskEntries("", "", 0)) for n in range(64)))
+            talk.raw(b"".join(framing.encode(2 + n, commands.AskEntries("", "", 0)) for n in range(64)))
         time.sleep(3)
         memory = int(Path(f"/proc/{daemon.pid}/statm").read_text().split()[1]) * 4096
         # 32 MiB of answers, eight in hand, and a page as Python objects takes several times as much.

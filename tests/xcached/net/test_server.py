@@ -16,7 +16,7 @@ from support.conversation import Conversation, key_of, talking
 from support.places import get_message, put_message, until
 
 from xcache.client.contents import write_sealed
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 FULL = b"f" * protocol.INLINE_LIMIT
@@ -230,7 +230,7 @@ def test_a_client_that_hangs_up_before_the_answer_harms_nobody(place, bystander)
             hasty.say(get_message(key_of("large")))
     assert until(lambda: open_in(bystander.pid) == before)
     # The descriptors are closed a moment before what was read from them is in the store.
-    assert bystander.ask(protocol.Sync()) == protocol.Done()
+    assert bystander.ask(commands.Sync()) == protocol.Done()
     assert all(bystander.get(key_of(f"h{number}")) == LARGE for number in range(20))
 
 

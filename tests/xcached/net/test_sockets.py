@@ -19,7 +19,7 @@ from support.conversation import Conversation, key_of, talking
 from support.fuse import FLUSH, SilentFile
 from support.places import put_message, until
 
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 from xcached.net import sockets
 from xcached.net.sockets import close_connection
 from xcached.store import memory_files
@@ -88,7 +88,7 @@ def hand_over(place, connection: socket.socket, before: bytes, count: int) -> No
             # The daemon still serves others meanwhile.
             other.greet()
             assert other.put(key_of("b"), LARGE) == protocol.Stored(True)
-            other.ask(protocol.Clear())
+            other.ask(commands.Clear())
 
 
 CASES = {

@@ -8,7 +8,7 @@ import pytest
 from support.conversation import key_of
 from support.places import digest
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
@@ -27,7 +27,7 @@ def test_uses_are_seen_after_a_sync(place, talk):
         talk.get(key_of("a"))
         talk.get(key_of("b"))
         talk.get(key_of("none"))
-    talk.ask(protocol.Sync())
+    talk.ask(commands.Sync())
     rows = place.query("SELECT hits, last_used_at >= ? FROM entries", before)
     assert rows == [(3, 1), (3, 1)]
 
@@ -43,7 +43,7 @@ def test_reports_add_up(place, talk):
         "errors:connection lost": 2,
         "uncacheable:a: b": 6,
     }
-    talk.ask(protocol.ZeroStatistics())
+    talk.ask(commands.ZeroStatistics())
     assert statistics(place) == {}
     assert place.query("SELECT round(amount / 100) FROM statistics") == [(round(time.time() / 100),)]
 

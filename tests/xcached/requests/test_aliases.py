@@ -12,7 +12,7 @@ from support.conversation import Conversation, key_of, talking
 from support.environments import Environment
 from support.places import digest, until
 
-from xcache.wire import protocol, seals
+from xcache.wire import commands, protocol, seals
 
 PROGRAM = b"program"
 
@@ -150,12 +150,12 @@ def test_aliases_leave_with_the_last_entry_of_their_program(place, talk):
         talk.put(key_of(name), name.encode())
     talk.put(key_of("c"), b"c", b"another program")
     remember(talk, alias_of("s"), alias_of("t"), alias_of("u", b"another program"))
-    talk.ask(protocol.Remove([key_of("a")]))
+    talk.ask(commands.Remove([key_of("a")]))
     assert [bool(told(talk, name)) for name in "stu"] == [True, True, True]
-    talk.ask(protocol.Remove([key_of("b")]))
+    talk.ask(commands.Remove([key_of("b")]))
     assert [bool(told(talk, name)) for name in "stu"] == [False, False, True]
     assert rows(place) == [alias_of("u").structure]
-    talk.ask(protocol.Clear())
+    talk.ask(commands.Clear())
     assert rows(place) == []
 
 
@@ -172,7 +172,7 @@ def test_an_alias_whose_entries_are_stale_is_not_told_and_leaves_with_them(place
         # Another entry of the same program has a toolchain that is there.
         talk.put(key_of("a"), b"a")
         assert told(talk, "s") == alias_of("s")
-        talk.ask(protocol.Remove([key_of("a")]))
+        talk.ask(commands.Remove([key_of("a")]))
         assert told(talk, "s") is None
     place.stop()
     place.start_daemon(XCACHE_STALE_GRACE="0")

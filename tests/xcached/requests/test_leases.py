@@ -11,7 +11,7 @@ from support.conversation import Conversation, key_of
 from support.leasing import KEY, PATIENT, begin_to_wait, outcome, take
 from support.places import TESTS, digest, get_message
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 
 def test_the_first_compiles_and_the_others_get_what_it_stores(speakers):
@@ -164,7 +164,7 @@ def test_a_wait_is_bounded_by_the_last_compile_time(speakers):
     """A client waits three times the last compile's time, and a little more."""
     holder, waiter = speakers(), speakers()
     holder.put(KEY, b"x", compile_seconds=10.0)
-    assert holder.ask(protocol.Remove([KEY])).entries == 1
+    assert holder.ask(commands.Remove([KEY])).entries == 1
     take(holder)
     request = begin_to_wait(waiter, wait=1000)
     assert 34 < expectation(waiter, request) <= 35

@@ -12,7 +12,7 @@ from support.conversation import Conversation, key_of, talking
 from support.leasing import KEY, PATIENT, begin_to_wait, outcome, take
 from support.places import digest, get_message, put_message, until
 
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 from xcached.caller import Caller, Later, Reply
 from xcached.requests import leases as leases_module
 from xcached.requests.lease_holders import see
@@ -91,7 +91,7 @@ def test_all_waiters_compile_when_the_daemon_leaves(place, speakers):
     holder, waiter = speakers(), speakers()
     take(holder)
     request = begin_to_wait(waiter)
-    holder.ask(protocol.Stop("a test"))
+    holder.ask(commands.Stop("a test"))
     assert outcome(waiter, request).lease == 0
 
 

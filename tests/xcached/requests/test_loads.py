@@ -13,7 +13,7 @@ from support.dying import CRASH, begin_to_die, die_while_loading, settle
 from support.places import digest, until
 from support.setting_aside import KEY, LARGE, quarantined, strikes
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 ABORT = "os.abort()"
 LIKE_THIS = {"options": digest(b"o"), "devices": "0", "platform": "cpu", "seconds": 0.001}
@@ -26,7 +26,7 @@ def loads(place) -> bytes | None:
         if content is not None:
             talk.say(protocol.Loading(KEY, digest(content), False))
             talk.say(protocol.Loaded())
-        talk.ask(protocol.Sync())
+        talk.ask(commands.Sync())
         return content
 
 
@@ -91,7 +91,7 @@ def test_a_crash_during_several_loads_gives_each_entry_a_strike(place, talk):
     talk.get(key_of("a"))
     talk.say(protocol.Loading(key_of("a"), digest(b"a"), False))
     talk.say(protocol.Loaded())
-    talk.ask(protocol.Sync())
+    talk.ask(commands.Sync())
     assert sorted(strikes(place)) == [(0,), (1,)]
     assert talk.ask(PREDICT).payloads == {}
     die_while_loading(place, CRASH, key_of("b"))
@@ -103,11 +103,11 @@ def test_an_entry_that_comes_with_a_prediction_counts_as_used_when_it_is_loaded(
     talk.put(KEY, b"fine")
     talk.ask(protocol.Remember("test.py", "", [{"key": KEY} | LIKE_THIS], {digest(b"o"): b"o"}))
     assert talk.ask(PREDICT).payloads == {KEY: b"fine"}
-    talk.ask(protocol.Sync())
+    talk.ask(commands.Sync())
     assert place.query("SELECT hits FROM entries") == [(0,)]
     for ahead in (True, False):
         talk.say(protocol.Loading(KEY, digest(b"fine"), ahead))
-    talk.ask(protocol.Sync())
+    talk.ask(commands.Sync())
     assert place.query("SELECT hits FROM entries") == [(1,)]
 
 
@@ -185,7 +185,7 @@ def test_a_put_of_barred_bytes_is_refused(place, talk):
     )
     assert talk.put(KEY, b"wholesome") == protocol.Stored(True)
     assert loads(place) == b"wholesome"
-    talk.ask(protocol.Clear())
+    talk.ask(commands.Clear())
     assert talk.put(KEY, b"poison") == protocol.Stored(True)
     assert strikes(place) == []
 
@@ -215,7 +215,7 @@ def test_strikes_and_complaints_count_only_for_entries_handed_to_the_process(pla
     die_while_loading(place, f"talk.say(protocol.Loading({KEY!r}, {other!r}, False)); " + CRASH)
     die_while_loading(place, f"talk.say(protocol.Loading({key_of('b')!r}, {other!r}, False)); " + CRASH)
     assert talk.ask(protocol.Complain(KEY, other, "no reason", False)) == protocol.Done()
-    talk.ask(protocol.Sync())
+    talk.ask(commands.Sync())
     assert (strikes(place), quarantined(place)) == ([], [])
 
 

@@ -15,7 +15,7 @@ from support.places import digest, get_message, put_message, until
 from xcache.client.client import Client
 from xcache.client.launcher import Launcher
 from xcache.errors import XcacheError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 LARGE = b"l" * (protocol.INLINE_LIMIT + 1)
 
@@ -76,7 +76,7 @@ def test_killed_in_the_middle_of_it_all_it_has_kept_what_it_acknowledged(place):
     with talking(place) as talk:
         for name, payload in contents.items():
             assert talk.get(key_of(name)) == payload
-        talk.ask(protocol.Sync())
+        talk.ask(commands.Sync())
     rows = {name for (name,) in place.query("SELECT digest FROM blobs WHERE content IS NULL")}
     assert {path.name for path in place.dir.glob("blobs/*/*")} == rows
     assert place.query("PRAGMA integrity_check") == [("ok",)]
@@ -122,12 +122,12 @@ def test_a_store_that_was_deleted_takes_nothing_more(place, talk):
 def test_nothing_is_written_into_a_store_that_is_being_deleted(place, talk):
     """``rm -rf`` deletes the files first and then the folder, which must be empty by then."""
     # By then it has made its reserve, which would appear behind the deletion.
-    talk.ask(protocol.Sync())
+    talk.ask(commands.Sync())
     for path in place.dir.iterdir():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     with contextlib.suppress(ConnectionError):
         talk.put(key_of("after"), b"after")
-        talk.ask(protocol.Sync())
+        talk.ask(commands.Sync())
     assert list(place.dir.iterdir()) == []
 
 

@@ -8,7 +8,7 @@ import pytest
 from support.conversation import key_of, talking
 from support.places import digest, get_message, put_message
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 
 def test_the_writer_of_an_entry_is_the_process_the_kernel_names(place, talk):
@@ -87,7 +87,7 @@ def test_an_uncacheable_key_is_remembered_until_the_store_is_cleared(place, talk
         assert again.ask(get_message(key_of("a"))) == protocol.NotCacheable("a pointer")
         again.put(key_of("a"), b"after all")
         assert again.get(key_of("a")) == b"after all"
-        again.ask(protocol.Clear())
+        again.ask(commands.Clear())
         assert again.ask(get_message(key_of("a"))).lease == 0
         assert isinstance(again.ask(protocol.MarkNotCacheable("no key", "m", "r")), protocol.Refused)
 

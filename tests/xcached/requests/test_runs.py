@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.conversation import talking
 
-from xcache.wire import ledger, protocol
+from xcache.wire import commands, ledger, protocol
 
 RUN = "0123456789abcdef"
 ROW = [0, "jit_step", "train.py:1", "f32[8]", "ab" * 32, "miss", "new", "yes", "", "[]"]
@@ -25,16 +25,16 @@ def talk(place):
 def test_a_run_is_recorded_and_listed(place, talk):
     assert talk.ask(message()) == protocol.Done()
     assert talk.ask(message(ended=True, rows=[])) == protocol.Done()
-    (run,) = talk.ask(protocol.AskRuns(0)).runs
+    (run,) = talk.ask(commands.AskRuns(0)).runs
     assert run["run"] == RUN
     assert run["ended_at"] is not None
-    assert talk.ask(protocol.AskLedger(run["id"], 0)).rows == [ROW]
+    assert talk.ask(commands.AskLedger(run["id"], 0)).rows == [ROW]
 
 
 def test_numbers_beyond_what_sqlite_holds_find_nothing(talk):
     assert talk.ask(message()) == protocol.Done()
-    assert talk.ask(protocol.AskLedger(2**63, -5)).rows == []
-    assert len(talk.ask(protocol.AskRuns(2**63)).runs) == 1
+    assert talk.ask(commands.AskLedger(2**63, -5)).rows == []
+    assert len(talk.ask(commands.AskRuns(2**63)).runs) == 1
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_a_malformed_run_is_refused(talk, changes):
     answer = talk.ask(message(**changes))
     assert isinstance(answer, protocol.Refused)
     assert answer.kind == "protocol error"
-    assert talk.ask(protocol.AskRuns(0)).runs == []
+    assert talk.ask(commands.AskRuns(0)).runs == []

@@ -15,7 +15,7 @@ from support.places import Place, get_message, put_message, until
 from support.stores import shelf
 
 from xcache.errors import RefusedError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.schema import SCHEMA_VERSION
 from xcached.requests.removals import removed
 from xcached.store import database, schema
@@ -32,7 +32,7 @@ def fill(place: Place) -> None:
             keys = [key_of(str(number)) for number in range(start, start + 50)]
             requests = [talk.say(put_message(key, os.urandom(4000), b"program")) for key in keys]
             assert set(talk.answers(requests).values()) == {protocol.Stored(True)}
-        talk.ask(protocol.Sync())
+        talk.ask(commands.Sync())
     emptied(place.dir / "store.db")
 
 

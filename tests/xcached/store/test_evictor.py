@@ -12,7 +12,7 @@ from support.places import digest
 from support.small_disk import SmallDisk
 from support.stores import WRITER, Shelf, shelf
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.store.disk import Disk, usage_of
 from xcached.store.entries import EntryKey
 from xcached.store.evictor import Freed, Tally
@@ -49,8 +49,8 @@ def unpin(made: Shelf, names: str) -> protocol.Message:
     return made.call(lambda store: pinned(made, entries, made.evictor.pins.unpin(entries)))
 
 
-def pinned(made: Shelf, entries: list[EntryKey], changed: int) -> protocol.Pinned:
-    return protocol.Pinned(changed, len(entries) - changed, *made.evictor.pins.of_all())
+def pinned(made: Shelf, entries: list[EntryKey], changed: int) -> commands.Pinned:
+    return commands.Pinned(changed, len(entries) - changed, *made.evictor.pins.of_all())
 
 
 def evictions(made: Shelf) -> float:
@@ -262,11 +262,11 @@ def test_a_share_of_a_large_disk_is_not_more_than_enough(tmp_path):
 def test_a_pinned_entry_stays(tmp_path):
     with shelf(tmp_path, max_size=50 * KB, max_entries=4, max_age=50 * DAY) as made:
         fill(made, "ab")
-        assert isinstance(pin(made, "a"), protocol.Pinned)
+        assert isinstance(pin(made, "a"), commands.Pinned)
         made.change("UPDATE entries SET last_used_at = last_used_at - ? WHERE pinned", 51 * DAY)
         fill(made, "cdefgh")
         assert names_in(made) == "afgh"
-        assert unpin(made, "a") == protocol.Pinned(1, 0, 0, 0)
+        assert unpin(made, "a") == commands.Pinned(1, 0, 0, 0)
         made.sync()
         assert names_in(made) == "fgh"
 
@@ -324,7 +324,7 @@ def test_nobody_pins_more_than_they_may_have(tmp_path, quota, share):
         answer = pin(made, "abc", share)
         assert isinstance(answer, protocol.Refused) and answer.kind == "store full"
         assert made.query("SELECT count(*) FROM entries WHERE pinned") == [(0,)]
-        assert pin(made, "ab", share) == protocol.Pinned(
+        assert pin(made, "ab", share) == commands.Pinned(
             2, 0, 2, made.query("SELECT sum(footprint) FROM entries WHERE pinned")[0][0]
         )
 
@@ -363,7 +363,7 @@ def test_making_much_room_lets_others_in_between(tmp_path):
             made.begin_put(key_of(str(number)), str(number).encode() * 100, b"program")
     with shelf(tmp_path, max_size=10 * KB) as made:
         # There is always somebody else who wants something.
-        left = [made.call(lambda store: protocol.Removed(store.totals_now()["entries"], 0)).entries for _ in range(3)]
+        left = [made.call(lambda store: commands.Removed(store.totals_now()["entries"], 0)).entries for _ in range(3)]
         assert left[0] > 0
         made.sync()
         assert made.store.reader.totals()["bytes"] <= 10 * KB

@@ -9,7 +9,7 @@ import pytest
 from support.conversation import key_of, talking
 from support.places import digest
 
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 
 OPTIONS = {digest(b"some"): b"some", digest(b"others"): b"others"}
 
@@ -141,7 +141,7 @@ def test_only_some_runs_of_one_program_are_kept(talk, place):
 def test_a_prediction_names_only_keys_that_are_in_the_store(talk):
     remember(talk, "train.py", *"axb")
     assert predicted(talk, "train.py") == keys("ab")
-    assert talk.ask(protocol.Remove(keys("a"))).entries == 1
+    assert talk.ask(commands.Remove(keys("a"))).entries == 1
     assert predicted(talk, "train.py") == keys("b")
 
 

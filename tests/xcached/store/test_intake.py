@@ -10,7 +10,7 @@ from support.conversation import key_of, talking
 from support.places import digest, put_message
 from support.stores import WRITER, quick_folder, shelf, source_of
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.store.writer import PutJob
 
 MB = 1024 * 1024
@@ -85,7 +85,7 @@ def test_a_collection_of_garbage_leaves_alone_what_is_on_its_way(place, talk):
     with talking(place) as other:
         puts = [talk.begin_put(key, content) for key, content in contents.items()]
         for _ in range(5):
-            assert isinstance(other.ask(protocol.CollectGarbage()), protocol.Collected)
+            assert isinstance(other.ask(commands.CollectGarbage()), commands.Collected)
         answers = talk.answers(puts)
     assert set(answers.values()) == {protocol.Stored(True)}
     assert all(talk.get(key) == content for key, content in contents.items())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.stores import Shelf, shelf
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.ledger import MISS, Row
 from xcached.store.ledger import Ledger
 
@@ -23,13 +23,13 @@ def record(made: Shelf, run: str, *rows: Row, uid: int = 1, ended: bool = False,
 
 def listed(made: Shelf, uid: int | None = None, before: int = 0) -> list[dict[str, protocol.Scalar]]:
     found = made.call(lambda store: Ledger(store).runs(uid, before))
-    assert isinstance(found, protocol.Runs)
+    assert isinstance(found, commands.Runs)
     return found.runs
 
 
 def rows_of(made: Shelf, run: int, uid: int | None = None, position: int = 0) -> list[Row]:
-    found = made.call(lambda store: Ledger(store).rows(uid, protocol.AskLedger(run, position)))
-    assert isinstance(found, protocol.LedgerRows)
+    found = made.call(lambda store: Ledger(store).rows(uid, commands.AskLedger(run, position)))
+    assert isinstance(found, commands.LedgerRows)
     return [Row(*fields) for fields in found.rows]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from support.conversation import key_of
 from support.stores import WRITER, shelf
 
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 from xcached.store.listing import entries_by
 
 
@@ -18,7 +18,7 @@ def test_users_are_told_of_their_own_entries_page_by_page(tmp_path, monkeypatch)
                 made.put(key, b"content", b"program", uid=uid)
 
         def listed(uid: int, prefix: str = "", after: str = "") -> list[str]:
-            asked = protocol.AskEntries(prefix, after, uid)
+            asked = commands.AskEntries(prefix, after, uid)
             return [entry["key"] for entry in made.call(lambda store: entries_by(store, uid, asked)).entries]
 
         assert listed(1) == keys[:2]
@@ -33,6 +33,6 @@ def test_the_longest_names_fit_into_a_message(tmp_path):
         long = "\N{GRINNING FACE}" * 500
         for number in range(protocol.MAX_LISTED):
             made.put(key_of(str(number)), b"content", b"program", module_name=long, platform=long, device_kind=long)
-        answer = made.call(lambda store: entries_by(store, WRITER.uid, protocol.AskEntries("", "", 0)))
+        answer = made.call(lambda store: entries_by(store, WRITER.uid, commands.AskEntries("", "", 0)))
         assert len(answer.entries) == protocol.MAX_LISTED
         framing.encode(1, answer)

@@ -9,7 +9,7 @@ from support.conversation import key_of, talking
 from support.places import digest, get_message
 from support.setting_aside import KEY, LARGE, complain, files, quarantined
 
-from xcache.wire import envelope, protocol
+from xcache.wire import commands, envelope, protocol
 
 
 # These are no envelopes of their key, which is damage like any other.
@@ -113,7 +113,7 @@ def test_a_file_that_is_gone_is_set_aside_without_bytes(place, talk):
     talk.put(KEY, LARGE)
     (place.dir / "blobs" / digest(LARGE)[:2] / digest(LARGE)).unlink()
     assert talk.get(KEY) is None
-    talk.ask(protocol.Sync())
+    talk.ask(commands.Sync())
     assert quarantined(place) == [(KEY, digest(LARGE), "its file is gone")]
     assert files(place, "quarantine") == {}
     assert talk.put(KEY, LARGE) == protocol.Stored(True)
@@ -146,7 +146,7 @@ def test_a_row_that_was_altered_is_set_aside(place, talk, change):
     talk.put(KEY, b"x")
     place.execute(f"UPDATE {change}")
     assert talk.get(KEY) is None
-    talk.ask(protocol.Sync())
+    talk.ask(commands.Sync())
     assert [reason for *_, reason in quarantined(place)] == ["its row is damaged"]
     assert talk.put(KEY, b"x") == protocol.Stored(True)
     assert talk.get(KEY) == b"x"
@@ -175,14 +175,14 @@ def test_a_restart_keeps_it_and_sweeps_what_no_row_speaks_of(place, talk):
     place.stop()
     place.start_daemon()
     with talking(place) as again:
-        again.ask(protocol.Sync())
+        again.ask(commands.Sync())
     assert list(files(place, "quarantine").values()) == [LARGE]
 
 
 def test_clear_clears_it(place, talk):
     talk.put(KEY, LARGE)
     complain(talk, LARGE)
-    talk.ask(protocol.Clear())
+    talk.ask(commands.Clear())
     assert quarantined(place) == []
     assert files(place, "quarantine") == {}
 

@@ -11,7 +11,7 @@ from support.conversation import key_of
 from support.places import digest
 from support.stores import Shelf, shelf
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.store import database, schema
 from xcached.store.histories import Histories
 from xcached.store.limits import LEAST_ROOM
@@ -142,7 +142,7 @@ def test_clearing_forgets_histories(place, talk):
     item = {"key": key_of("a"), "options": digest(b"o"), "devices": "0", "platform": "cpu", "seconds": 0.5}
     assert talk.ask(protocol.Remember("p", "a", [item], {digest(b"o"): b"o"})) == protocol.Done()
     assert place.query("SELECT count(*) FROM histories") == [(1,)]
-    assert isinstance(talk.ask(protocol.Clear()), protocol.Removed)
+    assert isinstance(talk.ask(commands.Clear()), commands.Removed)
     assert place.query("SELECT count(*) FROM histories") == place.query("SELECT count(*) FROM wanted") == [(0,)]
 
 

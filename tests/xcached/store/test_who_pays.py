@@ -11,7 +11,7 @@ from support.places import digest
 from support.small_disk import SmallDisk
 from support.stores import Shelf, shelf
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcached.caller import Caller, Load, Process
 from xcached.requests import strikes
 from xcached.requests.process_ends import ProcessEnd
@@ -152,7 +152,7 @@ def test_a_user_forgets_changes_of_ones_own(tmp_path, monkeypatch):
     with shelf(tmp_path, shared=True) as made:
         for uid, reason in [(ALICE, "hers"), *((BOB, f"his {number}") for number in range(5)), (ALICE, "hers")]:
             made.call(
-                lambda store, u=uid, r=reason: ToolchainRows(store).invalidated(r * 900, protocol.Removed(2, 20), u)
+                lambda store, u=uid, r=reason: ToolchainRows(store).invalidated(r * 900, commands.Removed(2, 20), u)
             )
         noted = made.query(
             "SELECT uid, substr(reason, 1, 5), entries, length(reason) FROM invalidations ORDER BY rowid"

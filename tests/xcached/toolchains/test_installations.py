@@ -18,7 +18,7 @@ from support.places import digest, until
 from support.stores import Shelf, shelf
 from watchdog.utils import UnsupportedLibcError
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.protocol import InstalledFile
 from xcached.caller import Caller
 from xcached.host.watching import Depth, Watcher, folders_of
@@ -403,7 +403,7 @@ def test_an_invalidation_without_losses_pushes_none_out_of_the_list(tmp_path, en
         watched.hear(environment.announcement())
         shutil.rmtree(environment.root)
         assert watched.is_stale(environment)
-        watched.made.call(lambda _: watched.records.invalidated("nothing", protocol.Removed(0, 0)))
+        watched.made.call(lambda _: watched.records.invalidated("nothing", commands.Removed(0, 0)))
         watched.made.sync()
         assert watched.made.query("SELECT * FROM invalidations") == []
 

@@ -12,7 +12,7 @@ from support.conversation import Conversation, talking
 from support.environments import Environment
 from support.places import get_message, until
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 # Seconds until a change must show: two are promised, the rest is for a slow machine.
 SOON = 10.0
@@ -187,7 +187,7 @@ def test_stale_entries_are_evicted_first_whatever_their_compile_time(place, envi
     assert until(lambda: states(place) == {"1.0": "stale", "2.0": "live"}, SOON)
     after = [another.put(place, f"{number}", 40_000, 0.1) for number in range(2, 4)]
     with talking(place) as talk:
-        assert talk.ask(protocol.Sync()) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
     assert {key for (key,) in place.query("SELECT key FROM entries")} == {*before, *after}
 
 
@@ -195,7 +195,7 @@ def test_a_pinned_stale_entry_is_kept_but_not_served(place, environment):
     place.start_daemon(XCACHE_STALE_GRACE="0")
     pinned, other = environment.put(place, "pinned"), environment.put(place, "other")
     with talking(place) as talk:
-        assert isinstance(talk.ask(protocol.Pin([pinned])), protocol.Pinned)
+        assert isinstance(talk.ask(commands.Pin([pinned])), commands.Pinned)
     content = environment.library.read_bytes()
     environment.library.unlink()
     assert until(lambda: place.query("SELECT key FROM entries") == [(pinned,)], SOON), other
