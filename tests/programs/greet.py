@@ -8,7 +8,7 @@ from pathlib import Path
 from support.conversation import Conversation, get_message, key_of  # noqa: F401
 from support.places import Place, digest  # noqa: F401
 
-from xcache.wire import protocol
+from xcache.wire import commands, protocol  # noqa: F401
 
 KEY = key_of("a")
 
