@@ -145,7 +145,7 @@ def foreseen(
             return made
 
     monkeypatch.setattr(processors, "threads_to_spare", lambda: 1)
-    monkeypatch.setattr(processors, "are_all_busy", lambda: False)
+    monkeypatch.setattr(processors, "are_taken", lambda: False)
     first = caches()
     assert first.get_or_compile(compiled, lambda: asked).kind == "miss"
     first.close()
