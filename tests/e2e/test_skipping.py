@@ -55,6 +55,24 @@ def test_a_program_is_counted_as_skipped_or_by_why_it_was_lowered_and_never_as_b
     assert len([line for line in other.complaints if "miss: " in line]) == other.stats["misses"] == warm["requests"]
 
 
+def test_warnings_of_modules_that_are_imported_late_are_counted(place):
+    program = """
+import xcache
+jax.jit(lambda v: v * 3)(x)
+from jax.experimental import sparse
+from xcache.hook import warned
+uncounted = [len(warned.modules_that_warn())]
+jax.jit(lambda v: v + 4)(x)
+uncounted.append(len(warned.modules_that_warn()))
+xcache.disable()
+uncounted.append(len(warned.modules_that_warn()))
+out = " ".join(map(str, uncounted))"""
+    late, after, disabled = map(int, run(place, program, XCACHE_LOWERING="skip").result.split())
+    assert late > 0
+    assert after == 0
+    assert disabled > late
+
+
 @pytest.mark.once
 def test_checking_finds_a_wrong_alias_and_drops_it(place):
     program = "out = [float(jax.jit(lambda v: v * 3)(x).sum()), float(jax.jit(lambda v: v + 4)(x).sum())]"

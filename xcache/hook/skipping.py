@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import sys
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
@@ -100,6 +102,8 @@ class Skipping:
             raise UnsupportedError(f"xcache cannot skip lowering with this version of jax: {error}") from None
         self._aliases, self._count, self._stages, self._check = aliases, count, stages, check
         self._state = _State()
+        # How many modules there were when those that warn were last looked for, and what undoes the changes to them.
+        self._modules, self._undo = 0, contextlib.ExitStack()
         self._is_ours: Callable[[], bool] = bool
         # By id: the facts of modules that were lowered here and not compiled yet, and the aliases of those that were.
         self._lowered: dict[int, tuple[weakref.ref[Any], Lowered]] = {}
@@ -168,7 +172,6 @@ class Skipping:
         The functions that may get a late module from jax's caches or objects stay replaced until there is none.
         """
         self._is_ours = is_ours
-        counting = warned.CountingWarnings(self._count_warning)
         for_late_modules: tuple[tuple[Any, str, Any], ...] = (
             (self._pxla, "_cached_lowering_to_hlo", Replacement(self._lower, self._lower_nested)),
             (self._pxla, "_cached_compilation", Replacement(self._compile, self._compile_late)),
@@ -177,7 +180,6 @@ class Skipping:
         others: tuple[tuple[Any, str, Any], ...] = (
             (self._mlir, "lower_jaxpr_to_module", Replacement(self._to_module, self._lower_or_skip)),
             (self._compiler, "use_detailed_logging", self._wrapped_detailed_logging()),
-            *((module, "warnings", counting) for module in warned.modules_that_warn()),
         )
         with contextlib.ExitStack() as undo:
             for owner, name, made in for_late_modules:
@@ -190,7 +192,20 @@ class Skipping:
             for owner, name, made in others:
                 undo.callback(_put_back, owner, name, made, getattr(owner, name))
                 setattr(owner, name, made)
+            self._undo, self._modules = undo, 0
+            self._count_warnings()
             yield
+
+    def _count_warnings(self) -> None:
+        """Count the warnings of jax's modules, also of those that were imported since this was last called."""
+        modules = len(sys.modules)
+        if modules == self._modules:
+            return
+        counting = warned.CountingWarnings(self._count_warning)
+        for module in warned.modules_that_warn():
+            self._undo.callback(_put_back, module, "warnings", counting, warnings)
+            vars(module)["warnings"] = counting
+        self._modules = modules
 
     def _lower_nested(self, jaxpr: Any, *arguments: Any, **options: Any) -> Any:
         outer = self._state.depth
@@ -280,6 +295,8 @@ class Skipping:
     def _lower_and_note(
         self, lower: Callable[[Any], Any], module_name: str, jaxpr: Any, structure: str, alias: Alias | None
     ) -> Any:
+        if self._is_ours():
+            self._count_warnings()
         before = self._state.warnings
         with warned.errors_of_numpy() as errors:
             result = lower(jaxpr)

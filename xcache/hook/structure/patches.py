@@ -16,12 +16,13 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
 from jax._src.interpreters import mlir
 
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.code import is_of_jax, is_of_jaxs_files
 from xcache.hook.structure.encoding import CannotSkipError, are_same, type_name
-from xcache.hook.structure.rules import is_imported_later, rule_tables
+from xcache.hook.structure.rules import EXPERIMENTAL, is_imported_later, rule_tables
 
 # Packages from which jax imports functions and objects by name.
 _LIBRARIES = frozenset((
@@ -35,9 +36,10 @@ _PACKAGES_OF_CALLABLES = frozenset((
     "nanobind", "pybind11_builtins", "weakref", "xcache", "ml_dtypes", "_thread", "threading", "absl",
 ))  # fmt: skip
 
-_FUNCTIONS = frozenset((types.FunctionType, functools.partial))
+_JITTED = type(jax.jit(lambda: None))
+_FUNCTIONS = frozenset((types.FunctionType, functools.partial, _JITTED))
 _CONSTANTS = frozenset((bool, int, float, complex, str, bytes, type(None)))
-_FUNCTIONS_AND_CONSTANTS = _FUNCTIONS | _CONSTANTS
+_KINDS_WHERE_LOWERED = _FUNCTIONS | _CONSTANTS | {types.ModuleType}
 # The functions behind an attribute of a class, by the attribute's type.
 _FUNCTIONS_OF: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     types.FunctionType: lambda value: (value,),
@@ -109,8 +111,8 @@ class _Patches:
         modules = {
             name: module
             for name, module in list(sys.modules.items())
-            # jax's other modules only re-export names of these.
-            if name.startswith(("jax._src.", "jaxlib.")) and isinstance(module, types.ModuleType)
+            # Rules call functions by their public names, too, and jax.experimental defines rules.
+            if is_of_jax(name) and isinstance(module, types.ModuleType)
         }
         seen: set[int] = set()
         for name in modules.keys() & names:
@@ -120,11 +122,14 @@ class _Patches:
             for value in list(namespace.values()):
                 if id(value) not in seen and not self._is_acceptable(value):
                     key = next((key for key, found in namespace.items() if found is value), "")
-                    self._replacement = namespace, key, value
-                    return f"function of jax replaced: {name}.{key}"
+                    # jax imports other libraries where they are installed.
+                    if not (isinstance(value, types.ModuleType) and value.__name__.rpartition(".")[2] == key):
+                        self._replacement = namespace, key, value
+                        return f"function of jax replaced: {name}.{key}"
                 seen.add(id(value))
         homes = {_defining_module(entry) for table in rule_tables() for entry in table.values()}
-        lowering = {mlir.__name__, *(home for home in homes if home in modules)}
+        # Programs that use rules of jax.experimental are lowered.
+        lowering = {mlir.__name__, *(home for home in homes & modules.keys() if not home.startswith(EXPERIMENTAL))}
         without_imported_later = _with_used(modules, [name for name in lowering if not is_imported_later(f"{name}.")])
         with_imported_later = _with_used(modules, lowering)
         for name in with_imported_later:
@@ -133,9 +138,13 @@ class _Patches:
             if name in names or name not in self._classes:
                 lines = sorted(_unusual_classes(name, namespace))
                 self._classes[name] = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).digest()
-            # Constants of the modules that these use may change as jax works: some note that something was initialized.
-            kinds = _FUNCTIONS_AND_CONSTANTS if name in lowering else _FUNCTIONS
-            keys = [key for key, value in namespace.items() if type(value) in kinds and not key.startswith("__")]
+            # What the modules that these use have besides functions may change as jax works: some import modules late.
+            kinds = _KINDS_WHERE_LOWERED if name in lowering else _FUNCTIONS
+            keys = [
+                key
+                for key, value in namespace.items()
+                if type(value) in kinds and not key.startswith("__") and not _is_submodule(value, name, key)
+            ]
             if len(keys) > 1:
                 get = operator.itemgetter(*keys)
                 watched.append((namespace, get, get(namespace)))
@@ -170,6 +179,10 @@ class _Patches:
         kind = type(value)
         if kind is types.FunctionType:
             return self._is_function_acceptable(value)
+        if isinstance(value, types.ModuleType):
+            return _is_of_a_library(value.__name__)
+        if kind is types.SimpleNamespace:
+            return all(map(self._is_acceptable, vars(value).values()))
         if kind not in self._known_types:
             package = kind.__module__.split(".", 1)[0]
             if package not in _LIBRARIES or (
@@ -220,9 +233,18 @@ def _is_of_a_library(module: str) -> bool:
     return module.split(".", 1)[0] in _LIBRARIES
 
 
+def _is_submodule(value: Any, package: str, name: str) -> bool:
+    """Return whether importing a module put it into its package."""
+    return type(value) is types.ModuleType and value.__name__ == f"{package}.{name}"
+
+
 def _description_of(value: Any) -> str:
     if isinstance(value, functools.partial):
         return describe_callable(value)
+    if type(value) is types.ModuleType:
+        return f"module {value.__name__}"
+    if type(value) is _JITTED:
+        return f"jitted {_description_of(value.__wrapped__)}"
     if type(value) not in _FUNCTIONS:
         return repr(value)
     return f"{value.__module__} {value.__qualname__} {value.__code__.co_firstlineno}"

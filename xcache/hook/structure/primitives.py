@@ -12,7 +12,7 @@ from jax._src.interpreters import mlir
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.code import Seen, is_own, is_own_primitive
 from xcache.hook.structure.encoding import CannotSkipError, Encoding, are_same, tagged, type_name
-from xcache.hook.structure.rules import is_imported_later, rule_tables, rules_of
+from xcache.hook.structure.rules import EXPERIMENTAL, is_imported_later, rule_tables, rules_of
 
 # Parameters that lowering does not look at: functions for differentiation and the like, which jax has used by then.
 _UNUSED = {
@@ -65,6 +65,8 @@ def _examine(primitive: Any, rules: list[Any], in_kernel: bool) -> bytes | str:
         return f"primitive outside jax: {primitive.name}"
     try:
         told = "|".join((primitive.name, type(primitive).__qualname__, *map(_description_of, rules)))
+        if EXPERIMENTAL in told:
+            return f"lowering rule of jax.experimental: {primitive.name}"
     except CannotSkipError as reason:
         return str(reason)
     return tagged(b"p", primitive.name.encode() + b" " + hashlib.blake2b(told.encode(), digest_size=12).digest())

@@ -6,9 +6,11 @@ from typing import Any
 
 from jax._src.interpreters import mlir
 
+# Its rules, helpers and classes are beyond what is examined.
+EXPERIMENTAL = "jax.experimental."
 # Rules of these are there only once a program has imported more than jax itself; jax's other rules do not use them.
 _IMPORTED_LATE = (
-    "jax.experimental.", "jax._src.pallas.", "jax._src.checkify.", "jax._src.buffer_callback.",
+    EXPERIMENTAL, "jax._src.pallas.", "jax._src.checkify.", "jax._src.buffer_callback.",
     "jax._src.xla_metadata.", "jax._src.tpu_custom_call.",
 )  # fmt: skip
 

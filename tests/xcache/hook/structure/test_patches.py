@@ -116,6 +116,38 @@ def before(structures, monkeypatch):
     return structure
 
 
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("numpy.zeros", lambda *_: X),
+        ("numpy.zeros", types.ModuleType("of_the_program")),
+        ("experimental.sparse.bcoo.jnp", types.SimpleNamespace(ones=lambda *_: X)),
+        ("experimental.sparse.bcoo.jnp", types.ModuleType("of_the_program")),
+        ("experimental.sparse.BCOO.todense", lambda *_: X),
+    ],
+)
+def test_code_of_the_program_s_under_a_public_name_has_all_lowered(name, made, structures, monkeypatch, before):
+    from jax.experimental import sparse  # noqa: F401
+
+    monkeypatch.setattr(f"jax.{name}", made)
+    assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+
+
+def test_another_module_than_jax_s_under_a_name_of_a_module_that_lowers_counts(structures, monkeypatch, before):
+    from jax._src.interpreters import mlir
+
+    monkeypatch.setattr(mlir, "re", jnp)
+    assert structures.of(lambda x: x * 2, X) not in (before, "")
+
+
+def test_a_rule_of_jax_experimental_has_its_program_lowered(structures):
+    from jax.experimental import sparse
+
+    indices = np.stack([np.arange(8)] * 2, 1)
+    dense = structures.of(lambda data: sparse.BCOO((data, indices), shape=(8, 8)).todense(), X[0])
+    assert dense.startswith("<lowering rule of jax.experimental")
+
+
 @pytest.mark.parametrize("change", ["class", "constant", "method"])
 def test_a_class_of_jax_s_in_the_wrong_place_or_with_another_s_parts_counts(structures, monkeypatch, before, change):
     from jaxlib.mlir.dialects import _stablehlo_ops_gen as operations
