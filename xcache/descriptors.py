@@ -31,13 +31,13 @@ def is_still(descriptor: int, known: Identity) -> bool:
         return False
 
 
-class PipeEnd(FileIO):
-    """One end of a pipe. It closes when nothing refers to it any more, unless the program has closed it before."""
+class OwnFile(FileIO):
+    """A file of xcache's. It closes when nothing refers to it any more, unless the program has closed it before."""
 
     identity: Identity | None = None
 
     def is_ours(self) -> bool:
-        """Return whether it is open and, as far as its ``identity`` was noted, still the same pipe."""
+        """Return whether it is open and, as far as its ``identity`` was noted, still the same file."""
         return not self.closed and (self.identity is None or is_still(self.fileno(), self.identity))
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ import jax, jax.numpy as jnp, numpy as np, xcache
 from xcache.prefetch import prefetcher
 # On a machine that is busy everything takes long.
 prefetcher._ON_TRUST_SECONDS = 1000.0
-prefetcher.processors.are_taken = lambda: False
+prefetcher.processors.Processors.are_taken = lambda _: False
 x = np.arange(64, dtype=np.float32).reshape(8, 8)
 expected = lambda k: (x * k + 1).sum()
 jax.devices()

@@ -145,7 +145,7 @@ def foreseen(
             return made
 
     monkeypatch.setattr(processors, "threads_to_spare", lambda: 1)
-    monkeypatch.setattr(processors, "are_taken", lambda: False)
+    monkeypatch.setattr(processors.Processors, "are_taken", lambda _: False)
     first = caches()
     assert first.get_or_compile(compiled, lambda: asked).kind == "miss"
     first.close()

@@ -24,7 +24,7 @@ from xcache.client.daemon_command import daemon_command, daemon_environment
 from xcache.client.spawning import LOCK_FD, READY_FD, spawn
 from xcache.clock import monotonic
 from xcache.config.config import Config
-from xcache.descriptors import PipeEnd, identity
+from xcache.descriptors import OwnFile, identity
 from xcache.errors import NoLocksError, UnavailableError, UntrustedError
 from xcache.signals import reraise_if_the_programs
 from xcache.wire.ownership import at_once, check_directory, prepare_directory, prepare_meeting_place
@@ -79,7 +79,7 @@ class Launcher:
     """Finds and starts the daemon of one store."""
 
     # A class attribute, so that __del__ works on a launcher that Ctrl-C left half made.
-    _ready: PipeEnd | None = None
+    _ready: OwnFile | None = None
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -249,7 +249,7 @@ class Launcher:
         self._close()
 
     def _spawn(self, lock: FileIO) -> None:
-        ends = tuple(map(PipeEnd, os.pipe(), "rw"))
+        ends = tuple(map(OwnFile, os.pipe(), "rw"))
         reading, ready = map(_above_handed_down, ends)
         os.set_blocking(reading.fileno(), False)
         with self._reading:

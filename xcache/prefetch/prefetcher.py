@@ -32,8 +32,6 @@ _MAX_THREADS = 3
 _CHEAP_SECONDS, _COSTLY_SECONDS, _LOOKAHEAD_ITEMS = 0.01, 0.1, 8
 # While executables are held, a thread checks this often whether their clients still exist.
 _CHECK_SECONDS = 1.0
-# A look at the processors takes milliseconds, and many executables load faster.
-_LOOK_SECONDS = 0.05
 
 
 class Item(NamedTuple):
@@ -123,7 +121,7 @@ class Prefetcher:
         self._held = 0
         self._trusted_seconds = _ON_TRUST_SECONDS
         self._over = memory == 0 or self._max_threads == 0
-        self._look_again_at, self._were_taken = 0.0, False
+        self._processors = processors.Processors()
 
     def start(self) -> None:
         """Ask for a prediction and begin to load, on a thread."""
@@ -200,6 +198,7 @@ class Prefetcher:
 
     def _end(self) -> None:
         self._over = True
+        self._processors.close()
         for slot in list(self._slots.values()):
             self._forget(slot)
         self._changed.notify_all()
@@ -249,7 +248,7 @@ class Prefetcher:
         try:
             if not self._has_prediction:
                 self._plan(self._work.predict())
-            while (slot := self._next(are_busy=self._is_costly_next() and self._are_processors_taken())) is not None:
+            while (slot := self._next(are_busy=self._is_costly_next() and self._processors.are_taken())) is not None:
                 self._load(slot)
         except MemoryError:
             self.give_up(0.0)
@@ -302,14 +301,6 @@ class Prefetcher:
     def _is_costly_next(self) -> bool:
         with self._lock:
             return any(not slot.begun and slot.item.seconds >= _CHEAP_SECONDS for slot in self._slots.values())
-
-    def _are_processors_taken(self) -> bool:
-        """Return whether other processes take all processors, by a look that is a moment old at most."""
-        now = monotonic()
-        if now >= self._look_again_at:
-            self._look_again_at = now + _LOOK_SECONDS
-            self._were_taken = processors.are_taken()
-        return self._were_taken
 
     def _next(self, *, are_busy: bool) -> _Slot | None:
         with self._lock:

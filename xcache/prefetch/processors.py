@@ -1,13 +1,20 @@
-"""The processors of this machine: how many there are, and whether other processes leave one for loading ahead."""
+"""The processors of this machine: how many there are, and whether one is left for loading ahead."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
-from pathlib import Path
 
+from xcache.clock import monotonic
+from xcache.descriptors import OwnFile, identity
+
+_RUNNABLE = "/proc/loadavg"
+_STDERR = 2
 # Seconds before each look, because one look may meet a thread that wants a processor only for a moment.
 _PAUSES = (0.0, 0.001, 0.001)
+# Three looks take milliseconds, and many executables load faster.
+_VALID_SECONDS = 0.05
 
 
 def threads_to_spare() -> int:
@@ -16,29 +23,48 @@ def threads_to_spare() -> int:
     return count - 1
 
 
-def are_taken() -> bool:
-    """Return whether the threads of other processes want all processors of the machine: in two looks of three."""
-    count = os.cpu_count() or 1
-    looks = []
-    for pause in _PAUSES:
-        time.sleep(pause)
+class Processors:
+    """Knows whether other processes want the processors, where Linux says how many threads of the machine do."""
+
+    def __init__(self) -> None:
+        self._file: OwnFile | None = None
+        self._valid_until, self._were_taken = 0.0, False
         try:
-            with open("/proc/loadavg", "rb") as file:
-                wanting = int(file.read().split()[3].partition(b"/")[0])
-            # The look costs less where the whole machine wants too few.
-            looks.append(wanting >= count and wanting - _own_threads() >= count)
+            with OwnFile(_RUNNABLE) as file:
+                # The program may want the numbers of the standard streams for files of its own.
+                self._file = OwnFile(fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _STDERR + 1))
+            self._file.identity = identity(self._file.fileno())
+        except OSError:
+            pass
+
+    def are_taken(self) -> bool:
+        """Return whether more threads want a processor than there are, and one more; as of a moment ago."""
+        now = monotonic()
+        if now >= self._valid_until:
+            self._were_taken = self._look()
+            self._valid_until = now + _VALID_SECONDS
+        return self._were_taken
+
+    def close(self) -> None:
+        """Look no more."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()
+
+    def _look(self) -> bool:
+        looks = []
+        for pause in _PAUSES:
+            time.sleep(pause)
+            looks.append(self._wanting())
+        # This process alone may have one for each processor, the program's and those that load, and the daemon has one.
+        return sorted(looks)[1] > (os.cpu_count() or 1) + 1
+
+    def _wanting(self) -> int:
+        """Return how many threads of the machine want a processor; 0 if that is not known."""
+        file = self._file
+        if file is None or not file.is_ours():
+            return 0
+        try:
+            return int(os.pread(file.fileno(), 100, 0).split()[3].partition(b"/")[0])
         except (OSError, ValueError, IndexError):
-            return False
-    return sum(looks) > 1
-
-
-def _own_threads() -> int:
-    """Return the number of threads of this process that run or want to; a loading program may use all processors."""
-    states = []
-    for thread in Path("/proc/self/task").iterdir():
-        try:
-            states.append((thread / "stat").read_bytes().rpartition(b")")[2].split()[0])
-        except (OSError, IndexError):
-            # The thread has ended meanwhile.
-            continue
-    return states.count(b"R")
+            return 0

@@ -11,7 +11,7 @@ import pytest
 
 from xcache.client import launcher as launching
 from xcache.client.launcher import Launcher
-from xcache.descriptors import PipeEnd, identity
+from xcache.descriptors import OwnFile, identity
 
 pytestmark = [
     pytest.mark.usefixtures("here"),
@@ -66,7 +66,7 @@ def test_an_interrupt_leaves_neither_lock_nor_pipe_open(place, monkeypatch, high
 
 
 def test_a_pipes_end_closes_with_the_last_reference_but_no_file_of_the_programs():
-    reading, writing = map(PipeEnd, os.pipe(), "rw")
+    reading, writing = map(OwnFile, os.pipe(), "rw")
     for end in (reading, writing):
         end.identity = identity(end.fileno())
     del end, writing

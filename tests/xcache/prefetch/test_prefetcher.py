@@ -15,7 +15,7 @@ from xcache.prefetch import prefetcher, processors
 @pytest.fixture(autouse=True)
 def two_processors(monkeypatch):
     monkeypatch.setattr(processors, "threads_to_spare", lambda: 1)
-    monkeypatch.setattr(processors, "are_taken", lambda: False)
+    monkeypatch.setattr(processors.Processors, "are_taken", lambda _: False)
     yield
     # The next test would meet their threads.
     while PROGRAMS:
@@ -48,8 +48,7 @@ def test_an_executable_whose_load_has_not_begun_is_left_to_the_program():
 
 
 def test_while_all_processors_are_busy_only_cheap_executables_are_loaded_ahead(monkeypatch):
-    monkeypatch.setattr(prefetcher, "_LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(processors, "are_taken", lambda: True)
+    monkeypatch.setattr(processors.Processors, "are_taken", lambda _: True)
     program = Program("1a2b")
     program.entries = True
     program.prefetcher.start()
@@ -57,7 +56,7 @@ def test_while_all_processors_are_busy_only_cheap_executables_are_loaded_ahead(m
     assert program.loads == ["a", "b"]
     # The program loads the others from what came with the prediction.
     assert program.take("1") == "entry 1"
-    monkeypatch.setattr(processors, "are_taken", lambda: False)
+    monkeypatch.setattr(processors.Processors, "are_taken", lambda _: False)
     assert program.take("a") == "executable a"
     assert until(lambda: program.is_done("2"))
     assert program.take("2") == "executable 2"

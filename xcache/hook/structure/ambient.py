@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jaxlib
+import ml_dtypes
 import numpy as np
 from jax._src import config
 from jax._src import mesh as meshes
@@ -36,12 +37,14 @@ _HARMLESS = frozenset((
 
 @functools.cache
 def jax_files() -> str:
-    """Return a digest of the versions of jax, jaxlib and numpy, and of the files of jax and jaxlib.
+    """Return a digest of the versions of jax, jaxlib, numpy and ml_dtypes, and of the files of jax and jaxlib.
 
     Each ``.py`` and ``.so`` file counts by name, size and mtime: an edited checkout keeps its version.
     """
     found = sorted(line for number, root in enumerate(ROOTS) for line in _files(root, f"{number}"))
-    versions = f"jax {jax.__version__} jaxlib {jaxlib.__version__} numpy {np.__version__}"
+    versions = (
+        f"jax {jax.__version__} jaxlib {jaxlib.__version__} numpy {np.__version__} ml_dtypes {ml_dtypes.__version__}"
+    )
     return hashlib.sha256("\n".join((versions, *found)).encode()).hexdigest()
 
 

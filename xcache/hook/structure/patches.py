@@ -22,15 +22,10 @@ from jax._src.interpreters import mlir
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.code import is_of_jax, is_of_jaxs_files
 from xcache.hook.structure.encoding import CannotSkipError, are_same, type_name
+from xcache.hook.structure.libraries import is_import_of_jax, is_of_a_library
 from xcache.hook.structure.rules import EXPERIMENTAL, is_imported_later, rule_tables
 
-# Packages from which jax imports functions and objects by name.
-_LIBRARIES = frozenset((
-    *sys.stdlib_module_names, "jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy", "flatbuffers", "nanobind",
-    "absl", "etils", "rich", "xcache", "portpicker", "libtpu", "jax_plugins", "triton", "google", "mlir",
-    "typing_extensions", "_cyutility",
-))  # fmt: skip
-# Packages among them whose objects may stand in place of functions.
+# Libraries whose objects may stand in place of functions.
 _PACKAGES_OF_CALLABLES = frozenset((
     "jax", "jaxlib", "builtins", "functools", "numpy", "operator", "types", "typing", "collections", "contextlib",
     "nanobind", "pybind11_builtins", "weakref", "xcache", "ml_dtypes", "_thread", "threading", "absl",
@@ -80,7 +75,7 @@ class _Patches:
             modules = frozenset(sys.modules)
             imported = modules - self._modules
             # Modules that jax imports while it lowers run no code of the program's, so only they are examined.
-            is_partial = are_unchanged and self._reason is None and all(map(_is_of_a_library, imported))
+            is_partial = are_unchanged and self._reason is None and all(map(is_import_of_jax, imported))
             self._reason = self._examine(imported if is_partial else modules)
             self._modules = modules
         if self._reason is not None:
@@ -180,12 +175,12 @@ class _Patches:
         if kind is types.FunctionType:
             return self._is_function_acceptable(value)
         if isinstance(value, types.ModuleType):
-            return _is_of_a_library(value.__name__)
+            return is_of_a_library(value.__name__)
         if kind is types.SimpleNamespace:
             return all(map(self._is_acceptable, vars(value).values()))
         if kind not in self._known_types:
             package = kind.__module__.split(".", 1)[0]
-            if package not in _LIBRARIES or (
+            if not is_of_a_library(kind.__module__) or (
                 package not in _PACKAGES_OF_CALLABLES and callable(value) and not isinstance(value, type)
             ):
                 return False
@@ -193,7 +188,7 @@ class _Patches:
         if isinstance(value, type):
             if is_of_jax(value.__module__):
                 return self._are_methods_acceptable(value)
-            return _is_of_a_library(value.__module__)
+            return is_of_a_library(value.__module__)
         inner = getattr(value, "__wrapped__", None) or getattr(value, "func", None) if callable(value) else None
         return inner is None or inner is value or self._is_acceptable(inner)
 
@@ -220,17 +215,13 @@ class _Patches:
     def _is_from_accepted_file(self, function: types.FunctionType) -> bool:
         """Return whether a function is jax's, from a file of jax's, or of a library that jax imports."""
         module, file = function.__globals__.get("__name__", ""), function.__code__.co_filename
-        is_acceptable = is_of_jaxs_files(function) or (not is_of_jax(module) and _is_of_a_library(module))
+        is_acceptable = is_of_jaxs_files(function) or (not is_of_jax(module) and is_of_a_library(module))
         if is_acceptable and not file.startswith("<"):
             self._known_files.add(file)
         return is_acceptable
 
 
 patches = _Patches()
-
-
-def _is_of_a_library(module: str) -> bool:
-    return module.split(".", 1)[0] in _LIBRARIES
 
 
 def _is_submodule(value: Any, package: str, name: str) -> bool:

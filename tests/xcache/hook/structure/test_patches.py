@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from xcache.hook.structure import libraries
 from xcache.hook.structure.patches import _unusual_classes
 
 X = np.ones((8, 8), np.float32)
@@ -247,3 +248,19 @@ def test_modules_of_jax_s_that_it_imports_late_are_its_own(structures):
 def test_the_variable_of_a_loop_over_a_set_of_classes_does_not_count(last):
     """It is another class in each process."""
     assert list(_unusual_classes("a module", {"_t": last, "t": last})) == []
+
+
+@pytest.mark.parametrize("name", ["google.lab.patches", "mlir.patches", "profile"])
+def test_a_module_of_the_program_s_with_the_name_of_a_library_s_is_the_program_s(
+    name, structures, monkeypatch, tmp_path, before
+):
+    from jax._src.interpreters import mlir
+
+    module = types.ModuleType(name)
+    module.__file__ = str(tmp_path / "profile.py")
+    exec("def of_the_program(*arguments): pass", vars(module))  # noqa: S102 - code whose globals are the module's
+    monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(mlir, "delegate_lowering", module.of_the_program)
+    libraries.is_of_a_library.cache_clear()
+    assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    libraries.is_of_a_library.cache_clear()
