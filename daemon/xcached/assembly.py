@@ -113,6 +113,7 @@ def assemble(
         | loads.handlers
         | Predictions(histories, lookup, writer).handlers
         | RunRequests(ledger, writer, trust).handlers
+        | Programs(store, lookup).handlers
         | AliasRequests(alias_rows, lookup, writer).handlers
         | Announcements(toolchains).handlers
         | Inspection(store, evictor.shortage, settings, writer, leases, trust, connections).handlers

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from xcache.errors import ProtocolError
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 
 # A program may have been stored with ten thousand different options.
 _MOST_ROWS_COMPARED = 500
@@ -132,18 +132,32 @@ class Reader:
         rows = [row for uid in each if (row := self._db.execute(sql, (value, uid)).fetchone())]
         return [str(part) for part in max(rows)[1:]] if rows else None
 
+    def program_of(self, key: str, writer: int) -> commands.StoredProgram | None:
+        """Return an entry's program and components; the content is None if it is in a file. None if rows are damaged."""
+        columns = ("module_name", "program", *(f"{name}_component" for name in protocol.DESCRIBED_COMPONENTS))
+        sql = (
+            f"SELECT {', '.join(columns)}, raw_size, programs.blob, content"  # noqa: S608 - names of our own
+            " FROM (SELECT * FROM entries WHERE key = ? AND writer_uid = ?) entries JOIN programs"
+            " ON programs.digest = program AND programs.writer_uid = entries.writer_uid"
+            " JOIN blobs ON blobs.digest = programs.blob"
+        ).replace("raw_size", "programs.raw_size")
+        row = self._db.execute(sql, (key, writer)).fetchone()
+        if row is None:
+            return None
+        *values, raw_size, blob, content = row
+        entry = {"key": key, "writer_uid": writer, **dict(zip(columns, values, strict=True))}
+        named = json.dumps([entry[f"{name}_component"] for name in protocol.DESCRIBED_COMPONENTS])
+        sql = "SELECT name, description FROM components WHERE digest IN (SELECT value FROM json_each(?))"
+        texts = dict(self._db.execute(sql, (named,)).fetchall())
+        found = commands.StoredProgram(entry, texts, blob, {"raw_size": raw_size}, content)
+        return found if _is_sound(found) else None
+
     def why_gone(self, key: str, writers: Writers) -> str:
         """Return why the entry of a key is gone; empty if that is not known."""
         allowed, values = _by(writers)
         sql = f"SELECT reason FROM compile_times WHERE key = ?{allowed} AND reason IS NOT NULL LIMIT 1"  # noqa: S608 - our own words
         row = self._db.execute(sql, (key, *values)).fetchone()
         return str(row[0]) if row else ""
-
-    def is_set_aside(self, key: str, writers: Writers) -> bool:
-        """Return whether an entry of this key was set aside."""
-        allowed, values = _by(writers)
-        sql = f"SELECT 1 FROM quarantined WHERE key = ?{allowed} LIMIT 1"  # noqa: S608 - our own words
-        return self._db.execute(sql, (key, *values)).fetchone() is not None
 
     def writers(self, table: str, **where: str) -> list[int]:
         """Return the writers of a table's rows with certain values, by one seek in an index for each."""

@@ -402,7 +402,6 @@ def m009_ledger(db: Any) -> None:
     )
     # The entry that a wanted one is most like has its name.
     db["entries"].create_index(["module_name", "writer_uid"])
-    db["quarantined"].create_index(["key"])
     db.execute(
         "CREATE TRIGGER runs_update_bytes AFTER UPDATE OF size ON runs BEGIN"
         " UPDATE totals SET amount = amount + NEW.size - OLD.size WHERE name = 'other_bytes'; END"
