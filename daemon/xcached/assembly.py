@@ -24,6 +24,7 @@ from xcached.requests.lookup import Lookup
 from xcached.requests.pinning import Pinning
 from xcached.requests.predictions import Predictions
 from xcached.requests.process_ends import ProcessEnds
+from xcached.requests.programs import Programs
 from xcached.requests.puts import Puts
 from xcached.requests.removals import Removals
 from xcached.requests.runs import RunRequests

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from xcache.cli import option_lines
 from xcache.cli.operation_diff import Difference
-from xcache.cli.program_parts import short
+from xcache.cli.output import shortened
 
 # More differences of one component than these help nobody.
 _MOST_SHOWN = 8
@@ -80,7 +80,7 @@ def _plain(value: str) -> str:
 
 def _pairs(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
     for name in {**here, **there}:
-        yield name, short(here.get(name, _NONE), _LONGEST_VALUE), short(there.get(name, _NONE), _LONGEST_VALUE)
+        yield name, shortened(here.get(name, _NONE), _LONGEST_VALUE), shortened(there.get(name, _NONE), _LONGEST_VALUE)
 
 
 def _of_options(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[Difference]:

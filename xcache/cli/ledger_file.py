@@ -70,11 +70,11 @@ class LedgerReader:
     ) -> None:
         """``runs`` returns all, the latest first; ``rows`` returns the ledger of the run of a number.
 
-        ``rows_with`` is as the method; ``none`` says that there is no run.
+        ``rows_with`` returns rows by run; ``none`` says that there is no run.
         """
         self._runs = runs
         self._rows = rows
-        self.rows_with = rows_with
+        self._rows_with = rows_with
         self._none = none
 
     def runs(self, limit: int, program: str = "", directory: str | None = None) -> list[StoredRun]:
@@ -110,6 +110,17 @@ class LedgerReader:
     def rows(self, run: StoredRun) -> list[Row]:
         """Return the ledger of a run, in the order in which the program asked."""
         return self._rows(run.id)
+
+    def earlier(self, run: StoredRun, *, column: str, values: Collection[str]) -> list[tuple[int, Row]]:
+        """Return the rows of earlier runs whose key or site is one of these, with the number of the run's row.
+
+        They are in the order of the runs. The daemon of other users' store lists none.
+        """
+        return self._rows_with(column, values, run.id)
+
+    def number_of(self, id_: int) -> str:
+        """Return the number that the run of a row gave itself; empty if it is gone."""
+        return next((each.run.run for each in self._runs() if each.id == id_), "")
 
 
 @contextlib.contextmanager
@@ -160,9 +171,7 @@ def _rows_with(
     connection: sqlite3.Connection, column: str, values: Collection[str], before: int
 ) -> list[tuple[int, Row]]:
     """Return the rows of runs before a number whose ``key`` or ``site`` is one of these, by run, the oldest first."""
-    sql = (
-        f"SELECT run, {_COLUMNS} FROM ledger WHERE run < ? AND {column} IN (SELECT value FROM json_each(?)) ORDER BY run"
-    )
+    sql = f"SELECT run, {_COLUMNS} FROM ledger WHERE run < ? AND {column} IN (SELECT value FROM json_each(?)) ORDER BY run"
     return [(run, Row(*row)) for run, *row in connection.execute(sql, (before, json.dumps(sorted(values))))]
 
 

@@ -9,13 +9,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from xcache.cli.program_parts import Operation, short
+from xcache.cli.output import shortened
+from xcache.cli.program_parts import Operation
 
 # More differences than these help nobody.
 _MOST_SHOWN = 5
 # Comparing takes a time that grows with the square of the length; the first operations that differ tell most.
 _MOST_COMPARED = 1500
-_LONGEST_VALUE = 40
+_LONGEST, _LONGEST_VALUE = 160, 40
 # Seconds before and after this moment in which a constant looks like a time.
 _YEARS = 5 * 365 * 86400.0
 # A moment may be in seconds, milliseconds or nanoseconds.
@@ -55,32 +56,44 @@ class Difference(NamedTuple):
 
 def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterator[Difference]:
     """Yield the parts in which the operations of two programs differ."""
-    mine, theirs = _without_same_ends([each.essence for each in here], [each.essence for each in there])
-    if here[mine] and Counter(each.essence for each in here) == Counter(each.essence for each in there):
-        yield Difference(f"the same operations come in another order{here[mine][0].at}", _ORDER)
-        return
-    cut = max(len(here[mine]), len(there[theirs])) > _MOST_COMPARED
-    here, there, all_here, all_there = here[mine][:_MOST_COMPARED], there[theirs][:_MOST_COMPARED], here, there
-    one, other = [each.essence for each in here], [each.essence for each in there]
-    codes = difflib.SequenceMatcher(None, one, other, autojunk=False).get_opcodes()
-    parts = [(here[a:b], there[c:d]) for kind, a, b, c, d in codes if kind != "equal"]
-    found = [each for mine, theirs in parts for each in _of_part(mine, theirs)]
-    # The first part of the code that differs says so for all.
-    said = {_CODE} if any(each.advice for each in found) else set()
-    for each in found[:_MOST_SHOWN]:
-        advice = each.advice or _CODE
-        yield each._replace(advice="" if advice in said else advice)
-        said.add(advice)
-    if len(found) > _MOST_SHOWN or cut:
-        yield Difference(f"and {'many' if cut else len(found) - _MOST_SHOWN} more parts of the program")
-    if not found:
-        for mine_, theirs_ in zip(all_here, all_there, strict=True):
-            if mine_.operands != theirs_.operands:
-                yield Difference(f"the operations are the same, but {mine_.short_name} takes other values{mine_.at}", _CODE)
-                return
+    in_mine, in_theirs = _between_same_ends([each.essence for each in here], [each.essence for each in there])
+    mine, theirs = here[in_mine], there[in_theirs]
+    if not mine and not theirs:
+        yield from _of_operands(here, there)
+    elif Counter(each.essence for each in mine) == Counter(each.essence for each in theirs):
+        yield Difference(f"the same operations come in another order{mine[0].at}", _ORDER)
+    else:
+        found = [each for part in _parts(mine[:_MOST_COMPARED], theirs[:_MOST_COMPARED]) for each in _of_part(*part)]
+        # The general advice is said once, and only if there is no better one.
+        said = {_CODE} if any(each.advice for each in found) else set()
+        for each in found[:_MOST_SHOWN]:
+            advice = each.advice or _CODE
+            yield each._replace(advice="" if advice in said else advice)
+            said.add(advice)
+        if max(len(mine), len(theirs)) > _MOST_COMPARED:
+            yield Difference("and perhaps more: only the first operations that differ were compared")
+        elif len(found) > _MOST_SHOWN:
+            yield Difference(f"and {len(found) - _MOST_SHOWN} more parts of the program")
 
 
-def _without_same_ends(here: Sequence[object], there: Sequence[object]) -> tuple[slice, slice]:
+def _of_operands(here: Sequence[Operation], there: Sequence[Operation]) -> Iterator[Difference]:
+    for one, other in zip(here, there, strict=True):
+        if one.operands != other.operands:
+            yield Difference(f"the operations are the same, but {_named(one)} takes other values", _CODE)
+            return
+
+
+def _parts(
+    here: Sequence[Operation], there: Sequence[Operation]
+) -> Iterator[tuple[Sequence[Operation], Sequence[Operation]]]:
+    """Yield the parts of two sequences that differ."""
+    essences = [each.essence for each in here], [each.essence for each in there]
+    for kind, a, b, c, d in difflib.SequenceMatcher(None, *essences, autojunk=False).get_opcodes():
+        if kind != "equal":
+            yield here[a:b], there[c:d]
+
+
+def _between_same_ends(here: Sequence[object], there: Sequence[object]) -> tuple[slice, slice]:
     """Return the parts of two sequences between the beginnings and ends that are the same."""
     least = min(len(here), len(there))
     start = next((at for at in range(least) if here[at] != there[at]), least)
@@ -116,9 +129,12 @@ def _of_pair(one: Operation, other: Operation) -> Difference:
         return Difference(text, _on_constants(one, other))
     names = [name for name in {**one.attributes, **other.attributes}
              if one.attributes.get(name) != other.attributes.get(name)]  # fmt: skip
-    shown = [", ".join(f"{name} = {each.attributes.get(name, 'none')}" for name in names) for each in (one, other)]
+    mine, theirs = (
+        shortened(", ".join(f"{name} = {each.attributes.get(name, 'none')}" for name in names), _LONGEST)
+        for each in (one, other)
+    )
     advice = _PRECISION if any("precision" in name or name == "algorithm" for name in names) else ""
-    return Difference(f"{_named(one)} has {short(shown[0])} here, {short(shown[1])} in the stored program", advice)
+    return Difference(f"{_named(one)} has {mine} here, {theirs} in the stored program", advice)
 
 
 def _named(operation: Operation) -> str:
@@ -156,7 +172,7 @@ def _value(content: str) -> str:
     number = _number(content)
     if number is not None:
         return f"{number:g}" if abs(number) < 1e6 or not number.is_integer() else f"{number:.0f}"
-    return short(content.removeprefix("dense<").removesuffix(">"), _LONGEST_VALUE)
+    return shortened(content.removeprefix("dense<").removesuffix(">"), _LONGEST_VALUE)
 
 
 def _number(content: str) -> float | None:

@@ -7,6 +7,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import click
@@ -89,6 +90,16 @@ def print_line(line: str) -> None:
 def printable(text: str) -> str:
     """Return the text with control characters replaced, which could steer the terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text, cut if it is longer than ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def short_site(site: str) -> str:
+    """Return a place in a program without the folders that lead to it from here."""
+    return site.removeprefix(f"{Path.cwd()}/")
 
 
 def size(count: float) -> str:

@@ -9,19 +9,22 @@ from typing import NamedTuple
 
 from xcache.cli import operation_diff
 from xcache.cli.operation_diff import Difference
-from xcache.cli.program_parts import Program, Value, read, short, without_numbers
+from xcache.cli.output import shortened
+from xcache.cli.program_parts import Program, Value, read, without_numbers
 
-__all__ = ["Difference", "differences", "of_arguments", "read"]
+__all__ = ["Difference", "differences", "from_shapes", "of_arguments", "read"]
 
 # Names of arguments that one line lists.
 _MOST_NAMED = 3
-_LONGEST_NAME = 60
+_LONGEST, _LONGEST_NAME = 160, 60
 _DONATION = ("tf.aliasing_output", "jax.buffer_donor")
 _SHARDING = ("sdy.sharding", "mhlo.sharding")
 _MEMORY = ("mhlo.memory_kind",)
 _LAYOUT = ("mhlo.layout_mode",)
 _PARTITIONS = "mhlo.num_partitions"
 _AXIS = re.compile(r'"([^"]+)"=(\d+)')
+# As hook/stages.py writes them.
+_SHAPES = re.compile(r"(?:(\d+) x )?([^\s,\[]+\[[\d,]*\])( weak)?")
 _DIMENSION = re.compile(r"\{([^{}]*)\}")
 
 _NOT_OURS = "This should not have missed. Please report it, with the output of `xcache show KEY --program` of both."
@@ -60,7 +63,9 @@ def _of_meshes(here: Program, there: Program) -> Iterator[Difference]:
     counts = [each.settings.get(_PARTITIONS, "1").partition(" ")[0] for each in (here, there)]
     meshes = [", ".join(map(_mesh, each.meshes)) or "none" for each in (here, there)]
     if counts[0] != counts[1]:
-        yield Difference(f"it runs on {_devices(counts[0])} here, on {_devices(counts[1])} in the stored program", _MESH)
+        yield Difference(
+            f"it runs on {_devices(counts[0])} here, on {_devices(counts[1])} in the stored program", _MESH
+        )
     elif meshes[0] != meshes[1]:
         yield Difference(f"its mesh is {meshes[0]} here, {meshes[1]} in the stored program", _MESH)
 
@@ -76,7 +81,7 @@ def _mesh(text: str) -> str:
 
 def _of_values(what: str, here: Sequence[Value], there: Sequence[Value]) -> Iterator[Difference]:
     if len(here) != len(there):
-        advice = "The structure of the arguments has changed, such as a field that is None in one run." * (what[0] == "a")
+        advice = "The structure of the arguments has changed, such as a field that is None in one run."
         only = [each.name for each in here if each.name and each.name not in {other.name for other in there}]
         named = f" (only here: {_listed(only)})" if only and any(each.name for each in there) else ""
         yield Difference(f"it has {len(here)} {what}s here{named}, {len(there)} in the stored program", advice)
@@ -93,7 +98,7 @@ def _grouped(what: str, changes: Sequence[_Change]) -> Iterator[Difference]:
         groups[change.together].append(change)
     for together, group in groups.items():
         first, names = group[0], [each.name or str(each.number) for each in group]
-        named = f" ({short(first.name, _LONGEST_NAME)})" if first.name else ""
+        named = f" ({shortened(first.name, _LONGEST_NAME)})" if first.name else ""
         text = f"{what} {first.number}{named} {first.alone}" if len(group) == 1 else (
             f"{len(group)} {what}s ({_listed(names)}) {together}"
         )  # fmt: skip
@@ -101,7 +106,7 @@ def _grouped(what: str, changes: Sequence[_Change]) -> Iterator[Difference]:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = [short(name, _LONGEST_NAME) for name in names[:_MOST_NAMED]]
+    shown = [shortened(name, _LONGEST_NAME) for name in names[:_MOST_NAMED]]
     return ", ".join(shown) + (f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else "")
 
 
@@ -168,7 +173,7 @@ def _of_facts(of: str, names: Sequence[str]) -> Callable[[int, Value, Value], _C
 def _spec(text: str) -> str:
     """Return a sharding as jax writes partitions, P('x', None), if it is one of named axes."""
     if "<@" not in text:
-        return short(text.strip('"'))
+        return shortened(text.strip('"'), _LONGEST)
     axes = [dimension.replace('"', "'").strip() for dimension in _DIMENSION.findall(text)]
     return f"P({', '.join(f'({each})' if ', ' in each else each or 'None' for each in axes)})"
 
@@ -177,7 +182,7 @@ def _of_names(here: Program, there: Program) -> Iterator[Difference]:
     """Yield the names in which two programs differ that do the same."""
     advice = "Names are a part of the program, so a new name costs one compile; the next runs have it again."
     if here.name != there.name:
-        yield Difference(f"only the function's name has changed: {here.name} here, {there.name} in the stored one", advice)
+        yield Difference(f"only the function's name has changed: {here.name} here, {there.name} before", advice)
     for number, (one, other) in enumerate(zip(here.results, there.results, strict=True)):
         if one.name != other.name:
             text = f"only the name of result {number} has changed: {one.name} here, {other.name} in the stored program"
@@ -189,9 +194,18 @@ def _of_names(here: Program, there: Program) -> Iterator[Difference]:
             yield Difference("only the numbers in the names of inner functions differ", _NOT_OURS)
         else:
             only = [sorted(set(names) - set(others)) for names, others in ((mine, theirs), (theirs, mine))]
-            text = f"only the names of inner functions differ: {_listed(only[0])} here, {_listed(only[1])} in the stored"
-            yield Difference(f"{text} program", advice)
+            text = f"only the names of inner functions have changed: {_listed(only[0])} here, {_listed(only[1])} before"
+            yield Difference(text, advice)
     for name in sorted({*here.settings, *there.settings} - {_PARTITIONS}):
         values = [program.settings.get(name, "none") for program in (here, there)]
         if values[0] != values[1]:
-            yield Difference(f"the module's {name} is {short(values[0])} here, {short(values[1])} in the stored program")
+            one, other = (shortened(value, _LONGEST) for value in values)
+            yield Difference(f"the module's {name} is {one} here, {other} in the stored program")
+
+
+def from_shapes(shapes: str) -> list[Value]:
+    """Return arguments from their types as the ledger has them; ``weak`` is a fact of those that are weakly typed."""
+    found: list[Value] = []
+    for count, kind, weak in _SHAPES.findall(shapes):
+        found += [Value(kind, "", {"weak": weak} if weak else {})] * int(count or 1)
+    return found

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
+from xcache.cli.output import short_site, shortened
 from xcache.keys import stablehlo
 
 _LONGEST = 160
@@ -71,7 +71,7 @@ class Operation(NamedTuple):
 
     def __str__(self) -> str:
         shown = self.content if self.is_constant else ", ".join(f"{name} = {text}" for name, text in self._shown())
-        return short(f"{self.short_name}{shown and ' '}{shown} : {self.types}")
+        return shortened(f"{self.short_name}{shown and ' '}{shown} : {self.types}", _LONGEST)
 
     def _shown(self) -> list[tuple[str, str]]:
         # How operands and dimensions are numbered tells users nothing.
@@ -135,11 +135,6 @@ def without_numbers(symbols: Sequence[str]) -> list[str]:
     return [_NUMBERED.sub("", symbol) for symbol in symbols]
 
 
-def short(text: str, most: int = _LONGEST) -> str:
-    """Return a text, cut if it is too long."""
-    return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
-
-
 def _signature(main: Any) -> tuple[list[Value], list[Value]]:
     """Return the arguments and results of a function."""
     from jaxlib.mlir import ir
@@ -193,11 +188,7 @@ def _site(location: str) -> str:
     """Return the innermost place in a location that is in the user's files, else in any file."""
     places = _PLACE.findall(location)
     own = [place for place in places if "-packages/" not in place[0]]
-    return next((f"{_from_here(file)}:{line}" for file, line in own or places), "")
-
-
-def _from_here(file: str) -> str:
-    return file.removeprefix(f"{Path.cwd()}/")
+    return next((f"{short_site(file)}:{line}" for file, line in own or places), "")
 
 
 def _name_in(location: str) -> str:

@@ -305,7 +305,7 @@ class StoreReader:
 
     def like(self, entry: Row, limit: int) -> list[Row]:
         """Return key, program and writer of older entries of the same program, or else name, the newest first."""
-        columns = f"rowid AS number, key, program, writer_uid, {', '.join(f'{name}_component' for name in DESCRIBED_COMPONENTS)}"
+        columns = ", ".join(("key", "program", "writer_uid", *(f"{name}_component" for name in DESCRIBED_COMPONENTS)))
         for column in ("program", "module_name"):
             rows = self._rows(
                 f"SELECT {columns} FROM entries WHERE {column} = ? AND key != ?"  # noqa: S608 - names of our own
