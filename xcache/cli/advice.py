@@ -35,7 +35,7 @@ _ADVICE = {
     "set aside": "`xcache ls --quarantined` says why. If it happens again, please report it.",
     "unusable": "The log of the program says why. If it happens again, please report it.",
     "refused: too large": "Raise XCACHE_MAX_PAYLOAD or XCACHE_MAX_SIZE, whichever it exceeds (`xcache config`).",
-    "refused: quota": "Remove what you no longer need (`xcache rm`, `xcache unpin`), or have root raise XCACHE_USER_QUOTA.",
+    "refused: quota": "Remove what you no longer need (`xcache rm`, `unpin`), or have root raise XCACHE_USER_QUOTA.",
     "refused: store full": "Unpin what need not stay (`xcache unpin`), or raise XCACHE_MAX_SIZE or XCACHE_MAX_ENTRIES.",
     "refused: disk full": "Free space on the disk of the store, or move the store (XCACHE_DIR).",
     "refused: store busy": "The next run stores it, unless the store is as busy then.",

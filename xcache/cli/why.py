@@ -193,7 +193,7 @@ def _print_rest(row: dict[str, Any], state: str) -> None:
 
 
 def _title(row: dict[str, Any]) -> str:
-    place = f", called at {shortened(short_site(row['site']), _LONGEST_SITE)}" if row["site"] else ""
+    called = f"{row['module_name']}({shortened(row['shapes'], _LONGEST_SHAPES)}), {row['seconds']:.2f} s"
     return printable(
-        f"{row['module_name']}({shortened(row['shapes'], _LONGEST_SHAPES)}){place}, {row['seconds']:.2f} s"
+        called + (f", called at {shortened(short_site(row['site']), _LONGEST_SITE)}" if row["site"] else "")
     )

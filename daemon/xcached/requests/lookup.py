@@ -68,7 +68,8 @@ class Lookup:
                 *reader.writers("entries", module_name=name),
             },
         )
-        if any(self._strikes.bars(hit.digest, caller.uid) for hit in hits):
+        if any(self._trust.reads(caller.uid, hit.writer_uid) for hit in hits):
+            # It is barred for this reader, or was just found to be damaged.
             return "set aside", None
         same_program = reader.newest_entry(writers, program=program)
         nearest = same_program or reader.newest_entry(writers, module_name=name)

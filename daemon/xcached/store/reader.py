@@ -133,23 +133,22 @@ class Reader:
         return [str(part) for part in max(rows)[1:]] if rows else None
 
     def program_of(self, key: str, writer: int) -> commands.StoredProgram | None:
-        """Return an entry's program and components; the content is None if it is in a file. None if rows are damaged."""
-        columns = ("module_name", "program", *(f"{name}_component" for name in protocol.DESCRIBED_COMPONENTS))
+        """Return an entry's program and components, without a content that is in a file; None for damaged rows."""
+        components = [f"{name}_component" for name in protocol.DESCRIBED_COMPONENTS]
+        columns = ("key", "entries.writer_uid", "module_name", "program", *components)
         sql = (
-            f"SELECT {', '.join(columns)}, raw_size, programs.blob, content"  # noqa: S608 - names of our own
-            " FROM (SELECT * FROM entries WHERE key = ? AND writer_uid = ?) entries JOIN programs"
-            " ON programs.digest = program AND programs.writer_uid = entries.writer_uid"
-            " JOIN blobs ON blobs.digest = programs.blob"
-        ).replace("raw_size", "programs.raw_size")
+            f"SELECT {', '.join(columns)}, programs.raw_size, programs.blob, content FROM entries"  # noqa: S608 - our own words
+            " JOIN programs ON programs.digest = program AND programs.writer_uid = entries.writer_uid"
+            " JOIN blobs ON blobs.digest = programs.blob WHERE key = ? AND entries.writer_uid = ?"
+        )
         row = self._db.execute(sql, (key, writer)).fetchone()
         if row is None:
             return None
         *values, raw_size, blob, content = row
-        entry = {"key": key, "writer_uid": writer, **dict(zip(columns, values, strict=True))}
-        named = json.dumps([entry[f"{name}_component"] for name in protocol.DESCRIBED_COMPONENTS])
+        entry = dict(zip((column.rpartition(".")[2] for column in columns), values, strict=True))
         sql = "SELECT name, description FROM components WHERE digest IN (SELECT value FROM json_each(?))"
-        texts = dict(self._db.execute(sql, (named,)).fetchall())
-        found = commands.StoredProgram(entry, texts, blob, {"raw_size": raw_size}, content)
+        texts = self._db.execute(sql, (json.dumps([entry[name] for name in components]),)).fetchall()
+        found = commands.StoredProgram(entry, dict(texts), blob, {"raw_size": raw_size}, content)
         return found if _is_sound(found) else None
 
     def why_gone(self, key: str, writers: Writers) -> str:
