@@ -171,8 +171,10 @@ def _rows_with(
     connection: sqlite3.Connection, column: str, values: Collection[str], before: int
 ) -> list[tuple[int, Row]]:
     """Return the rows of runs before a number whose ``key`` or ``site`` is one of these, by run, the oldest first."""
-    among = f"{column} IN (SELECT value FROM json_each(?))"
-    sql = f"SELECT run, {_COLUMNS} FROM ledger WHERE run < ? AND {among} ORDER BY run"  # noqa: S608 - our own words
+    sql = (
+        f"SELECT run, {_COLUMNS} FROM ledger"  # noqa: S608 - names of our own
+        f" WHERE run < ? AND {column} IN (SELECT value FROM json_each(?)) ORDER BY run"
+    )
     return [(run, Row(*row)) for run, *row in connection.execute(sql, (before, json.dumps(sorted(values))))]
 
 

@@ -194,6 +194,6 @@ def _print_rest(row: dict[str, Any], state: str) -> None:
 
 def _title(row: dict[str, Any]) -> str:
     called = f"{row['module_name']}({shortened(row['shapes'], _LONGEST_SHAPES)}), {row['seconds']:.2f} s"
-    return printable(
-        called + (f", called at {shortened(short_site(row['site']), _LONGEST_SITE)}" if row["site"] else "")
-    )
+    if row["site"]:
+        called += f", called at {shortened(short_site(row['site']), _LONGEST_SITE)}"
+    return printable(called)
