@@ -47,7 +47,6 @@ WAYS = {
         "jax.device_put",
     ),
 }
-WITHOUT_PLACES = ("shape", "batch", "dtype", "weak", "donated", "structure", "compiler_option")
 MUST_NOT_MISS = ("same", "renamed_variable", "moved_line", "order_of_arguments")
 
 
