@@ -34,7 +34,7 @@ WAYS = {
     "structure": ("it has 2 arguments here (only here: bias), 1 in the stored program", "a field that is None"),
     "result_name": ("only the name of result 0 has changed", "a new name costs one compile"),
     "inner_name": (
-        "only the names of inner functions have changed: leaky_relu here, leaky before",
+        "the names of inner functions have changed: leaky_relu here, leaky before",
         "costs one compile",
     ),
     "after": ("only the function's name has changed: jit_after here, jit_before before", "costs one compile"),
