@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from xcache.wire import ledger
 
 UNCACHEABLE = "docs/not-cached.md lists the reasons."
@@ -55,9 +57,9 @@ def meaning_of(cause: str) -> str:
     return "; ".join(_in_words(part) for part in cause.split("; "))
 
 
-def for_cause(cause: str) -> list[str]:
-    """Return what to do about a cause."""
-    parts = [part for part in cause.split("; ") if part != "new" or cause == "new"]
+def for_cause(cause: str, without: Collection[str] = ()) -> list[str]:
+    """Return what to do about a cause; nothing is said about some kinds of it."""
+    parts = [part for part in cause.split("; ") if part.partition(":")[0] not in without]
     found = [_ADVICE.get(part, _ADVICE.get(part.partition(":")[0], "")) for part in parts]
     return [*dict.fromkeys(filter(None, found))]
 

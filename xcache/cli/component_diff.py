@@ -46,9 +46,14 @@ _REBUILT = "A library was rebuilt or patched without a new version, or comes fro
 def differences(components: Mapping[str, Mapping[str, list[str]]]) -> list[Difference]:
     """Return in what two entries differ; ``components`` has the lines that only one of them has, as ``lines`` gives."""
     found: list[Difference] = []
+    facts = {name: [_facts(sides["here"]), _facts(sides["there"])] for name, sides in components.items()}
+    # XLA's flags set options, too.
+    flags = {name.partition(" ")[2] for side in facts.get("flags", ()) for name in side}
+    if "options" in facts:
+        facts["options"] = [{n: v for n, v in side.items() if n not in flags} for side in facts["options"]]
     for name, compare in _COMPARE.items():
-        if name in components:
-            found += list(compare(_facts(components[name]["here"]), _facts(components[name]["there"])))[:_MOST_SHOWN]
+        if name in facts:
+            found += list(compare(*facts[name]))[:_MOST_SHOWN]
     return found
 
 

@@ -65,7 +65,7 @@ class LedgerReader:
         self,
         runs: Callable[[], Iterable[StoredRun]],
         rows: Callable[[int], list[Row]],
-        rows_with: Callable[[str, Collection[str], int], list[tuple[int, Row]]] = lambda *_: [],
+        rows_with: Callable[[str, Collection[str], int], list[tuple[str, Row]]] = lambda *_: [],
         none: str = NO_RUN,
     ) -> None:
         """``runs`` returns all, the latest first; ``rows`` returns the ledger of the run of a number.
@@ -111,16 +111,12 @@ class LedgerReader:
         """Return the ledger of a run, in the order in which the program asked."""
         return self._rows(run.id)
 
-    def earlier(self, run: StoredRun, *, column: str, values: Collection[str]) -> list[tuple[int, Row]]:
-        """Return the rows of earlier runs whose key or site is one of these, with the number of the run's row.
+    def earlier(self, run: StoredRun, *, column: str, values: Collection[str]) -> list[tuple[str, Row]]:
+        """Return the rows of earlier runs whose ``key`` or ``site`` is one of these, each with its run, in their order.
 
-        They are in the order of the runs. The daemon of other users' store lists none.
+        None are known where only the daemon may read the store.
         """
-        return self._rows_with(column, values, run.id)
-
-    def number_of(self, id_: int) -> str:
-        """Return the number that the run of a row gave itself; empty if it is gone."""
-        return next((each.run.run for each in self._runs() if each.id == id_), "")
+        return self._rows_with(column, values, run.id) if values else []
 
 
 @contextlib.contextmanager
@@ -169,11 +165,10 @@ def _rows_in(connection: sqlite3.Connection, run: int) -> list[Row]:
 
 def _rows_with(
     connection: sqlite3.Connection, column: str, values: Collection[str], before: int
-) -> list[tuple[int, Row]]:
-    """Return the rows of runs before a number whose ``key`` or ``site`` is one of these, by run, the oldest first."""
+) -> list[tuple[str, Row]]:
     sql = (
-        f"SELECT run, {_COLUMNS} FROM ledger"  # noqa: S608 - names of our own
-        f" WHERE run < ? AND {column} IN (SELECT value FROM json_each(?)) ORDER BY run"
+        f"SELECT runs.run, {_COLUMNS} FROM ledger JOIN runs ON runs.id = ledger.run"  # noqa: S608 - names of our own
+        f" WHERE ledger.run < ? AND {column} IN (SELECT value FROM json_each(?)) ORDER BY ledger.run"
     )
     return [(run, Row(*row)) for run, *row in connection.execute(sql, (before, json.dumps(sorted(values))))]
 

@@ -55,8 +55,9 @@ class Neighbours:
         try:
             there = min(same, key=lambda each: len(_changed(here, each))) if same else self._most_like(here, candidates)
             found = self._differences(row, here, there)
-        except (ImportError, XcacheError, ValueError, StopIteration) as error:
-            return Comparison(row.nearest, {}, [], f"The programs cannot be compared here: {error}")
+        except Exception as error:  # noqa: BLE001 - MLIR raises what it likes
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            return Comparison(row.nearest, {}, [], f"The programs cannot be compared here: {reason}")
         return found
 
     def _candidates(self, row: Row, here: store_file.Row) -> list[store_file.Row]:

@@ -14,17 +14,19 @@ from xcache import start_up
 from xcache.cli import Failure, advice
 from xcache.cli.ledger_file import LedgerReader, StoredRun, open_ledger
 from xcache.cli.nearest import Comparison, Neighbours
-from xcache.cli.output import ago, counted, emit, json_option, print_line, printable, short_site, shortened
+from xcache.cli.output import ago, counted, emit, json_option, print_line, print_wrapped, short_site, shortened
 from xcache.cli.store_file import StoreReader
 from xcache.config import config
 from xcache.wire import ledger
 from xcache.wire.ledger import Row
 
 _SHORT_KEY, _SHORT_RUN = 12, 8
+# A shorter name is never the beginning of a key.
+_LEAST_DIGITS = 4
 # Without --run, a name is looked for in this many runs.
 _MOST_SEARCHED = 200
-# Programs of one cause, and differences in raw lines, that are shown without --all.
-_MOST_SHOWN, _MOST_LINES = 10, 10
+# Programs of one cause, and differences of one program, that are shown without --all.
+_MOST_SHOWN = 10
 _LONGEST_SHAPES, _LONGEST_SITE = 100, 100
 # Causes that are explained by a comparison with another entry.
 _COMPARED = ("new", "other program", "stale", *(kind for kind in ledger.CAUSES if kind.startswith("other ")))
@@ -70,7 +72,7 @@ def _chosen(reader: LedgerReader, wanted: str, run_wanted: str | None) -> tuple[
             runs += reader.runs(_MOST_SEARCHED)
     was_there = ""
     for run in runs:
-        rows = [row for row in reader.rows(run) if wanted in row.module_name or row.key.startswith(wanted)]
+        rows = [row for row in reader.rows(run) if _is_wanted(row, wanted)]
         compiled = [row for row in rows if row.outcome in _COMPILED]
         if compiled or not wanted:
             return run, compiled
@@ -80,17 +82,21 @@ def _chosen(reader: LedgerReader, wanted: str, run_wanted: str | None) -> tuple[
     raise Failure(f"no program that {where} compiled is named or keyed {wanted!r}{was_there}")
 
 
+def _is_wanted(row: Row, wanted: str) -> bool:
+    return wanted in row.module_name or (len(wanted) >= _LEAST_DIGITS and row.key.startswith(wanted))
+
+
 def _explained(
     reader: LedgerReader, store: StoreReader | None, run: StoredRun, rows: Sequence[Row]
 ) -> list[dict[str, Any]]:
     """Return the misses as --json documents them, the longest first."""
     missed = [row for row in rows if row.outcome != ledger.UNCACHEABLE]
-    same: defaultdict[str, list[tuple[int, Row]]] = defaultdict(list)
+    same: defaultdict[str, list[tuple[str, Row]]] = defaultdict(list)
     known = {row.key: row for row in reader.rows(run)}
     wanted = {key for row in missed for key in (row.key, row.nearest) if key}
-    for number, row in reader.earlier(run, column="key", values=wanted):
+    for before, row in reader.earlier(run, column="key", values=wanted):
         known.setdefault(row.key, row)
-        same[row.key].append((number, row))
+        same[row.key].append((before, row))
     at_site: defaultdict[str, list[str]] = defaultdict(list)
     for _, row in reader.earlier(run, column="site", values={row.site for row in missed if row.cause == "new"} - {""}):
         at_site[row.site].append(row.key)
@@ -100,24 +106,21 @@ def _explained(
         kinds = ledger.kinds_of(row.cause)
         is_compared = row.outcome == ledger.MISS and any(kind in _COMPARED for kind in kinds)
         comparison = neighbours.compared(row) if neighbours and is_compared else None
-        found.append(_one(row, comparison) | {"earlier": _in_vain(reader, same[row.key]) if row.key else ""})
+        found.append(_one(row, comparison) | {"earlier": _in_vain(same[row.key]) if row.key else ""})
     return sorted(found, key=lambda each: -each["seconds"])
 
 
 def _one(row: Row, comparison: Comparison | None) -> dict[str, Any]:
     shown: dict[str, Any] = row._asdict() | {"seconds": start_up.of_row(row)["seconds"]}
     del shown["spans"], shown["position"]
+    comparison = comparison or Comparison("", {}, [])
     if row.outcome == ledger.UNCACHEABLE:
         meaning, hints = f"it cannot be cached: {row.cause}", [advice.UNCACHEABLE]
     else:
-        meaning, hints = advice.meaning_of(row.cause), advice.for_cause(row.cause)
-    if comparison is None:
-        comparison = Comparison("", {}, [])
-    elif comparison.problem:
-        hints = [*hints, comparison.problem]
-    # What is said about a difference is better than what is said about all programs of the cause.
-    if any(each.advice for each in comparison.differences):
-        hints = []
+        # What is said about a difference is better than what is said about all programs of the cause.
+        is_told = any(each.advice for each in comparison.differences)
+        meaning, hints = advice.meaning_of(row.cause), advice.for_cause(row.cause, _COMPARED if is_told else ())
+    hints += [comparison.problem] if comparison.problem else []
     return shown | {
         "meaning": meaning,
         "nearest": comparison.key,
@@ -127,73 +130,66 @@ def _one(row: Row, comparison: Comparison | None) -> dict[str, Any]:
     }
 
 
-def _in_vain(reader: LedgerReader, before: Sequence[tuple[int, Row]]) -> str:
+def _in_vain(before: Sequence[tuple[str, Row]]) -> str:
     """Say that the last run that asked for a program compiled it and did not store it, if that is so."""
     if not before or before[-1][1].outcome not in (ledger.MISS, ledger.COMPILING) or before[-1][1].stored == "yes":
         return ""
-    number, row = before[-1]
+    run, row = before[-1]
     why_not = row.stored.removeprefix("no: ") or "the process ended before that"
-    return f"run {reader.number_of(number)[:_SHORT_RUN]} compiled it, too, and did not store it: {why_not}"
+    return f"run {run[:_SHORT_RUN]} compiled it, too, and did not store it: {why_not}"
 
 
 def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[str, Any]], *, show_all: bool) -> None:
-    run, total = found.run, sum(outcomes.values())
-    began = f"began {ago(run.began_at)} ago, {found.state}"
-    print_line(f"run {run.run[:_SHORT_RUN]} of {shortened(run.command, _LONGEST_SITE)} ({began}):")
-    print_line(f"{len(explained)} of {counted(total, 'program')} compiled" + (" so far" * (found.state == "running")))
+    run, is_running = found.run, found.state == "running"
+    command = shortened(run.command, _LONGEST_SITE)
+    print_wrapped(f"run {run.run[:_SHORT_RUN]} of {command} (began {ago(run.began_at)} ago, {found.state})")
+    print_line(f"{len(explained)} of {counted(sum(outcomes.values()), 'program')} compiled" + " so far" * is_running)
     told = [row for row in explained if row["differences"] or row["components"]]
     most = len(explained) if show_all else _MOST_SHOWN
     for row in told[:most]:
         click.echo()
-        _print_one(row, found.state, most_lines=len(row["differences"]) if show_all else _MOST_LINES)
+        _print_one(row, is_running=is_running, most=len(row["differences"]) if show_all else _MOST_SHOWN)
     if len(told) > most:
         click.echo()
         print_line(f"{len(told) - most} more that differ from a stored entry; --all shows them")
     rest = sorted((row for row in explained if row not in told), key=lambda row: row["meaning"])
     for _, group in itertools.groupby(rest, key=lambda row: (row["meaning"], row["advice"])):
         click.echo()
-        _print_group([*group], found.state, most)
+        _print_group([*group], is_running=is_running, most=most)
 
 
-def _print_one(row: dict[str, Any], state: str, most_lines: int) -> None:
+def _print_one(row: dict[str, Any], *, is_running: bool, most: int) -> None:
     """Print a program with what differs from the nearest entry."""
-    click.secho(_title(row), bold=True)
-    print_line(f"  {row['meaning']}" + (f" (compared with {row['nearest'][:_SHORT_KEY]})" if row["nearest"] else ""))
-    for difference in row["differences"][:most_lines]:
-        print_line(printable(f"  - {difference['text']}"))
-        if difference["advice"]:
-            print_line(f"    {difference['advice']}")
-    if len(row["differences"]) > most_lines:
-        print_line(f"  - and {len(row['differences']) - most_lines} more; --all shows them")
-    _print_rest(row, state)
+    print_wrapped(_title(row), bold=True)
+    print_wrapped(row["meaning"] + (f" (compared with {row['nearest'][:_SHORT_KEY]})" if row["nearest"] else ""), "  ")
+    for difference in row["differences"][:most]:
+        print_wrapped(f"- {difference['text']}", "  ", "    ")
+        print_wrapped(difference["advice"], "    ")
+    if len(row["differences"]) > most:
+        print_line(f"  - and {len(row['differences']) - most} more; --all shows them")
+    print_wrapped(row["advice"], "  ")
+    _print_not_stored(row, is_running=is_running)
 
 
-def _print_group(group: Sequence[dict[str, Any]], state: str, most: int) -> None:
+def _print_group(group: Sequence[dict[str, Any]], *, is_running: bool, most: int) -> None:
     """Print programs with one cause, and nothing else to say about each."""
     first, count = group[0], len(group)
-    click.secho(f"{counted(count, 'program')}: {printable(first['meaning'])}", bold=True)
+    print_wrapped(f"{counted(count, 'program')}: {first['meaning']}", bold=True)
     for row in group[:most]:
-        print_line(f"  {_title(row)}")
-        _print_rest(row | {"advice": ""}, state)
+        print_wrapped(_title(row), "  ", "      ")
+        _print_not_stored(row, is_running=is_running)
     if count > most:
         print_line(f"  and {count - most} more; --all shows them")
-    if first["advice"]:
-        print_line(f"  {first['advice']}")
+    print_wrapped(first["advice"], "  ")
 
 
-def _print_rest(row: dict[str, Any], state: str) -> None:
-    if row["advice"]:
-        print_line(f"  {row['advice']}")
-    if row["earlier"]:
-        print_line(printable(f"    {row['earlier']}"))
+def _print_not_stored(row: dict[str, Any], *, is_running: bool) -> None:
+    print_wrapped(row["earlier"], "    ")
     if row["outcome"] == ledger.MISS and row["stored"] != "yes":
-        pending = "it is not stored yet" if state == "running" else "it was not stored: the process ended before that"
-        reason = row["stored"].removeprefix("no: ")
-        print_line(printable(f"    it was not stored: {reason}" if reason else f"    {pending}"))
+        reason = row["stored"].removeprefix("no: ") or "the process ended before that"
+        print_wrapped("it is not stored yet" if is_running and not row["stored"] else f"not stored: {reason}", "    ")
 
 
 def _title(row: dict[str, Any]) -> str:
     called = f"{row['module_name']}({shortened(row['shapes'], _LONGEST_SHAPES)}), {row['seconds']:.2f} s"
-    if row["site"]:
-        called += f", called at {shortened(short_site(row['site']), _LONGEST_SITE)}"
-    return printable(called)
+    return called + (f", called at {shortened(short_site(row['site']), _LONGEST_SITE)}" if row["site"] else "")

@@ -392,7 +392,7 @@ def m009_ledger(db: Any) -> None:
         foreign_keys=[("run", "runs", "id")],
     )
     tables.keep_row_bytes(db, "other_bytes", "runs")
-    # Why the entry of a key is gone.
+    # Why the entry of a key is gone, or was refused.
     db.execute("ALTER TABLE compile_times ADD COLUMN reason TEXT")
     db.execute("DROP TRIGGER entries_delete_compile_time")
     db.execute(
