@@ -133,7 +133,10 @@ SURROUNDINGS = {
     ),
     "devices": (
         *({}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, "other platform"),
-        *("the number of devices of the CPU client is (2, 2) here, (1, 1)", "xla_force_host_platform_device_count"),
+        *(
+            "the number of devices of the CPU client is 2 here, 1 in the stored entry",
+            "xla_force_host_platform_device_count",
+        ),
     ),
     "threads": ({"NPROC": "2"}, {"NPROC": "3"}, "other platform", "the number of threads", "NPROC"),
 }

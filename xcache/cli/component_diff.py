@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from xcache.cli import option_lines
@@ -18,39 +20,49 @@ _FLAGS = "Give all runs the same XLA_FLAGS (and LIBTPU_INIT_ARGS)."
 _OPTIONS = "Give jax.jit and compile() the same compiler_options in all runs, and the runs the same XLA_FLAGS."
 # Facts of a platform, and what sets them.
 _PLATFORM = {
-    "platform": ("the platform", "JAX_PLATFORMS chooses it."),
-    "version": ("the version of the platform", "A driver or plugin has been upgraded, or the runs use different ones."),
-    "kinds": ("the kinds of devices", "Each kind and number of devices needs executables of its own."),
-    "processes": ("the number of processes", "Each number of processes needs executables of its own."),
+    "platform": ("the platform is", "JAX_PLATFORMS chooses it."),
+    "version": ("the version of the platform is", "A driver or plugin was upgraded, or the runs use different ones."),
+    "kinds": ("the devices are", "Each kind and number of devices needs executables of its own."),
+    "processes": ("the number of processes is", "Each number of processes needs executables of its own."),
     "threads": (
-        "the number of threads for which XLA compiles",
+        "the number of threads for which XLA compiles is",
         "It is the number of processors that the process may use (taskset, cgroups, a batch system), or NPROC; give all"
         " runs the same.",
     ),
     "devices": (
-        "the number of devices of the CPU client",
+        "the number of devices of the CPU client is",
         "--xla_force_host_platform_device_count in XLA_FLAGS or jax_num_cpu_devices sets it; give all runs the same.",
     ),
     "host": ("the processor", "The runs were on machines with other processors, or with other features switched on."),
-    "topology": ("the topology of the devices", "Each topology needs executables of its own."),
-    "target": ("the GPU", "Each kind of GPU needs executables of its own."),
+    "topology": ("the topology of the devices is", "Each topology needs executables of its own."),
+    "target": ("the GPU is", "Each kind of GPU needs executables of its own."),
     "memory": (
-        "the memory limit of the GPU allocator",
+        "the memory limit of the GPU allocator is",
         "XLA_PYTHON_CLIENT_MEM_FRACTION or XLA_CLIENT_MEM_FRACTION sets it; give all runs the same.",
     ),
 }
+# What another program changes by itself.
+_OF_PROGRAM = re.compile(
+    r"(num_partitions|num_replicas|device_assignment.*|allow_spmd_sharding_propagation_to_.*|use_\w*partition\w*|kinds)"
+)
 _UPGRADE = "This is usual after an upgrade; what is compiled now serves the next runs."
 _REBUILT = "A library was rebuilt or patched without a new version, or comes from another source."
 
 
-def differences(components: Mapping[str, Mapping[str, list[str]]]) -> list[Difference]:
+def differences(components: Mapping[str, Mapping[str, list[str]]], *, same_program: bool = True) -> list[Difference]:
     """Return in what two entries differ; ``components`` has the lines that only one of them has, as ``lines`` gives."""
     found: list[Difference] = []
     facts = {name: [_facts(sides["here"]), _facts(sides["there"])] for name, sides in components.items()}
     # XLA's flags set options, too.
-    flags = {name.partition(" ")[2] for side in facts.get("flags", ()) for name in side}
-    if "options" in facts:
-        facts["options"] = [{n: v for n, v in side.items() if n not in flags} for side in facts["options"]]
+    known = {name.partition(" ")[2] for side in facts.get("flags", ()) for name in side}
+    facts = {
+        component: [
+            {name: value for name, value in side.items()
+             if name not in known and (same_program or not _OF_PROGRAM.fullmatch(name))}
+            for side in sides
+        ]
+        for component, sides in facts.items()
+    }  # fmt: skip
     for name, compare in _COMPARE.items():
         if name in facts:
             found += list(compare(*facts[name]))[:_MOST_SHOWN]
@@ -102,12 +114,26 @@ def _of_flags(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[Dif
 
 def _of_platform(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[Difference]:
     for name, mine, theirs in _pairs(here, there):
-        what, advice = _PLATFORM.get(name, (f"the fact {name} of the devices", ""))
+        what, advice = _PLATFORM.get(name, (f"{name} is", ""))
         if name == "host":
             # Only digests of it are known.
             yield Difference(f"{what} is another one than that of the stored entry", advice)
         else:
-            yield Difference(f"{what} is {mine} here, {theirs} in the stored entry", advice)
+            mine, theirs = (_readable(name, value) for value in (mine, theirs))
+            yield Difference(f"{what} {mine} here, {theirs} in the stored entry", advice)
+
+
+def _readable(name: str, value: str) -> str:
+    """Return a fact of a platform as one would say it."""
+    try:
+        found = ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return value
+    if name == "devices" and isinstance(found, tuple) and len(set(found)) == 1:
+        return str(found[0])
+    if name == "kinds" and isinstance(found, tuple):
+        return ", ".join(f"{count} x {kind}" for kind, count in Counter(found).items())
+    return value
 
 
 def _of_toolchain(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[Difference]:

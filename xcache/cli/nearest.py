@@ -90,9 +90,15 @@ class Neighbours:
         }
         if here["program"] == there["program"]:
             return Comparison(there["key"], components, component_diff.differences(components))
-        weak = _weak(row, self._known.get(there["key"]))
-        programs = program_diff.differences(self._program(here), self._program(there))
-        return Comparison(there["key"], components, [*weak, *programs, *component_diff.differences(components)])
+        mine, theirs = self._program(here), self._program(there)
+        # Like other arguments, those that are weakly typed change the operations, too.
+        found = [*_weak(row, self._known.get(there["key"]))]
+        found += (
+            program_diff.of_arguments(mine.arguments, theirs.arguments)
+            if found
+            else program_diff.differences(mine, theirs)
+        )
+        return Comparison(there["key"], components, found + component_diff.differences(components, same_program=False))
 
     def _by_shapes(self, row: Row) -> Comparison | None:
         """Compare the arguments alone, of a program that is not stored."""

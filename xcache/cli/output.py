@@ -82,7 +82,7 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
 
 
 def print_wrapped(text: str, indent: str = "", following: str | None = None, *, bold: bool = False) -> None:
-    """Print a text, if there is one, in lines of a terminal's width; ``following`` are indented differently if given."""
+    """Print a text, if there is one, in lines of a terminal's width; ``following`` is the indent of the later ones."""
     lines = textwrap.wrap(
         printable(text), max(_width(), _LEAST_WIDTH), initial_indent=indent,
         subsequent_indent=indent if following is None else following, break_long_words=False, break_on_hyphens=False,
