@@ -25,7 +25,10 @@ WAYS = {
     "donated": ("argument 0 (x) is donated here, but not in the stored program", "donate_argnums"),
     "static": ("tanh", "a static argument"),
     "static_size": ("f32[65] here", "a static argument"),
-    "compiler_option": ("xla_cpu_enable_fast_math", "the same compiler_options"),
+    "compiler_option": (
+        "xla_cpu_enable_fast_math (in compiler_options) is true here, false",
+        "the same compiler_options",
+    ),
     "precision": ("dot_general", "jax_default_matmul_precision"),
     "seed": ("is 1 here, 0 in the stored program", "random seed"),
     "timestamp": ("a constant of type f32", "looks like a time"),

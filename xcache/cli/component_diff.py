@@ -41,6 +41,7 @@ _PLATFORM = {
         "XLA_PYTHON_CLIENT_MEM_FRACTION or XLA_CLIENT_MEM_FRACTION sets it; give all runs the same.",
     ),
 }
+_OVERRIDE = re.compile(r"\{key: '(\w+)', value: \{\w+: (.*)\}\}")
 # What another program changes by itself.
 _OF_PROGRAM = re.compile(
     r"(num_partitions|num_replicas|device_assignment.*|allow_spmd_sharding_propagation_to_.*|use_\w*partition\w*|kinds)"
@@ -84,6 +85,8 @@ def _facts(rows: list[str]) -> dict[str, str]:
     facts: dict[str, str] = {}
     for row in rows:
         name, _, value = (part.strip() for part in row.partition("="))
+        if override := _OVERRIDE.fullmatch(value):
+            name, value = f"{override[1]} (in compiler_options)", override[2]
         facts[name] = f"{facts[name]}, {_plain(value)}" if name in facts else _plain(value)
     return facts
 

@@ -22,11 +22,16 @@ _YEARS = 5 * 365 * 86400.0
 # A moment may be in seconds, milliseconds or nanoseconds.
 _PER_SECOND = (1.0, 1e3, 1e9)
 _SCALAR = re.compile(r"dense<([^\[\]\"<>]+)>")
+_FLOAT = re.compile(r"-?\d\.\d+E[+-]\d+", re.IGNORECASE)
 _RANDOM = ("threefry", "random_bits", "rng_bit_generator", "random_wrap")
 
 _CODE = (
     "The arguments are the same, so the function itself does something else: its code, a static argument, or a Python"
     " value that it uses from outside has changed."
+)
+_SIZE = (
+    "The arguments are the same, but an array inside the function has another size or dtype: a static argument, such as"
+    " a shape, or a Python value that it uses from outside has changed. Keep it the same, or to a few sizes (buckets)."
 )
 _ORDER = (
     "The order comes from Python: a dict that was filled in another order, or a set, whose order is another one in each"
@@ -119,7 +124,7 @@ def _of_pair(one: Operation, other: Operation) -> Difference:
     if one.types != other.types:
         if _in_32_bits(one.types) == _in_32_bits(other.types):
             return Difference(f"{_named(one)} gives {one.types} here, {other.types} in the stored program", _X64)
-        return Difference(f"{_named(one)} gives {one.types} here, {other.types} in the stored program")
+        return Difference(f"{_named(one)} gives {one.types} here, {other.types} in the stored program", _SIZE)
     if one.is_constant:
         values = [_value(each.content) for each in (one, other)]
         if values[0] == values[1]:
@@ -172,7 +177,8 @@ def _value(content: str) -> str:
     number = _number(content)
     if number is not None:
         return f"{number:g}" if abs(number) < 1e6 or not number.is_integer() else f"{number:.0f}"
-    return shortened(content.removeprefix("dense<").removesuffix(">"), _LONGEST_VALUE)
+    numbers = _FLOAT.sub(lambda found: f"{float(found[0]):g}", content.removeprefix("dense<").removesuffix(">"))
+    return shortened(numbers, _LONGEST_VALUE)
 
 
 def _number(content: str) -> float | None:

@@ -15,6 +15,8 @@ _TENSOR = re.compile(r"tensor<((?:\d+x)*)([^>]+)>")
 _PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
 # The innermost name of a location: an argument's, or the path of functions and primitives that jax keeps.
 _NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*)"')
+# #stablehlo<precision HIGHEST>
+_ENUM = re.compile(r"#stablehlo<\w+ ([A-Z]\w*)>")
 _NUMBERED = re.compile(r"_\d+$")
 _RESULT_NAME = "jax.result_info"
 
@@ -74,8 +76,10 @@ class Operation(NamedTuple):
         return shortened(f"{self.short_name}{shown and ' '}{shown} : {self.types}", _LONGEST)
 
     def _shown(self) -> list[tuple[str, str]]:
-        # How operands and dimensions are numbered tells users nothing.
-        return [(name, text) for name, text in self.attributes.items() if "dimension" not in name]
+        # How operands and dimensions are numbered tells users nothing, nor does what is usual.
+        return [
+            (name, text) for name, text in self.attributes.items() if not re.search("dimension|DEFAULT", name + text)
+        ]
 
     @property
     def at(self) -> str:
@@ -164,7 +168,9 @@ def _attributes(operation: Any) -> dict[str, str]:
 def _named(attributes: Any) -> dict[str, str]:
     """Return named attributes as texts; newer jaxlibs yield their names, older ones pairs."""
     return {
-        each if isinstance(each, str) else each.name: str(attributes[each] if isinstance(each, str) else each.attr)
+        each if isinstance(each, str) else each.name: _ENUM.sub(
+            r"\1", str(attributes[each] if isinstance(each, str) else each.attr)
+        )
         for each in attributes
     }
 

@@ -161,7 +161,7 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
 def _print_one(row: dict[str, Any], *, is_running: bool, most: int) -> None:
     """Print a program with what differs from the nearest entry."""
     print_wrapped(_title(row), bold=True)
-    print_wrapped(row["meaning"] + (f" (compared with {row['nearest'][:_SHORT_KEY]})" if row["nearest"] else ""), "  ")
+    print_wrapped(f"{row['meaning']}; compared with the stored {row['nearest'][:_SHORT_KEY]}:", "  ")
     for difference in row["differences"][:most]:
         print_wrapped(f"- {difference['text']}", "  ", "    ")
         print_wrapped(difference["advice"], "    ")

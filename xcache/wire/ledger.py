@@ -41,7 +41,7 @@ class Row(NamedTuple):
 # docs/not-cached.md.
 CAUSES = {
     "new": "no program of this name was stored before",
-    "other program": "a program of this name was stored, but the function or its arguments have changed since",
+    "other program": "the function or its arguments have changed",
     "other options": "the same program was stored for other compile options",
     "other flags": "the same program was stored under other XLA flags",
     "other platform": "the same program was stored for other devices, another topology or number of threads",
