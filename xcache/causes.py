@@ -65,12 +65,12 @@ def _cause(key: Key, absent: Absent) -> str:
 
 def of_error(error: BaseException) -> str:
     """Return the cause of a miss for which the daemon could not be asked."""
+    if isinstance(error, NobodyThereError) or (isinstance(error, NotAskedError) and error.nobody_there):
+        return "no daemon"
     if isinstance(error, NotAskedError):
         return f"not asked: {error}"
     if isinstance(error, NoAnswerError):
         return "no answer"
-    if isinstance(error, NobodyThereError):
-        return "no daemon"
     return f"no daemon: {getattr(error, 'kind', type(error).__name__)}"
 
 

@@ -15,6 +15,7 @@ _TENSOR = re.compile(r"tensor<((?:\d+x)*)([^>]+)>")
 _PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
 # The innermost name of a location: an argument's, or the path of functions and primitives that jax keeps.
 _NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*)"')
+_HIDDEN = re.compile("dimension|DEFAULT")
 # #stablehlo<precision HIGHEST>
 _ENUM = re.compile(r"#stablehlo<\w+ ([A-Z]\w*)>")
 _NUMBERED = re.compile(r"_\d+$")
@@ -77,9 +78,7 @@ class Operation(NamedTuple):
 
     def _shown(self) -> list[tuple[str, str]]:
         # How operands and dimensions are numbered tells users nothing, nor does what is usual.
-        return [
-            (name, text) for name, text in self.attributes.items() if not re.search("dimension|DEFAULT", name + text)
-        ]
+        return [(name, text) for name, text in self.attributes.items() if not _HIDDEN.search(f"{name} {text}")]
 
     @property
     def at(self) -> str:
