@@ -197,10 +197,9 @@ def _of_names(here: Program, there: Program) -> Iterator[Difference]:
             text = f"only the names of inner functions have changed: {_listed(only[0])} here, {_listed(only[1])} before"
             yield Difference(text, advice)
     for name in sorted({*here.settings, *there.settings} - {_PARTITIONS}):
-        values = [program.settings.get(name, "none") for program in (here, there)]
+        values = [shortened(program.settings.get(name, "none"), _LONGEST) for program in (here, there)]
         if values[0] != values[1]:
-            one, other = (shortened(value, _LONGEST) for value in values)
-            yield Difference(f"the module's {name} is {one} here, {other} in the stored program")
+            yield Difference(f"the module's {name} is {values[0]} here, {values[1]} in the stored program")
 
 
 def from_shapes(shapes: str) -> list[Value]:
