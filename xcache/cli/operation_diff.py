@@ -41,7 +41,7 @@ _TIME = "It looks like a time. A program with the time in it is another one in e
 _SEED = "It looks like a random seed. Pass the key as an argument: make jax.random.key(seed) outside of jit."
 _NUMBER = (
     "A Python number was built into the program. Pass it as an argument of the function instead of closing over it or"
-    " naming it in static_argnums, and all values share an executable."
+    " naming it in static_argnums, and all values share an executable. (For optimizers: optax.inject_hyperparams.)"
 )
 _ARRAY = (
     "An array was built into the program, such as a NumPy array that the function uses from outside. Pass it as an"
@@ -68,7 +68,9 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
     elif Counter(each.essence for each in mine) == Counter(each.essence for each in theirs):
         yield Difference(f"the same operations come in another order{mine[0].at}", _ORDER)
     else:
-        found = [each for part in _parts(mine[:_MOST_COMPARED], theirs[:_MOST_COMPARED]) for each in _of_part(*part)]
+        compared = _parts(mine[:_MOST_COMPARED], theirs[:_MOST_COMPARED])
+        counts = Counter(each for part in compared for each in _of_part(*part))
+        found = [each._replace(text=f"{each.text}{_times(count)}") for each, count in counts.items()]
         # The general advice is said once, and only if there is no better one.
         said = {_CODE} if any(each.advice for each in found) else set()
         for each in found[:_MOST_SHOWN]:
@@ -79,6 +81,10 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
             yield Difference("and perhaps more: only the first operations that differ were compared")
         elif len(found) > _MOST_SHOWN:
             yield Difference(f"and {len(found) - _MOST_SHOWN} more parts of the program")
+
+
+def _times(count: int) -> str:
+    return f" ({count} times)" if count > 1 else ""
 
 
 def _of_operands(here: Sequence[Operation], there: Sequence[Operation]) -> Iterator[Difference]:
