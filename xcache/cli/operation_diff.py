@@ -13,7 +13,7 @@ from xcache.cli.output import shortened
 from xcache.cli.program_parts import Operation
 
 # More differences than these help nobody.
-_MOST_SHOWN = 5
+_MOST_SHOWN = 3
 # Comparing takes a time that grows with the square of the length; the first operations that differ tell most.
 _MOST_COMPARED = 1500
 _LONGEST, _LONGEST_VALUE = 160, 40
@@ -23,6 +23,8 @@ _YEARS = 5 * 365 * 86400.0
 _PER_SECOND = (1.0, 1e3, 1e9)
 _SCALAR = re.compile(r"dense<([^\[\]\"<>]+)>")
 _FLOAT = re.compile(r"-?\d\.\d+E[+-]\d+", re.IGNORECASE)
+# How operands and dimensions are numbered tells users nothing, nor does what is usual.
+_HIDDEN = re.compile("dimension|DEFAULT")
 _RANDOM = ("threefry", "random_bits", "rng_bit_generator", "random_wrap")
 
 _CODE = (
@@ -196,5 +198,15 @@ def _number(content: str) -> float | None:
 
 
 def _listed(operations: Sequence[Operation]) -> str:
-    shown = ", ".join(f"{each}{each.at}" for each in operations[:2])
+    shown = ", ".join(f"{_in_words(each)}{each.at}" for each in operations[:2])
     return f"{shown} and {len(operations) - 2} more" if len(operations) > 2 else shown
+
+
+def _in_words(operation: Operation) -> str:
+    """Return an operation with its attributes and types."""
+    if operation.is_constant:
+        shown = _value(operation.content)
+    else:
+        named = operation.attributes.items()
+        shown = ", ".join(f"{name} = {text}" for name, text in named if not _HIDDEN.search(f"{name} {text}"))
+    return shortened(f"{operation.short_name}{shown and ' '}{shown} : {operation.types}", _LONGEST)
