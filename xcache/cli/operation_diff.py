@@ -25,7 +25,16 @@ _SCALAR = re.compile(r"dense<([^\[\]\"<>]+)>")
 _FLOAT = re.compile(r"-?\d\.\d+E[+-]\d+", re.IGNORECASE)
 # How operands and dimensions are numbered tells users nothing, nor does what is usual.
 _HIDDEN = re.compile("dimension|DEFAULT")
-_RANDOM = ("threefry", "random_bits", "rng_bit_generator", "random_wrap")
+_RANDOM = (
+    "threefry",
+    "random_bits",
+    "rng_bit_generator",
+    "random_wrap",
+    "_normal",
+    "_uniform",
+    "_randint",
+    "_bernoulli",
+)
 
 _CODE = (
     "The arguments are the same, so the function itself does something else: its code, a static argument, or a Python"
@@ -70,9 +79,13 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
     elif Counter(each.essence for each in mine) == Counter(each.essence for each in theirs):
         yield Difference(f"the same operations come in another order{mine[0].at}", _ORDER)
     else:
-        compared = _parts(mine[:_MOST_COMPARED], theirs[:_MOST_COMPARED])
-        counts = Counter(each for part in compared for each in _of_part(*part))
+        parts = [*_parts(mine[:_MOST_COMPARED], theirs[:_MOST_COMPARED])]
+        counts = Counter(each for part in parts for each in _of_part(*part))
         found = [each._replace(text=f"{each.text}{_times(count)}") for each, count in counts.items()]
+        differing = [each for part in parts for side in part for each in side]
+        # What jax makes for random numbers calls functions of other names, too.
+        if any(map(_is_random, differing)) and all(_is_random(each) or each.function != "main" for each in differing):
+            found = [each._replace(advice=_RNG) if each.advice in ("", _SIZE) else each for each in found]
         # The general advice is said once, and only if there is no better one.
         said = {_CODE} if any(each.advice for each in found) else set()
         for each in found[:_MOST_SHOWN]:
@@ -120,11 +133,11 @@ def _of_part(mine: Sequence[Operation], theirs: Sequence[Operation]) -> Iterator
             if one.essence != other.essence:
                 yield _of_pair(one, other)
     elif not theirs:
-        yield Difference(f"only here: {_listed(mine)}", _on_code(mine))
+        yield Difference(f"only here: {_listed(mine)}")
     elif not mine:
-        yield Difference(f"only in the stored program: {_listed(theirs)}", _on_code(theirs))
+        yield Difference(f"only in the stored program: {_listed(theirs)}")
     else:
-        yield Difference(f"{_listed(mine)} here, {_listed(theirs)} in the stored program", _on_code([*mine, *theirs]))
+        yield Difference(f"{_listed(mine)} here, {_listed(theirs)} in the stored program")
 
 
 def _of_pair(one: Operation, other: Operation) -> Difference:
@@ -170,10 +183,8 @@ def _on_constants(one: Operation, other: Operation) -> str:
     return _NUMBER
 
 
-def _on_code(operations: Sequence[Operation]) -> str:
-    if any(word in f"{each.path} {each.name}" for each in operations for word in _RANDOM):
-        return _RNG
-    return ""
+def _is_random(operation: Operation) -> bool:
+    return any(word in f"{operation.path} {operation.function} {operation.name}" for word in _RANDOM)
 
 
 def _is_time(number: float | None) -> bool:

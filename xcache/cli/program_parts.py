@@ -49,6 +49,8 @@ class Operation(NamedTuple):
     # Where the user's code asked for it, and jax's path of functions to it; empty if that is not known.
     site: str
     path: str
+    # The function of the program that it is in.
+    function: str
 
     @property
     def essence(self) -> tuple[object, ...]:
@@ -176,7 +178,10 @@ def _operation(operation: Any) -> Operation:
     # jax gives a constant the place of the whole program; the operation that takes it has a closer one.
     uses = list(operation.results[0].uses) if operation.name == "stablehlo.constant" else []
     location = str((uses[0].owner if uses else operation).location)
-    return Operation(operation.name, facts, types, operands, _site(location), _name_in(location))
+    function = operation
+    while function.name != "func.func" and function.parent is not None:
+        function = function.parent.operation
+    return Operation(operation.name, facts, types, operands, _site(location), _name_in(location), _symbol(function))
 
 
 def _site(location: str) -> str:
