@@ -22,7 +22,7 @@ _SHORT_KEY = 12
 # Lines of one component that are shown.
 _MOST_LINES = 10
 # Advice for each cause.
-_ADVICE = {
+ADVICE = {
     "evicted": "Raise XCACHE_MAX_SIZE (xcache config shows the limits), or pin what must stay (xcache pin).",
     "stale": "This is usual after an upgrade; the new entries serve the next runs.",
     "set aside": "`xcache ls --quarantined` says why. If it happens again, please report it.",
@@ -55,11 +55,11 @@ def why(wanted: str, run_wanted: str, as_json: bool) -> None:
         found = reader.run(run_wanted)
         run = found.run
         rows = [row for row in reader.rows(found) if _is_wanted(row, wanted)]
-        explained = [_explained(store, row) for row in rows]
+        misses = [explained(store, row) for row in rows]
     if as_json:
-        emit({"run": run.run, "misses": explained})
+        emit({"run": run.run, "misses": misses})
     else:
-        _print(run, explained, wanted)
+        _print(run, misses, wanted)
 
 
 def _is_wanted(row: Row, wanted: str) -> bool:
@@ -67,7 +67,7 @@ def _is_wanted(row: Row, wanted: str) -> bool:
     return is_compiled and (not wanted or wanted in row.module_name or row.key.startswith(wanted))
 
 
-def _explained(store: store_file.StoreReader | None, row: Row) -> dict[str, Any]:
+def explained(store: store_file.StoreReader | None, row: Row) -> dict[str, Any]:
     kinds = [part.partition(":")[0].strip() for part in row.cause.split(";")]
     if row.outcome == ledger.UNCACHEABLE:
         meaning = f"it cannot be cached: {row.cause}"
@@ -76,7 +76,7 @@ def _explained(store: store_file.StoreReader | None, row: Row) -> dict[str, Any]
     found: dict[str, Any] = row._asdict() | {"meaning": meaning, "components": {}, "differences": []}
     del found["spans"], found["position"]
     found["seconds"] = start_up.of_row(row)["seconds"]
-    found["advice"] = " ".join(_ADVICE[kind] for kind in kinds if kind in _ADVICE)
+    found["advice"] = " ".join(ADVICE[kind] for kind in kinds if kind in ADVICE)
     if row.nearest and row.outcome == ledger.MISS and store is None:
         found["advice"] = " ".join(filter(None, (found["advice"], "Only root can compare the entries of this store.")))
     elif row.nearest and row.outcome == ledger.MISS and store is not None:

@@ -1,0 +1,183 @@
+"""The first lines of the report: where the time of a run went, why, and what to do about it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xcache import start_up
+from xcache.cli.output import counted, duration
+from xcache.cli.report.churn import Churn
+from xcache.cli.report.ledger_facts import Got, by_cause, saved_by
+from xcache.wire import ledger
+
+_MOST_ACTIONS = 4
+# What is shorter than this share of the whole is not worth an advice.
+_WORTH = 0.1
+# Programs that take less each, and more than so many of them, are operations outside of jax.jit.
+_SMALL_SECONDS, _MANY = 0.15, 20
+
+
+class Action(NamedTuple):
+    """Something to do: a headline, the reason, the seconds at stake, and the place in the report that has more."""
+
+    text: str
+    reason: str
+    seconds: float
+    anchor: str = ""
+
+
+def parts_of(shown: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the parts of a start-up that ``of_run`` has summed up, in their order."""
+    stages = [(stage, seconds) for stage, seconds in shown["stages"].items() if stage not in ("serialize", "store")]
+    parts = [("imports", shown["seconds_to_hook"]), *stages]
+    other = shown["ready_seconds"] - sum(seconds for _, seconds in parts)
+    return [(name, seconds) for name, seconds in [*parts, ("other", other)] if seconds > 0]
+
+
+def headline(shown: Mapping[str, Any], programs: Sequence[Got], known: Mapping[str, float]) -> str:
+    """Return one or two sentences that say where the time went, and why."""
+    ready = duration(shown["ready_seconds"])
+    compiled = [each for each in programs if not each.is_found and each.row.outcome != ledger.FAILED]
+    if not programs:
+        return "This run asked for no program."
+    begin = f"{ready} until its last program was ready"
+    if shown["state"] in ("killed", "running"):
+        begin += " (so far)" if shown["state"] == "running" else " before it was killed"
+    if not compiled:
+        saved = sum(saved_by(each, known) for each in programs)
+        gain = f", which saved {duration(saved)}" if saved > 0 else ""
+        all_of_them = f"all {len(programs)} programs" if len(programs) > 1 else "its one program"
+        return f"{begin}; the cache had {all_of_them}{gain}."
+    seconds = sum(each.compile_seconds for each in compiled)
+    first = by_cause(compiled)[0]
+    cause = "Cause" if first["count"] == len(compiled) else f"Main cause ({duration(first['seconds'])})"
+    return (
+        f"{begin}; {duration(seconds)} of it compiling {counted(len(compiled), 'program')}."
+        f" {cause}: {first['meaning']}."
+    )
+
+
+def actions(
+    shown: Mapping[str, Any],
+    programs: Sequence[Got],
+    explained: Sequence[Mapping[str, Any]],
+    churns: Sequence[Churn],
+) -> list[Action]:
+    """Return what to do, the most promising first.
+
+    ``explained`` are the misses as ``xcache why`` explains them, each with its ``anchor``; ``churns`` are functions of
+    this program that were compiled for many shapes.
+    """
+    found: list[Action] = []
+    of_shapes = set()
+    for number, churn in enumerate(churns):
+        if churn.best is not None:
+            of_shapes.add(churn.module_name)
+            found.append(_for_churn(churn, f"shapes-{number}"))
+    found += _for_misses([each for each in explained if each["module_name"] not in of_shapes])
+    found += _for_small(programs)
+    found += _for_stages(shown)
+    least = _WORTH * shown["ready_seconds"]
+    worthy = [each for each in found if each.seconds >= least] or found[:1]
+    worthy.sort(key=lambda each: -each.seconds)
+    return worthy[:_MOST_ACTIONS] or _for_first_time(programs)
+
+
+def _for_churn(churn: Churn, anchor: str) -> Action:
+    best = churn.best
+    assert best is not None  # noqa: S101 - the caller has checked it
+    sizes = "; ".join(", ".join(map(str, each)) for each in best.sizes)
+    where = " and ".join(axis.where for axis in churn.axes)
+    one = all(len(each) == 1 for each in best.sizes)
+    return Action(
+        f"Pad {where} of {churn.module_name} to {sizes}" if one else
+        f"Pad {where} of {churn.module_name} to one of: {sizes}",
+        f"It was compiled for {churn.shapes} shapes, which took {duration(churn.seconds)} in"
+        f" {counted(churn.runs, 'run')}; {counted(best.programs, 'program')} would have done,"
+        f" for {best.padding:.0%} more elements.",
+        best.saved_seconds,
+        anchor,
+    )  # fmt: skip
+
+
+def _for_misses(explained: Sequence[Mapping[str, Any]]) -> list[Action]:
+    """Return one action for each piece of advice, with all the misses it would have avoided."""
+    by_advice: dict[str, list[Mapping[str, Any]]] = {}
+    for each in explained:
+        advices = [difference["advice"] for difference in each["differences"] if difference["advice"]]
+        advice = advices[0] if advices else each["advice"]
+        if advice:
+            by_advice.setdefault(advice, []).append(each)
+    found = []
+    for advice, misses in by_advice.items():
+        dearest = max(misses, key=lambda each: each["seconds"])
+        texts = [difference["text"] for difference in dearest["differences"] if difference["advice"] == advice]
+        reason = f"{dearest['module_name']}: {texts[0] if texts else dearest['meaning']}"
+        if len(misses) > 1:
+            reason += f"; and {counted(len(misses) - 1, 'more program')}"
+        found.append(Action(advice, reason, sum(each["seconds"] for each in misses), dearest["anchor"]))
+    return found
+
+
+def _for_small(programs: Sequence[Got]) -> list[Action]:
+    small = [each for each in programs if not each.is_found and each.seconds < _SMALL_SECONDS]
+    if len(small) < _MANY:
+        return []
+    seconds = sum(each.seconds for each in small)
+    return [
+        Action(
+            "Put the operations that run outside of jax.jit into one function under jax.jit.",
+            f"{len(small)} small programs were compiled one by one, {duration(seconds / len(small))} each."
+            " A call of jax.numpy outside of jax.jit is a program of its own.",
+            seconds,
+            "programs",
+        )
+    ]
+
+
+def _for_stages(shown: Mapping[str, Any]) -> list[Action]:
+    """Return what helps against stages that the cache does not shorten."""
+    stages = dict(parts_of(shown))
+    preparing = stages.get("trace", 0.0) + stages.get("lower", 0.0)
+    found = [
+        Action(
+            "Use xcache.jit(function, version=...) for the functions that take longest to trace.",
+            f"Tracing and lowering took {duration(preparing)}. A later process skips both for calls that are recorded.",
+            preparing,
+            "timeline",
+        ),
+        Action(
+            "See what the program imports, and does before its first program: python -X importtime",
+            f"{duration(stages.get('imports', 0.0))} went by before jax was ready. The cache cannot shorten that.",
+            stages.get("imports", 0.0),
+            "timeline",
+        ),
+        Action(
+            "Look for the part of the program that is slow beside jax: reading data, checkpoints, the network.",
+            f"{duration(stages.get('other', 0.0))} went to something other than making programs.",
+            stages.get("other", 0.0),
+            "timeline",
+        ),
+    ]
+    # These are parts of every start-up; they matter only if they are large.
+    return [each for each in found if each.seconds > max(1.0, 0.3 * shown["ready_seconds"])]
+
+
+def _for_first_time(programs: Sequence[Got]) -> list[Action]:
+    new = [each for each in programs if each.is_miss and each.row.stored == "yes"]
+    if not new:
+        return []
+    return [
+        Action(
+            "Run it again: what was compiled is in the store now.",
+            f"{counted(len(new), 'program')} had to be compiled for the first time.",
+            sum(each.compile_seconds for each in new),
+            "misses",
+        )
+    ]
+
+
+def totals_of(run: start_up.Run, state: str, programs: Sequence[Got]) -> dict[str, Any]:
+    """Return a run with sums over its programs, as ``xcache run`` shows them."""
+    return start_up.of_run(run, state, [each.row for each in programs])
