@@ -68,6 +68,7 @@ def _is_wanted(row: Row, wanted: str) -> bool:
 
 
 def explained(store: store_file.StoreReader | None, row: Row) -> dict[str, Any]:
+    """Return a compiled program with the cause, what differs from the nearest entry, and what to do about it."""
     kinds = [part.partition(":")[0].strip() for part in row.cause.split(";")]
     if row.outcome == ledger.UNCACHEABLE:
         meaning = f"it cannot be cached: {row.cause}"

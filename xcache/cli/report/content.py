@@ -20,14 +20,13 @@ from xcache.wire import ledger
 _MOST_CHURNS = 12
 _MOST_LINES = 10
 _FACTS = ("host", "directory", "python", "jax", "jaxlib", "xcache", "mode", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
-_HIDDEN = ("host", "directory")
 
 
 def content(found: Gathered, *, redact: bool) -> dict[str, Any]:
     """Return all that the template shows."""
     programs = [each for of in found.period for each in of.programs]
     churns = _churns(found, programs)
-    shown = {of.stored.id: _shown(of) for of in (*found.period, *filter(None, (found.focus, found.other)))}
+    shown = {of.stored.id: _shown(of, redact) for of in (*found.period, *filter(None, (found.focus, found.other)))}
     made = {
         "version": __version__,
         "made_at": time.strftime("%Y-%m-%d %H:%M", time.localtime(found.now)),
@@ -42,8 +41,12 @@ def content(found: Gathered, *, redact: bool) -> dict[str, Any]:
     return _redaction(found)(made) if redact else made  # type: ignore[no-any-return]
 
 
-def _shown(of: RunOf) -> dict[str, Any]:
-    return start_up.of_run(of.stored.run, of.stored.state, [each.row for each in of.programs])
+def _shown(of: RunOf, redact: bool) -> dict[str, Any]:
+    run = of.stored.run
+    sums = start_up.of_run(run, of.stored.state, [each.row for each in of.programs])
+    if redact and run.arguments:
+        sums["command"] = f"{run.program} ({counted(len(run.arguments), 'argument')})"
+    return sums
 
 
 def _churns(found: Gathered, programs: Sequence[ledger_facts.Got]) -> list[Churn]:
