@@ -87,13 +87,13 @@ def report(
                 "bytes": len(text),
                 "run": run["id"] if run else None,
                 "runs": len(gathered.period),
-                "verdict": run["headline"] if run else None,
+                "verdict": run["verdict"] if run else None,
                 "actions": actions,
             }
         )
     else:
         if run:
-            print_line(run["headline"])
+            print_line(run["verdict"])
         note(f"{output}: {size(len(text))}, {counted(len(gathered.period), 'run')}")
     if is_opened:
         _open(target)

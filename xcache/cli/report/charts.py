@@ -85,7 +85,7 @@ def over_time(bars: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "bars": drawn,
         "lines": [(zero - amount * per_second, duration(abs(amount))) for amount in lines],
         "labels": [
-            (number * width, _label(bars[number]["begin"], bars)) for number in range(0, len(bars), every)
+            (number * width, _label(bars[number]["begin"], bars)) for number in range(0, len(bars), every) if number * width < 89
         ],
         "points": points,
         "rate_height": _HEIGHT * 0.5,

@@ -60,11 +60,12 @@ def _churns(found: Gathered, programs: Sequence[ledger_facts.Got]) -> list[Churn
 def _run(found: Gathered, churns: Sequence[Churn], shown: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     assert found.focus is not None  # noqa: S101 - the caller has checked it
     of = found.focus
-    run, sums = of.stored.run, shown[of.stored.id]
-    names = {each.row.module_name for each in of.programs if not each.is_found}
-    # An index in the list that the page shows.
-    of_run = [churn if churn.program == run.program and churn.module_name in names else None for churn in churns]
+    run = of.stored.run
+    drawn = timeline.drawn(of.programs)
+    sums = verdict.without_pauses(shown[of.stored.id], timeline.pause_seconds(of.programs))
+    shown_churns = {f"shapes-{number}": churn for number, churn in enumerate(churns[:_MOST_CHURNS])}
     parts = verdict.parts_of(sums)
+    headline = verdict.headline(sums, of.programs, found.known)
     compiled = [each for each in of.programs if not each.is_found]
     saved = sum(ledger_facts.saved_by(each, found.known) for each in of.programs)
     beside = [
@@ -80,19 +81,20 @@ def _run(found: Gathered, churns: Sequence[Churn], shown: Mapping[int, Mapping[s
         "pid": run.pid,
         "facts": [(name, run.facts[name]) for name in _FACTS if run.facts.get(name)],
         "ready": duration(sums["ready_seconds"]),
-        "headline": verdict.headline(sums, of.programs, found.known),
+        "headline": headline,
+        "verdict": f"{duration(sums['ready_seconds'])} {headline}" if of.programs else headline,
         "parts": charts.stacked(parts),
         "beside": [(stage, duration(seconds)) for stage, seconds in beside if seconds >= 0.0005],
         "actions": [
-            action._asdict() | {"stake": duration(action.seconds)}
-            for action in verdict.actions(sums, of.programs, found.explained, of_run)
+            action._asdict() | {"stake": action.stake}
+            for action in verdict.actions(sums, of.programs, found.explained, shown_churns)
         ],
         "figures": [
             (f"{len(of.programs) - len(compiled)} of {len(of.programs)}", "programs came from the cache"),
             (duration(saved), "saved by the cache in this run"),
             (duration(sum(each.compile_seconds for each in compiled)), "spent compiling"),
         ],
-        "timeline": timeline.drawn(of.programs),
+        "timeline": drawn,
         "misses": [_miss(each, found.texts) for each in found.explained],
         "left_out_misses": len([each for each in compiled if each.row.outcome != ledger.FAILED]) - len(found.explained),
         "programs": tables.programs(
@@ -130,7 +132,9 @@ def _miss(each: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
 def _comparison(found: Gathered, shown: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     assert found.focus is not None and found.other is not None  # noqa: S101 - the caller has checked it
     sides = [found.other, found.focus]
-    sums = [shown[of.stored.id] for of in sides]
+    sums = [
+        verdict.without_pauses(shown[of.stored.id], timeline.pause_seconds(of.programs)) for of in sides
+    ]
     rows = [[each.row for each in of.programs] for of in sides]
     programs = side_by_side(*rows)
     parts = [dict(verdict.parts_of(each)) for each in sums]

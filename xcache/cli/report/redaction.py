@@ -9,7 +9,7 @@ from typing import Any
 
 _GONE = "\N{HORIZONTAL ELLIPSIS}"
 _MOST_WORDS = 1000
-_PATH = re.compile(r"(?<![\w.<])(?:~|\.{1,2})?(?:/[^\s/\"'`,:;=()\[\]{}<>]+)+/?")
+_PATH = re.compile(r"(?<![\w.<\u2026])(?:~|\.{1,2})?(?:/[^\s/\"'`,:;=()\[\]{}<>]+)+/?")
 
 
 class Redaction:

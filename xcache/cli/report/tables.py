@@ -56,7 +56,7 @@ def number(amount: int) -> Cell:
 
 def moment(when: float | None) -> Cell:
     """Return a cell for a time."""
-    return Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(when)), when) if when else Cell("", 0.0)
+    return Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(when)), when, kind="code") if when else Cell("", 0.0)
 
 
 def _size(amount: float | None) -> Cell:
@@ -78,12 +78,12 @@ def programs(name: str, got: Sequence[Got], explained: Iterable[int], texts: Map
             (
                 f"program-{row.position}",
                 (
-                    Cell(short(row.module_name), link=link),
-                    Cell(short(row.shapes, 60)),
+                    Cell(short(row.module_name), link=link, kind="wrap"),
+                    Cell(short(row.shapes, 60), kind="wrap"),
                     Cell(short(cause, 80), kind="found" if each.is_found else "compiled"),
                     seconds(each.seconds, most),
                     Cell(f"{stage} {duration(longest)}" if stage else "", longest),
-                    Cell(short(row.site)),
+                    Cell(short(row.site), kind="wrap"),
                 ),
             )
         )
@@ -108,7 +108,7 @@ def runs(period: Sequence[RunOf], known: Mapping[str, float], shown: Mapping[int
                 "",
                 (
                     Cell(run.run[:_SHORT_RUN], kind="code"),
-                    Cell(short(shown[of.stored.id]["command"], 80)),
+                    Cell(short(shown[of.stored.id]["command"], 80), kind="wrap"),
                     moment(run.began_at),
                     seconds(shown[of.stored.id]["ready_seconds"], most),
                     number(found),
@@ -142,7 +142,7 @@ def causes(found: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> Tab
                     number(each["count"]),
                     seconds(each["seconds"], most),
                     Cell(text, kind="text"),
-                    Cell(short(", ".join(dearest[:3]) + (" and others" if len(dearest) > 3 else ""))),
+                    Cell(short(", ".join(dearest[:3]) + (" and others" if len(dearest) > 3 else "")), kind="wrap"),
                 ),
             )
         )
@@ -159,8 +159,8 @@ def compared(found: Sequence[Mapping[str, Any]]) -> Table:
             (
                 "",
                 (
-                    Cell(short(each["module_name"])),
-                    Cell(short(each["shapes"], 60)),
+                    Cell(short(each["module_name"]), kind="wrap"),
+                    Cell(short(each["shapes"], 60), kind="wrap"),
                     *(_of_side(each[side]) for side in "ab"),
                     Cell(f"{'+' if more >= 0 else ''}{duration(more)}", more, kind="worse" if more > 0.005 else ""),
                 ),
@@ -184,7 +184,7 @@ def dearest(entries: Sequence[Mapping[str, Any]]) -> Table:
             "",
             (
                 Cell(each["key"][:_SHORT_KEY], kind="code"),
-                Cell(short(each["module_name"] or "")),
+                Cell(short(each["module_name"] or ""), kind="wrap"),
                 seconds(each["compile_seconds"], most),
                 number(each["hits"] or 0),
                 seconds((each["hits"] or 0) * (each["compile_seconds"] or 0.0)),
@@ -210,7 +210,7 @@ def groups(name: str, caption: str, title: str, found: Sequence[tuple[str, Mappi
         (
             "",
             (
-                Cell(short(label)),
+                Cell(short(label), kind="wrap"),
                 number(each["entries"]),
                 _size(each["bytes"])._replace(bar=100 * (each["bytes"] or 0) / most if most else None),
                 seconds(each["seconds"] or 0.0),
@@ -264,7 +264,7 @@ def toolchains(found: Sequence[Mapping[str, Any]]) -> Table:
                     number(each["entries"]),
                     _size(each["bytes"]),
                     seconds(each["compile_seconds"]),
-                    Cell(short(", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else ""))),
+                    Cell(short(", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")), kind="wrap"),
                 ),
             )
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xcache import start_up
 from xcache.cli.report.ledger_facts import Got
@@ -93,7 +93,13 @@ class Scale:
         return [tick for tick in found if tick[1] < 97]
 
 
-def drawn(programs: Sequence[Got]) -> dict[str, object]:
+def pause_seconds(programs: Sequence[Got]) -> float:
+    """Return how long the pauses between a run's programs were that the axis leaves out."""
+    spans = [(span.start, span.end) for got in programs for span in start_up.spans_of(got.row)]
+    return sum(pause.seconds for pause in Scale(spans).pauses)
+
+
+def drawn(programs: Sequence[Got]) -> dict[str, Any]:
     """Return the axis, a strip of blocks for each thread, and a row of blocks for each of the dearest programs."""
     spans = [(got, span) for got in programs for span in start_up.spans_of(got.row)]
     scale = Scale([(span.start, span.end) for _, span in spans])

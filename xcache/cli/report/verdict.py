@@ -19,12 +19,19 @@ _SMALL_SECONDS, _MANY = 0.15, 20
 
 
 class Action(NamedTuple):
-    """Something to do: a headline, the reason, the seconds at stake, and the place in the report that has more."""
+    """Something to do: a headline, the reason, the seconds of this start at stake, and the place that has more."""
 
     text: str
     reason: str
     seconds: float
     anchor: str = ""
+    # Words for what it would have saved, if that is known.
+    saved: str = ""
+
+    @property
+    def stake(self) -> str:
+        """Words for what is at stake."""
+        return self.saved or f"{duration(self.seconds)} of this start"
 
 
 def parts_of(shown: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -35,13 +42,19 @@ def parts_of(shown: Mapping[str, Any]) -> list[tuple[str, float]]:
     return [(name, seconds) for name, seconds in [*parts, ("other", other)] if seconds > 0]
 
 
+def without_pauses(shown: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """Return the sums of a run without what it did between its programs, such as training before an evaluation."""
+    return {**shown, "ready_seconds": max(0.0, shown["ready_seconds"] - seconds), "pauses": seconds}
+
+
 def headline(shown: Mapping[str, Any], programs: Sequence[Got], known: Mapping[str, float]) -> str:
-    """Return one or two sentences that say where the time went, and why."""
-    ready = duration(shown["ready_seconds"])
+    """Return the sentences that follow the seconds until the last program was ready: where they went, and why."""
     compiled = [each for each in programs if not each.is_found and each.row.outcome != ledger.FAILED]
     if not programs:
         return "This run asked for no program."
-    begin = f"{ready} until its last program was ready"
+    begin = "until its last program was ready"
+    if shown["pauses"]:
+        begin += f" ({duration(shown['pauses'])} of pauses between programs left out)"
     if shown["state"] in ("killed", "running"):
         begin += " (so far)" if shown["state"] == "running" else " before it was killed"
     if not compiled:
@@ -62,19 +75,20 @@ def actions(
     shown: Mapping[str, Any],
     programs: Sequence[Got],
     explained: Sequence[Mapping[str, Any]],
-    churns: Sequence[Churn],
+    churns: Mapping[str, Churn],
 ) -> list[Action]:
     """Return what to do, the most promising first.
 
-    ``explained`` are the misses as ``xcache why`` explains them, each with its ``anchor``; ``churns`` are functions of
-    this program that were compiled for many shapes.
+    ``explained`` are the misses as ``xcache why`` explains them, each with its ``anchor``; ``churns`` are functions that
+    were compiled for many shapes, by anchor.
     """
     found: list[Action] = []
     of_shapes = set()
-    for number, churn in enumerate(churns):
-        if churn.best is not None:
+    for anchor, churn in churns.items():
+        here = sum(each.seconds for each in programs if each.row.module_name == churn.module_name and not each.is_found)
+        if churn.best is not None and here and churn.program == shown["program"]:
             of_shapes.add(churn.module_name)
-            found.append(_for_churn(churn, f"shapes-{number}"))
+            found.append(_for_churn(churn, anchor, here))
     found += _for_misses([each for each in explained if each["module_name"] not in of_shapes])
     found += _for_small(programs)
     found += _for_stages(shown)
@@ -84,21 +98,21 @@ def actions(
     return worthy[:_MOST_ACTIONS] or _for_first_time(programs)
 
 
-def _for_churn(churn: Churn, anchor: str) -> Action:
+def _for_churn(churn: Churn, anchor: str, here: float) -> Action:
     best = churn.best
     assert best is not None  # noqa: S101 - the caller has checked it
-    sizes = "; ".join(", ".join(map(str, each)) for each in best.sizes)
     where = " and ".join(axis.where for axis in churn.axes)
-    one = all(len(each) == 1 for each in best.sizes)
+    choice = "" if all(len(sizes) == 1 for sizes in best.sizes) else "one of "
+    sizes = "; ".join(", ".join(map(str, each)) for each in best.sizes)
     return Action(
-        f"Pad {where} of {churn.module_name} to {sizes}" if one else
-        f"Pad {where} of {churn.module_name} to one of: {sizes}",
+        f"Pad {where} of {churn.module_name} to {choice}{sizes}.",
         f"It was compiled for {churn.shapes} shapes, which took {duration(churn.seconds)} in"
-        f" {counted(churn.runs, 'run')}; {counted(best.programs, 'program')} would have done,"
-        f" for {best.padding:.0%} more elements.",
-        best.saved_seconds,
+        f" {counted(churn.runs, 'run')}. With these sizes {counted(best.programs, 'program')} would have done, for"
+        f" {best.padding:.0%} more elements.",
+        min(here, best.saved_seconds),
         anchor,
-    )  # fmt: skip
+        f"would have saved {duration(best.saved_seconds)} in {counted(churn.runs, 'run')}",
+    )
 
 
 def _for_misses(explained: Sequence[Mapping[str, Any]]) -> list[Action]:

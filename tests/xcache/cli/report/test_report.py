@@ -84,8 +84,7 @@ def test_the_texts_of_programs_are_texts_and_nothing_else(shell, write):
         assert [tag for tag, _ in made.elements].count("script") == 1
         assert not any(name.startswith("on") for _, attributes in made.elements for name in attributes)
         assert not any("style" in attributes for _, attributes in made.elements)
-        assert "{{ 7 * 7 }}" in text or arguments == ("--redact",)
-        assert any(HOSTILE[:20] in data for data in made.texts)
+        assert any(HOSTILE in data for data in made.texts) or arguments == ("--redact",)
 
 
 def test_nothing_is_loaded_and_only_the_page_s_own_script_may_run(shell, write):
@@ -97,7 +96,7 @@ def test_nothing_is_loaded_and_only_the_page_s_own_script_may_run(shell, write):
     for name, directive in (("script", "script-src"), ("style", "style-src")):
         content = re.search(rf"<{name}>(.*?)</{name}>", text, re.DOTALL)[1]
         assert f"{directive} '{page._hash(content)}'" in policy
-    assert not re.search(r"""(?:src|href)\s*=\s*["']?(?!#)|url\(|@import|https?:""", text)
+    assert not re.search(r"""(?:src|href)\s*=\s*["'](?!#)|url\(|@import|https?:""", text)
 
 
 def test_every_link_leads_somewhere_and_every_name_is_one(shell, write):
@@ -165,7 +164,7 @@ def test_a_large_store_makes_a_small_file(shell, tmp_path):
     found = json.loads(shell.run("report", "-o", str(target), "--json").stdout)
     assert (found["runs"], found["bytes"]) == (8, target.stat().st_size)
     assert found["bytes"] < 3_000_000
-    assert "700 more" not in target.read_text()
+    assert "700 more" in target.read_text()
     Page(target.read_text())
 
 

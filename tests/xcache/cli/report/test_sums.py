@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import pytest
 
@@ -99,15 +100,15 @@ def test_a_run_without_stages_has_an_empty_axis():
     assert (drawn["rows"], drawn["threads"], drawn["ticks"], drawn["pauses"]) == ([], [], [], [])
 
 
-def headline(programs: list[Got], known: dict[str, float], state: str = "ended") -> str:
+def headline(programs: list[Got], known: dict[str, float], state: str = "ended", pauses: float = 0.0) -> str:
     sums = of_run(run().run, state, [each.row for each in programs])
-    return verdict.headline(sums, programs, known)
+    return verdict.headline(verdict.without_pauses(sums, pauses), programs, known)
 
 
 def test_the_headline_says_where_the_time_went_and_why():
     misses = got(run(), [row("a", MISS, ("compile", 2, 4), cause="new"), row("b", HIT, ("load", 6, 1))])
     assert headline(misses, {}) == (
-        "7.0 s until its last program was ready; 4.0 s of it compiling 1 program."
+        "until its last program was ready; 4.0 s of it compiling 1 program."
         " Cause: no program of this name was stored before."
     )
     both = [*misses, *got(run(), [row("c", MISS, ("compile", 7, 9), cause="evicted")])]
@@ -115,10 +116,11 @@ def test_the_headline_says_where_the_time_went_and_why():
     assert headline(misses[1:], {"b": 5.0}).endswith("the cache had its one program, which saved 4.0 s.")
     assert headline([], {}) == "This run asked for no program."
     assert "before it was killed" in headline(misses, {}, "killed")
+    assert "(1m 00s of pauses between programs left out)" in headline(misses, {}, pauses=60.0)
 
 
-def actions(programs: list[Got], explained: list[dict] = [], churns: list = []) -> list[verdict.Action]:  # noqa: B006
-    return verdict.actions(of_run(run().run, "ended", [each.row for each in programs]), programs, explained, churns)
+def actions(programs: list[Got], explained: Sequence[dict] = ()) -> list[verdict.Action]:
+    return verdict.actions(of_run(run().run, "ended", [each.row for each in programs]), programs, explained, {})
 
 
 def miss(name: str, seconds: float, advice: str = "", text: str = "") -> dict:
