@@ -20,6 +20,7 @@ from xcache.cli import main
 from xcache.cli.config import spelled
 from xcache.config.table import SETTINGS
 from xcache.wire import protocol
+from xcache.wire.ledger import CAUSES
 from xcached.store import schema
 from xcached.store.tables import MEANINGS
 
@@ -83,6 +84,12 @@ def settings() -> str:
         default = "" if value in (None, "") else f"`{spelled(one.kind, value)}`"
         rows.append(f"| `{one.name}` | `{one.variable}` | {default} | {one.used_by} | {one.meaning} | {one.allowed} |")
     return "\n".join(rows)
+
+
+def causes() -> str:
+    """Return a table of every cause of a miss."""
+    rows = ["| cause | it means |", "|---|---|"]
+    return "\n".join([*rows, *(f"| {cause} | {meaning} |" for cause, meaning in CAUSES.items())])
 
 
 def python() -> str:
@@ -209,5 +216,5 @@ def joined(parts: list[str]) -> str:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     function.__name__: function
-    for function in (commands, json, settings, python, direct, exceptions, framing, limits, messages, tables)
+    for function in (commands, json, settings, causes, python, direct, exceptions, framing, limits, messages, tables)
 }

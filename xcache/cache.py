@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from xcache import executables
 from xcache.aliases import Aliases
 from xcache.announcing import Announcer
-from xcache.causes import cause_of
+from xcache.causes import Explainer, of_error
 from xcache.client.client import Client
 from xcache.client.contents import Absent, HeldLease, SealedEntry
 from xcache.client.launcher import Launcher
@@ -44,7 +44,7 @@ from xcache.storing import Compiled, StoreQueue, Storer, serialize_first
 from xcache.threads import check_threads
 from xcache.trouble import Trouble
 from xcache.wire import envelope, protocol
-from xcache.wire.ledger import AHEAD, HIT, MISS, UNCACHEABLE
+from xcache.wire.ledger import AHEAD, HIT
 from xcache.wire.ownership import own_uid
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ class Cache:
         self.client = Client(self.config, self._version, self._launcher if self._starts_daemon() else None)
         self._trouble = Trouble(self._counting, self._warned)
         self.ledger = Ledger(self.mode, self.client.record_run, self._parent_run, is_kept=self.config.max_ledger > 0)
+        self._explainer = Explainer(self._counting, self.ledger, self.mode, says=self.config.explain)
         self._announcer = Announcer(self.client, self._announced)
         self._history = History(self.client)
         self.aliases = Aliases(self.client, self._history, self._trouble, is_readonly=self.mode == "readonly")
@@ -216,6 +217,7 @@ class Cache:
             return Outcome(executable, "uncacheable", seconds)
         if self.mode == "readonly":
             # A readonly program stores nothing, so only its reports show that a failed daemon works again.
+            self.ledger.tell(stored="no: XCACHE=readonly")
             self._queue.report_soon()
         else:
             self._history.note(asked.key.digest, asked.target, asked.platform, seconds * _LOAD_TO_COMPILE_RATIO)
@@ -231,6 +233,7 @@ class Cache:
                 lease.hand_on()
             else:
                 self._counting.error("store queue full")
+                self.ledger.tell(stored="no: too many executables were waiting to be stored")
         return Outcome(executable, "miss", seconds)
 
     def _located(self, asked: Request) -> bytes:
@@ -270,17 +273,8 @@ class Cache:
                 self._trouble.warn("key failed", f"{type(error).__name__}: {error}")
             return None, nothing
         if isinstance(found, Absent):
-            self._explain_miss(asked, found)
+            self._explainer.miss(asked, found)
         return asked, found
-
-    def _explain_miss(self, asked: Request, absent: Absent) -> None:
-        """Count a miss by its cause, and log it if the user wants to know."""
-        cause = "refresh" if self.mode == "refresh" else cause_of(asked.key, absent)
-        self._counting.miss(cause)
-        self.ledger.tell(outcome=MISS, cause=cause, nearest=absent.nearest[0] if absent.nearest else "")
-        if self.config.explain:
-            logger.warning("%s is compiled: %s", self.ledger.current().described(), cause)
-        logger.debug("miss: %s %s (%s)", asked.module_name, asked.key.digest[:12], cause)
 
     def _release(self, key: str, lease: int) -> None:
         """Give a lease back, so that another program may compile what this one will not store."""
@@ -312,9 +306,7 @@ class Cache:
 
     def count_uncacheable(self, reason: str) -> None:
         """Count a program that bypassed the cache, and why."""
-        self._counting.uncacheable(reason)
-        self.ledger.tell(outcome=UNCACHEABLE, cause=reason)
-        logger.debug("not cached: %s", reason)
+        self._explainer.uncacheable(reason)
 
     def close(self) -> None:
         """Finish pending stores and undo every change to the process. Calling it again does nothing."""
@@ -398,7 +390,8 @@ class Cache:
         except BaseException as error:  # noqa: BLE001 - no trouble of the cache may reach the program
             reraise_if_the_programs(error)
             self._trouble.note(error)
-        return Absent(lease=0, cause="unusable" if complaints else "", complaints=complaints)
+            return Absent(0, cause="unusable" if complaints else of_error(error), complaints=complaints)
+        return Absent(lease=0, cause="unusable", complaints=complaints)
 
     def _load(self, request: Request, entry: SealedEntry, start: float) -> Outcome | Absent:
         """Load an entry's executable; raise DamagedError if it cannot be used."""

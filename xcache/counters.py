@@ -6,6 +6,8 @@ import threading
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
+from xcache.wire import ledger
+
 if TYPE_CHECKING:
     from xcache.statistics import Statistics
 
@@ -101,4 +103,4 @@ class Counting:
 
 def _kind(cause: str) -> str:
     """Return a cause without its details."""
-    return cause.partition(":")[0]
+    return "; ".join(ledger.kinds_of(cause))

@@ -72,6 +72,11 @@ class HungUpError(ConnectionLostError):
 class NotAskedError(UnavailableError):
     """The client did not ask: the daemon failed before or has cost enough time, or too many threads ask already."""
 
+    def __init__(self, reason: str, *, nobody_there: bool = False) -> None:
+        super().__init__(reason)
+        # Whether the failure before was that nothing listens.
+        self.nobody_there = nobody_there
+
 
 class TurnedAwayError(UnavailableError):
     """The daemon does not accept connections of this program: it has too many, or does not serve this user."""

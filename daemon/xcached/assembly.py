@@ -24,6 +24,7 @@ from xcached.requests.lookup import Lookup
 from xcached.requests.pinning import Pinning
 from xcached.requests.predictions import Predictions
 from xcached.requests.process_ends import ProcessEnds
+from xcached.requests.programs import Programs
 from xcached.requests.puts import Puts
 from xcached.requests.removals import Removals
 from xcached.requests.runs import RunRequests
@@ -113,6 +114,7 @@ def assemble(
         | loads.handlers
         | Predictions(histories, lookup, writer).handlers
         | RunRequests(ledger, writer, trust).handlers
+        | Programs(store, lookup).handlers
         | AliasRequests(alias_rows, lookup, writer).handlers
         | Announcements(toolchains).handlers
         | Inspection(store, evictor.shortage, settings, writer, leases, trust, connections).handlers

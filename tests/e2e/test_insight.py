@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 
 import pytest
 from support.command_line import Shell
+from support.places import until
 from support.program_files import program_text
 
 ON = {"XCACHE": "1", "PYTHONHASHSEED": "0"}
@@ -21,71 +24,6 @@ def shell(place):
 def run(place, **environment):
     result = place.run(PROGRAM, **ON | environment)
     assert (result.returncode, result.stderr) == (0, "")
-
-
-def why(shell, *arguments):
-    done = shell.run("why", *arguments, "--json")
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["misses"]
-
-
-WAYS = {
-    "shape": ("other program", "argument 0 is f32[16,8] here, f32[8,8] in the stored program", "Only dimension 0"),
-    "number": ("other program", "a constant", "Pass it as an argument"),
-    "time": ("other program", "a constant", "looks like a time"),
-    "dtype": ("other program", "argument 0 is bf16[8,8] here, f32[8,8]", "one dtype"),
-    "x64": ("other program", "argument 0 is f64[8,8] here, f32[8,8]", "jax_enable_x64"),
-    "precision": ("other program", "dot_general", "jax_default_matmul_precision"),
-    "operation": ("other program", "tanh", ""),
-    "donation": ("other program", "the donation of argument 0", ""),
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_program_that_was_changed_in_one_way_is_told_that_way(place, shell, way):
-    cause, text, advice = WAYS[way]
-    # The time is another one in each run; 32 bits hold it to two minutes.
-    run(place, WAY=way if way == "time" else "", AGO="100000")
-    run(place, WAY=way)
-    (miss,) = why(shell, "jit_step")
-    assert miss["cause"] == cause
-    found = miss["differences"]
-    assert any(text in each["text"] and advice in each["advice"] for each in found), found
-    assert "in <module>" in miss["site"]
-
-
-def test_a_difference_is_shown_with_its_place_in_the_code(place, shell):
-    run(place)
-    run(place, WAY="number")
-    (miss,) = why(shell, "jit_step")
-    line = next(number for number, text in enumerate(PROGRAM.splitlines(), 1) if "y * factor" in text)
-    assert any(f":{line})" in each["text"] for each in miss["differences"]), miss
-
-
-@pytest.mark.once
-def test_other_flags_are_named(place, shell):
-    run(place)
-    run(place, XLA_FLAGS="--xla_cpu_enable_fast_math=true")
-    (miss,) = why(shell, "jit_step")
-    assert miss["cause"] == "other options; other flags"
-    assert miss["components"]["options"] == {
-        "here": ["xla_cpu_enable_fast_math = true"],
-        "there": ["xla_cpu_enable_fast_math = false"],
-    }
-
-
-@pytest.mark.once
-def test_what_happened_to_the_entry_is_the_cause(place, shell):
-    run(place)
-    assert {miss["cause"] for miss in why(shell)} == {"new"}
-    assert shell.run("clear", "--yes").returncode == 0
-    run(place)
-    assert {miss["cause"] for miss in why(shell)} == {"removed"}
-    run(place, XCACHE="refresh")
-    assert {miss["cause"] for miss in why(shell)} == {"refresh"}
-    counted = json.loads(shell.run("stats", "--json").stdout)
-    assert set(counted["causes"]) == {"new", "removed", "refresh"}
-    assert sum(counted["causes"].values()) == counted["misses"]
 
 
 @pytest.mark.once
@@ -139,6 +77,76 @@ def test_what_a_command_about_runs_cannot_find_is_one_line(place, shell):
         done = shell.run("run", wanted)
         assert done.returncode == 1
         assert says in done.stderr
+    for arguments in (("why", "no_such_function"), ("why", "abcdef0123"), ("why", "--run", "last", "no_such_function")):
+        done = shell.run(*arguments)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "is named or keyed" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.once
+def test_a_name_is_looked_for_in_the_runs_that_compiled_it(place, shell):
+    run(place)
+    run(place)
+    assert json.loads(shell.run("why", "--json").stdout)["misses"] == []
+    (first, *_), key = misses(shell, "jit_step"), misses(shell, "jit_step")[0]["key"]
+    assert first["cause"] == "new"
+    assert misses(shell, key[:8]) == [first]
+    assert "found jit_step in the cache" in shell.run("why", "--run", "last", "jit_step").stderr
+
+
+def misses(shell, *arguments):
+    done = shell.run("why", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["misses"]
+
+
+@pytest.mark.once
+def test_a_run_that_goes_on_is_explained_as_far_as_it_is(place, shell):
+    source = PROGRAM + "\nimport sys\nprint(flush=True)\nsys.stdin.readline()\n"
+    begun = subprocess.Popen(
+        [sys.executable, "-c", source], env=place.env | ON, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert begun.stdout.readline()
+        assert until(lambda: place.query("SELECT 1 FROM ledger WHERE module_name = 'jit_step'"))
+        shown = shell.run("why").stdout
+        assert "running" in shown
+        assert "compiled so far" in shown
+    finally:
+        begun.communicate(timeout=60)
+
+
+@pytest.mark.once
+def test_long_texts_are_cut_in_a_pipe_too(place, shell):
+    source = (
+        "import sys, numpy as np, jax\n"
+        "jax.jit(lambda *values: sum(v.sum() for v in values))(*[np.ones(n) for n in range(1, 400)])\n"
+        "sys.argv += ['x' * 500]\n"
+    )
+    run_source(place, source)
+    for command in ("run", "why", "runs"):
+        lines = shell.run(command).stdout.splitlines()
+        assert max(map(len, lines)) <= 400, lines
+    assert max(map(len, shell.run("run", "--all").stdout.splitlines())) > 1000
+    (program,) = json.loads(shell.run("run", "--json").stdout)["programs"]
+    assert len(program["shapes"]) > 1000
+
+
+def run_source(place, source):
+    result = place.run(source, **ON)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+@pytest.mark.once
+def test_a_store_of_an_older_version_has_no_runs(place, shell):
+    run(place)
+    assert shell.run("stop").returncode == 0
+    place.execute("PRAGMA user_version = 8")
+    for command in ("why", "run"):
+        done = shell.run(command)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "an older xcache wrote this store" in done.stderr
 
 
 @pytest.mark.once
@@ -175,7 +183,8 @@ print(json.dumps(shown))
 def test_explaining_logs_a_line_for_each_miss(place):
     result = place.run(PROGRAM, **ON, XCACHE_EXPLAIN="1")
     assert result.returncode == 0
-    assert any("jit_step" in line and line.endswith("is compiled: new") for line in result.stderr.splitlines())
+    says = "is compiled: no program of this name was stored before (new)"
+    assert any("jit_step" in line and line.endswith(says) for line in result.stderr.splitlines())
 
 
 @pytest.mark.once

@@ -10,7 +10,7 @@ import sys
 import pytest
 from support.conversation import key_of
 from support.places import REPOSITORY, TESTS, digest, until
-from support.users import ALICE, BOB, BUILDER, CAROL, DAEMON, KEY, NOBODY, TALK, Machine, become
+from support.users import ALICE, BOB, BUILDER, CAROL, DAEMON, KEY, NOBODY, TALK, Machine, become, command
 
 from xcache.wire import envelope
 
@@ -104,7 +104,7 @@ def test_users_pin_their_own_up_to_their_quota(machine):
     # Bob's quota holds two: x went to make room for y and z.
     assert machine.talk(BOB, pinning) == [0, 0, 1, 2, "Refused: not permitted"]
     refused = "said.append(text(talk.put(key_of('w'), b'w' * 20_000, b'program')))"
-    assert machine.talk(BOB, refused) == ["Refused: store full"]
+    assert machine.talk(BOB, refused) == ["Refused: quota"]
     assert get(machine, ALICE) == "a" * 20_000
 
 
@@ -212,8 +212,8 @@ def test_a_quota_makes_room_among_ones_own(machine):
         "for n in range({}):\n    said.append(text(talk.put(key_of(f'{} {{n}}'), os.urandom(9_000), b'p')))\n"
         "said.append(text(talk.put(KEY, os.urandom(200_000))))"
     )
-    assert machine.talk(ALICE, fill.format(5, "alice")) == ["Stored"] * 5 + ["Refused: too large"]
-    assert machine.talk(BOB, fill.format(40, "bob")) == ["Stored"] * 40 + ["Refused: too large"]
+    assert machine.talk(ALICE, fill.format(5, "alice")) == ["Stored"] * 5 + ["Refused: quota"]
+    assert machine.talk(BOB, fill.format(40, "bob")) == ["Stored"] * 40 + ["Refused: quota"]
     count = dict(machine.place.query("SELECT writer_uid, count(*) FROM entries GROUP BY writer_uid"))
     assert count == {ALICE: 5, BOB: 11}
     latest = {key_of(f"bob {n}") for n in range(29, 40)}
@@ -284,23 +284,7 @@ def test_a_daemon_of_ones_own_is_not_for_others(place):
     assert f"not for other users (uid {ALICE})" in (place.dir / "daemon.log").read_text()
 
 
-COMMAND = """
-import os, sys
-from xcache.cli import main, store_file
-from xcache.errors import ClosedStoreError
-def closed(path):
-    raise ClosedStoreError("not for you")
-if os.getuid():
-    # Here users may read whatever they like: become().
-    store_file._exists = closed
-main(sys.argv[2:])
-"""
 THREE = "for name in 'abc': said.append(text(talk.put(key_of(name), b'x' * 50)))"
-
-
-def command(machine: Machine, uid: int, *arguments: str, **environment: str) -> tuple[int, str, str]:
-    done = machine.run(uid, COMMAND, *arguments, **environment)
-    return done.returncode, done.stdout, done.stderr
 
 
 def test_users_are_told_of_what_is_theirs_and_root_of_everything(machine):

@@ -23,6 +23,18 @@ ACCOUNTS = {"xcached-test": DAEMON, "alice": ALICE, "bob": BOB, "carol": CAROL, 
 GROUPS = {"team": (61000, ["alice", "carol"])}
 
 TALK = program_text("greet")
+# Runs a command for which the store is closed, as it is to users.
+COMMAND = """
+import os, sys
+from xcache.cli import main, store_file
+from xcache.errors import ClosedStoreError
+def closed(path):
+    raise ClosedStoreError("not for you")
+if os.getuid():
+    # Here users may read whatever they like: become().
+    store_file._exists = closed
+main(sys.argv[2:])
+"""
 
 
 @dataclasses.dataclass
@@ -102,3 +114,9 @@ def make_machine(place: Place) -> Machine:
     if shutil.which("setpriv") is None or tried.returncode:
         pytest.skip(f"accounts cannot be made up here: {tried.stderr.strip()}")
     return Machine(place, command)
+
+
+def command(machine: Machine, uid: int, *arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Run a command as a user; return its exit status, what it said, and its complaints."""
+    done = machine.run(uid, COMMAND, *arguments, **environment)
+    return done.returncode, done.stdout, done.stderr

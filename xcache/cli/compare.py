@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Any
 
 import click
 
 from xcache import start_up
 from xcache.cli.ledger_file import open_ledger
-from xcache.cli.output import Column, emit, json_option, print_facts, print_line, print_table
+from xcache.cli.output import Column, emit, json_option, print_facts, print_line, print_table, printable, shortened
 from xcache.config import config
 from xcache.wire import ledger
 from xcache.wire.ledger import Row
 
-_MOST_SHOWN = 20
+_MOST_SHOWN, _LONGEST = 20, 80
 # A difference below this is noise.
 _LEAST_SECONDS = 0.005
 _COLUMNS = (
-    Column("function", itemgetter("module_name"), cut=True),
-    Column("arguments", itemgetter("shapes"), cut=True),
+    Column("function", lambda row: shortened(row["module_name"], _LONGEST), cut=True),
+    Column("arguments", lambda row: shortened(row["shapes"], _LONGEST), cut=True),
     Column("A", lambda row: _cell(row["a"]), "right"),
     Column("B", lambda row: _cell(row["b"]), "right"),
     Column("B - A", lambda row: f"{row['more_seconds']:+.3f}", "right"),
@@ -58,7 +57,7 @@ def compare(first: str, second: str, as_json: bool) -> None:
         emit({"a": runs[0].run, "b": runs[1].run, "stages": stages, "ready_seconds": ready, "programs": programs})
         return
     for side, run in zip("AB", runs, strict=True):
-        print_line(f"{side}: {run.command} (run {run.run[:8]})")
+        print_line(printable(f"{side}: {shortened(run.command, _LONGEST)} (run {run.run[:8]})"))
     imports = {side: run.seconds_to_hook for side, run in zip("ab", runs, strict=True)}
     shown = {"ready after": ready, "start and imports": imports, **stages}
     print_facts([(name, f"{each['a']:.3f} s  ->  {each['b']:.3f} s") for name, each in shown.items()])

@@ -11,7 +11,7 @@ from xcache.cli import daemon, store_file
 from xcache.client.connection import Connection
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, UnavailableError
-from xcache.wire import commands, protocol
+from xcache.wire import commands, envelope, protocol
 from xcache.wire.schema import SCHEMA_VERSION
 
 _COLUMNS = (
@@ -24,6 +24,47 @@ class ListedReader(store_file.StoreReader):
     """A reader of the entries that the daemon listed, with the same methods as one of the store."""
 
     _stale = "stale"
+
+
+class AskedReader(store_file.StoreReader):
+    """A reader of single entries that this user may load, which the daemon hands out one by one."""
+
+    def __init__(self, settings: Config, connection: Connection) -> None:
+        self._settings = settings
+        self._asked = connection
+        # What came with the entries: texts of components and contents of programs, by digest.
+        self._texts: dict[str, str] = {}
+        self._programs: dict[str, store_file.Row] = {}
+        self._contents: dict[str, bytes] = {}
+
+    def entry(self, key: str) -> store_file.Row:
+        """Return an entry with what belongs to it; raise RefusedError if there is none that this user may load."""
+        found = self._asked.demand(commands.AskProgram(key), commands.StoredProgram, self._settings.timeout)
+        entry = dict(found.entry)
+        self._programs[str(entry["program"])] = {"digest": entry["program"], "blob": found.blob, **found.sizes}
+        self._texts |= {str(entry[f"{name}_component"]): text for name, text in found.texts.items()}
+        content = found.content
+        if content is None:
+            with open(self._asked.take_descriptor(), "rb") as file:
+                content = file.read(envelope.MAX_RAW_SIZE)
+        self._contents[found.blob] = content
+        return entry
+
+    def description(self, component: str) -> str | None:
+        """Return the text of a component of an entry that was asked for."""
+        return self._texts.get(component)
+
+    def program(self, digest: str, writer: int) -> store_file.Row:  # noqa: ARG002 - as the daemon chose it
+        """Return the program of an entry that was asked for."""
+        return self._programs[digest]
+
+    def content(self, blob: str) -> bytes:
+        """Return the bytes of a program of an entry that was asked for."""
+        return store_file.checked(blob, self._contents[blob])
+
+    def like(self, entry: store_file.Row, limit: int) -> list[store_file.Row]:  # noqa: ARG002 - the daemon names one
+        """Return nothing: the daemon has named the nearest entry, and lists no others."""
+        return []
 
 
 @contextlib.contextmanager

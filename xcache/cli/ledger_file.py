@@ -9,11 +9,12 @@ import os
 import socket
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcache.cli import daemon, store_file
+from xcache.cli.daemon_listing import AskedReader
 from xcache.cli.store_file import StoreReader
 from xcache.client.connection import Connection
 from xcache.config.config import Config
@@ -23,6 +24,7 @@ from xcache.wire import commands, protocol
 from xcache.wire.ledger import Row
 
 NO_RUN = "no run is recorded"
+_NONE_BEFORE = f"{NO_RUN}: an older xcache wrote this store, and the next program that uses it brings it up to date"
 # The least digits of a run's number that a user may give.
 _LEAST_DIGITS = 4
 # A process's start is known to a hundredth of a second, and the clock may have been set since.
@@ -59,10 +61,21 @@ class StoredRun(NamedTuple):
 class LedgerReader:
     """The runs of a store, and their ledgers."""
 
-    def __init__(self, runs: Callable[[], Iterable[StoredRun]], rows: Callable[[int], list[Row]]) -> None:
-        """``runs`` returns all, the latest first; ``rows`` returns the ledger of the run of a number."""
+    def __init__(
+        self,
+        runs: Callable[[], Iterable[StoredRun]],
+        rows: Callable[[int], list[Row]],
+        rows_with: Callable[[str, Collection[str], int], list[tuple[str, Row]]] = lambda *_: [],
+        none: str = NO_RUN,
+    ) -> None:
+        """``runs`` returns all, the latest first; ``rows`` returns the ledger of the run of a number.
+
+        ``rows_with`` returns rows by run; ``none`` says that there is no run.
+        """
         self._runs = runs
         self._rows = rows
+        self._rows_with = rows_with
+        self._none = none
 
     def runs(self, limit: int, program: str = "", directory: str | None = None) -> list[StoredRun]:
         """Return the latest runs, of a program or folder if given."""
@@ -76,10 +89,7 @@ class LedgerReader:
     def run(self, wanted: str) -> StoredRun:
         """Return the run whose number begins so, or the last one; raise StoreError unless there is exactly one."""
         if wanted == "last":
-            found = self.runs(1)
-            if not found:
-                raise StoreError(NO_RUN)
-            return found[0]
+            return self.last()
         if len(wanted) < _LEAST_DIGITS:
             raise StoreError(f"{wanted!r} is too short: give {_LEAST_DIGITS} digits of a run, or `last`")
         found = [each for each in self.runs(0) if each.run.run.startswith(wanted)]
@@ -90,14 +100,28 @@ class LedgerReader:
             raise StoreError(f"{len(found)} runs begin with {wanted!r}: {some}")
         return found[0]
 
+    def last(self, directory: str | None = None) -> StoredRun:
+        """Return the last run, of a folder if it has any; raise StoreError if there is no run at all."""
+        found = (directory and self.runs(1, directory=directory)) or self.runs(1)
+        if not found:
+            raise StoreError(self._none)
+        return found[0]
+
     def rows(self, run: StoredRun) -> list[Row]:
         """Return the ledger of a run, in the order in which the program asked."""
         return self._rows(run.id)
 
+    def earlier(self, run: StoredRun, *, column: str, values: Collection[str]) -> list[tuple[str, Row]]:
+        """Return the rows of earlier runs whose ``key`` or ``site`` is one of these, each with its run, in their order.
+
+        None are known where only the daemon may read the store.
+        """
+        return self._rows_with(column, values, run.id) if values else []
+
 
 @contextlib.contextmanager
 def open_ledger(settings: Config) -> Iterator[tuple[LedgerReader, StoreReader | None]]:
-    """Yield the ledger, and the store; None for the store if only the daemon may read it, and lists the runs."""
+    """Yield the ledger, and the store if there is one; the daemon is asked for both if only it may read the store."""
     try:
         store_file.is_there(settings)
     except ClosedStoreError as error:
@@ -106,10 +130,17 @@ def open_ledger(settings: Config) -> Iterator[tuple[LedgerReader, StoreReader | 
         daemon.flush(settings)
         with store_file.open_store(settings) as store:
             if store is None or not store.has_ledger:
-                yield LedgerReader(tuple, lambda _: []), store
+                yield LedgerReader(tuple, lambda _: [], none=NO_RUN if store is None else _NONE_BEFORE), store
                 return
             connected = store.connection
-            yield LedgerReader(lambda: _runs_in(connected), lambda run: _rows_in(connected, run)), store
+            yield (
+                LedgerReader(
+                    lambda: _runs_in(connected),
+                    lambda run: _rows_in(connected, run),
+                    lambda column, values, before: _rows_with(connected, column, values, before),
+                ),
+                store,
+            )
             return
     connection = daemon.find(settings)
     if connection is None:
@@ -119,7 +150,7 @@ def open_ledger(settings: Config) -> Iterator[tuple[LedgerReader, StoreReader | 
         listed = LedgerReader(
             lambda: _listed_runs(settings, connection), lambda run: _listed_rows(settings, connection, run)
         )
-        yield listed, None
+        yield listed, AskedReader(settings, connection)
 
 
 def _runs_in(connection: sqlite3.Connection) -> Iterator[StoredRun]:
@@ -130,6 +161,16 @@ def _runs_in(connection: sqlite3.Connection) -> Iterator[StoredRun]:
 def _rows_in(connection: sqlite3.Connection, run: int) -> list[Row]:
     sql = f"SELECT {_COLUMNS} FROM ledger WHERE run = ? ORDER BY position"  # noqa: S608 - names of our own
     return [Row(*row) for row in connection.execute(sql, (run,))]
+
+
+def _rows_with(
+    connection: sqlite3.Connection, column: str, values: Collection[str], before: int
+) -> list[tuple[str, Row]]:
+    sql = (
+        f"SELECT runs.run, {_COLUMNS} FROM ledger JOIN runs ON runs.id = ledger.run"  # noqa: S608 - names of our own
+        f" WHERE ledger.run < ? AND {column} IN (SELECT value FROM json_each(?)) ORDER BY ledger.run"
+    )
+    return [(run, Row(*row)) for run, *row in connection.execute(sql, (before, json.dumps(sorted(values))))]
 
 
 def _listed_runs(settings: Config, connection: Connection) -> Iterator[StoredRun]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import click
@@ -15,6 +17,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON o
 
 # The width of a table in a pipe, whose reader wants whole lines.
 _PIPE_WIDTH = 10_000
+# Text is not wrapped to less than this.
+_LEAST_WIDTH = 30
 # The space between two columns.
 _GAP_WIDTH = 2
 # A column may be cut down to this width.
@@ -61,11 +65,8 @@ def print_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
         table.add_column(column.title, justify=column.justify, min_width=least, no_wrap=not column.cut)
     for row in zip(*cells, strict=True):
         table.add_row(*row)
-    # There is no stdout if it was closed.
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    terminal = shutil.get_terminal_size().columns if is_terminal else _PIPE_WIDTH
     # A table that is still too wide wraps in the terminal, which is better than keys cut short.
-    console = Console(width=max(terminal, needed), highlight=False)
+    console = Console(width=max(_width(), needed), highlight=False)
     with console.capture() as capture:
         console.print(table)
     for line in capture.get().splitlines():
@@ -80,6 +81,22 @@ def print_facts(facts: Iterable[tuple[str, str]]) -> None:
         print_line(click.style(name.ljust(width), bold=True) + printable(value))
 
 
+def print_wrapped(text: str, indent: str = "", following: str | None = None, *, bold: bool = False) -> None:
+    """Print a text, if there is one, in lines of a terminal's width; ``following`` is the indent of the later ones."""
+    lines = textwrap.wrap(
+        printable(text), max(_width(), _LEAST_WIDTH), initial_indent=indent,
+        subsequent_indent=indent if following is None else following, break_long_words=False, break_on_hyphens=False,
+    )  # fmt: skip
+    for line in lines:
+        print_line(click.style(line, bold=True) if bold else line)
+
+
+def _width() -> int:
+    # There is no stdout if it was closed.
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return shutil.get_terminal_size().columns if is_terminal else _PIPE_WIDTH
+
+
 def print_line(line: str) -> None:
     """Print a line, replacing characters that the output's encoding lacks."""
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
@@ -89,6 +106,16 @@ def print_line(line: str) -> None:
 def printable(text: str) -> str:
     """Return the text with control characters replaced, which could steer the terminal."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
+def shortened(text: str, most: int) -> str:
+    """Return a text, cut if it is longer than ``most`` characters."""
+    return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
+
+
+def short_site(site: str) -> str:
+    """Return a place in a program without the folders that lead to it from here."""
+    return site.removeprefix(f"{Path.cwd()}/")
 
 
 def size(count: float) -> str:

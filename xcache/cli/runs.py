@@ -9,30 +9,38 @@ import click
 
 from xcache import start_up
 from xcache.cli.ledger_file import open_ledger
-from xcache.cli.output import Column, ago, counted, duration, emit, json_option, moment, note, print_line, print_table
+from xcache.cli.output import (
+    Column,
+    ago,
+    counted,
+    duration,
+    emit,
+    json_option,
+    moment,
+    note,
+    print_line,
+    print_table,
+    printable,
+    short_site,
+    shortened,
+)  # fmt: skip
 from xcache.config import config
 from xcache.wire import ledger
 
 _SHORT_RUN = 8
 _TABLE_LIMIT = 20
 _MOST_SHOWN = 15
+# Also where a table goes into a file: the types of a training step's arguments have a thousand characters.
+_LONGEST, _LONGEST_TYPES = 80, 50
 _RUNS = (
     Column("run", lambda row: row["run"][:_SHORT_RUN]),
-    Column("program", lambda row: row["command"], cut=True),
+    Column("program", lambda row: shortened(row["command"], _LONGEST), cut=True),
     Column("began", lambda row: ago(row["began_at"]), "right"),
     Column("ready after", lambda row: duration(row["ready_seconds"]), "right"),
     Column("compiled", lambda row: str(row["outcomes"].get(ledger.MISS, 0)), "right"),
     Column("from the cache", lambda row: str(_hits(row["outcomes"])), "right"),
     Column("not cacheable", lambda row: str(row["outcomes"].get(ledger.UNCACHEABLE, 0)), "right"),
     Column("state", lambda row: row["state"]),
-)
-_PROGRAMS = (
-    Column("seconds", lambda row: f"{row['seconds']:.3f}", "right"),
-    Column("function", lambda row: row["module_name"], cut=True),
-    Column("arguments", lambda row: row["shapes"], cut=True),
-    Column("came from", lambda row: f"{row['outcome']}: {row['cause']}" if row["cause"] else row["outcome"]),
-    Column("most of it", lambda row: _most_of(row)),
-    Column("called at", lambda row: short_site(row["site"]), cut=True),
 )
 
 
@@ -65,7 +73,9 @@ def runs(program: str | None, here: bool, limit: int, as_json: bool) -> None:
 
 @click.command()
 @click.argument("wanted", metavar="[RUN]", default="last")
-@click.option("--all", "show_all", is_flag=True, help="Show all programs, not only those that took longest.")
+@click.option(
+    "--all", "show_all", is_flag=True, help="Show all programs, not only those that took longest, and cut no text."
+)
 @json_option
 def run(wanted: str, show_all: bool, as_json: bool) -> None:
     """Show where the time of a run went, and what it compiled.
@@ -88,18 +98,37 @@ def run(wanted: str, show_all: bool, as_json: bool) -> None:
     if as_json:
         emit(shown | {"programs": programs})
     else:
-        _print(shown, programs, len(programs) if show_all else _MOST_SHOWN)
+        _print(shown, programs, show_all=show_all)
 
 
-def _print(shown: dict[str, Any], programs: list[dict[str, Any]], most: int) -> None:
-    print_line(f"{shown['command']}  (run {shown['run'][:_SHORT_RUN]}, process {shown['pid']}, {shown['state']})")
+def _columns(longest: int, longest_types: int) -> tuple[Column, ...]:
+    """Return the columns of a run's programs, with texts of at most so many characters."""
+    return (
+        Column("seconds", lambda row: f"{row['seconds']:.3f}", "right"),
+        Column("function", lambda row: shortened(row["module_name"], longest), cut=True),
+        Column("arguments", lambda row: shortened(row["shapes"], longest_types), cut=True),
+        Column("came from", lambda row: shortened(_origin(row), longest), cut=True),
+        Column("most of it", _most_of),
+        Column("called at", lambda row: shortened(short_site(row["site"]), longest), cut=True),
+    )
+
+
+def _origin(row: dict[str, Any]) -> str:
+    return f"{row['outcome']}: {row['cause']}" if row["cause"] else row["outcome"]
+
+
+def _print(shown: dict[str, Any], programs: list[dict[str, Any]], *, show_all: bool) -> None:
+    most = len(programs) if show_all else _MOST_SHOWN
+    command = shown["command"] if show_all else shortened(shown["command"], _LONGEST)
+    print_line(f"{printable(command)}  (run {shown['run'][:_SHORT_RUN]}, process {shown['pid']}, {shown['state']})")
     print_line(f"began {moment(shown['began_at'])} in {shown['directory'] or 'an unknown folder'}")
     print_line(_total(shown))
     print_line(_counts(shown["outcomes"]))
     dearest = sorted(programs, key=lambda row: -row["seconds"])[:most]
     if dearest:
         click.echo()
-        print_table(_PROGRAMS, dearest)
+        longest = (ledger.MAX_TEXT, ledger.MAX_TEXT) if show_all else (_LONGEST, _LONGEST_TYPES)
+        print_table(_columns(*longest), dearest)
     if len(programs) > len(dearest):
         click.echo()
         note(f"{len(programs) - len(dearest)} more; --all shows them")
@@ -130,9 +159,3 @@ def _most_of(row: dict[str, Any]) -> str:
         return ""
     longest = max(own, key=lambda span: span["seconds"])
     return f"{longest['stage']} {longest['seconds']:.3f}"
-
-
-def short_site(site: str) -> str:
-    """Return a place without the folders that lead to it from here."""
-    here = f"{Path.cwd()}/"
-    return site.removeprefix(here)

@@ -14,7 +14,7 @@ from typing import Any
 
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, StoreError
-from xcache.wire.protocol import DATABASE
+from xcache.wire.protocol import DATABASE, DESCRIBED_COMPONENTS
 from xcache.wire.schema import SCHEMA_VERSION
 
 # The schemas that brought toolchains, pins and the ledger.
@@ -137,6 +137,13 @@ def _begin(uri: str) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def checked(blob: str, content: bytes) -> bytes:
+    """Return a content; raise DamagedError unless it has the digest under which it is stored."""
+    if hashlib.sha256(content).hexdigest() != blob:
+        raise DamagedError(f"the content {blob[:12]} is damaged: its digest differs")
+    return content
 
 
 class StoreReader:
@@ -294,9 +301,20 @@ class StoreReader:
                 content = path.read_bytes()
             except OSError as error:
                 raise StoreError(f"{path}: {error.strerror}") from None
-        if hashlib.sha256(content).hexdigest() != blob:
-            raise DamagedError(f"the content {blob[:12]} is damaged: its digest differs")
-        return content
+        return checked(blob, content)
+
+    def like(self, entry: Row, limit: int) -> list[Row]:
+        """Return key, program and writer of older entries of the same program, or else name, the newest first."""
+        columns = ", ".join(("key", "program", "writer_uid", *(f"{name}_component" for name in DESCRIBED_COMPONENTS)))
+        for column in ("program", "module_name"):
+            rows = self._rows(
+                f"SELECT {columns} FROM entries WHERE {column} = ? AND key != ?"  # noqa: S608 - names of our own
+                " AND rowid < (SELECT min(rowid) FROM entries WHERE key = ?) ORDER BY rowid DESC LIMIT ?",
+                *(entry[column], entry["key"], entry["key"], limit),
+            )
+            if rows:
+                return rows
+        return []
 
     def _row(self, sql: str, digest: str, *more: Any) -> Row:
         rows = self._rows(sql, digest, *more)

@@ -2,144 +2,194 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from xcache import start_up
-from xcache.cli import option_lines, store_file
-from xcache.cli.ledger_file import open_ledger
-from xcache.cli.output import counted, emit, json_option, note, print_line
-from xcache.cli.programs import located_bytecode
-from xcache.cli.runs import short_site
+from xcache.cli import Failure, advice
+from xcache.cli.ledger_file import LedgerReader, StoredRun, open_ledger
+from xcache.cli.nearest import Comparison, Neighbours
+from xcache.cli.output import ago, counted, emit, json_option, print_line, print_wrapped, short_site, shortened
+from xcache.cli.store_file import StoreReader
 from xcache.config import config
-from xcache.errors import XcacheError
-from xcache.start_up import Run
-from xcache.wire import ledger, protocol
+from xcache.wire import ledger
 from xcache.wire.ledger import Row
 
-_SHORT_KEY = 12
-# Lines of one component that are shown.
-_MOST_LINES = 10
-# Advice for each cause.
-ADVICE = {
-    "evicted": "Raise XCACHE_MAX_SIZE (xcache config shows the limits), or pin what must stay (xcache pin).",
-    "stale": "This is usual after an upgrade; the new entries serve the next runs.",
-    "set aside": "`xcache ls --quarantined` says why. If it happens again, please report it.",
-    "not trusted": "The setting trusted_writers of the machine's daemon says whose entries are served to you.",
-    "no daemon": "`xcache status` says whether the daemon runs, and its log why not.",
-    "other flags": "Give all runs the same XLA_FLAGS.",
-    "other platform": "Entries are made for one kind of device, topology and number of CPU threads.",
-    "refresh": "Use XCACHE=1 to look programs up.",
-}
+_SHORT_KEY, _SHORT_RUN = 12, 8
+# A shorter name is never the beginning of a key.
+_LEAST_DIGITS = 4
+# Without --run, a name is looked for in this many runs.
+_MOST_SEARCHED = 200
+# Programs of one cause, and differences of one program, that are shown without --all.
+_MOST_SHOWN = 10
+_LONGEST_SHAPES, _LONGEST_SITE = 100, 100
+# Causes that are explained by a comparison with another entry.
+_COMPARED = ("new", "other program", "stale", *(kind for kind in ledger.CAUSES if kind.startswith("other ")))
+_COMPILED = (ledger.MISS, ledger.UNCACHEABLE, ledger.COMPILING)
 
 
 @click.command()
 @click.argument("wanted", metavar="[KEY|NAME]", default="")
-@click.option("--run", "run_wanted", metavar="RUN", default="last", show_default=True, help="The run to explain.")
+@click.option("--run", "run_wanted", metavar="RUN", help="The run to explain, as in `xcache run`.")
+@click.option("--all", "show_all", is_flag=True, help="Show all programs and differences, however many.")
 @json_option
-def why(wanted: str, run_wanted: str, as_json: bool) -> None:
+def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> None:
     """Say why programs of a run were compiled: for each miss its cause, what differs, and what to do about it.
 
-    Without KEY or NAME, all misses of the run. NAME is a part of a function's name.
+    Without --run, it is the last run that began in this folder, or else the last of all. With KEY or NAME (a part of a
+    function's name), it is the last one that compiled such a program.
 
     \b
-    JSON: {"run": str, "misses": [{"module_name": str, "site": str, "shapes": str, "key": str,
+    JSON: {"run": str, "program": str, "misses": [{"position": int (as in `xcache run`), "module_name": str, "site": str, "shapes": str, "key": str,
            "outcome": "miss", "uncacheable" or "compiling", "cause": str,
-           "meaning": str, "stored": str, "seconds": float, "nearest": str,
+           "meaning": str, "stored": str, "seconds": float, "nearest": str (the key it was compared with),
            "components": {NAME: {"here": [str], "there": [str]}}, "differences": [{"text": str, "advice": str}],
-           "advice": str}]}
+           "advice": str, "earlier": str (a run that compiled it and stored nothing)}]}
     """
     settings = config.load()
     with open_ledger(settings) as (reader, store):
-        found = reader.run(run_wanted)
-        run = found.run
-        rows = [row for row in reader.rows(found) if _is_wanted(row, wanted)]
-        misses = [explained(store, row) for row in rows]
+        found, rows = _chosen(reader, wanted, run_wanted)
+        outcomes = start_up.outcomes_of(reader.rows(found))
+        misses = explained(reader, store, found, rows)
     if as_json:
-        emit({"run": run.run, "misses": misses})
+        emit({"run": found.run.run, "program": found.run.program, "misses": misses})
     else:
-        _print(run, misses, wanted)
+        _print(found, outcomes, misses, show_all=show_all)
+
+
+def _chosen(reader: LedgerReader, wanted: str, run_wanted: str | None) -> tuple[StoredRun, list[Row]]:
+    """Return the run to explain, and the programs that it compiled."""
+    if run_wanted:
+        runs = [reader.run(run_wanted)]
+    else:
+        runs = [reader.last(str(Path.cwd()))]
+        if wanted:
+            runs += reader.runs(_MOST_SEARCHED)
+    was_there = ""
+    for run in runs:
+        rows = [row for row in reader.rows(run) if _is_wanted(row, wanted)]
+        compiled = [row for row in rows if row.outcome in _COMPILED]
+        if compiled or not wanted:
+            return run, compiled
+        if rows and not was_there:
+            was_there = f"; run {run.run.run[:_SHORT_RUN]} found {rows[0].module_name} in the cache"
+    where = f"run {runs[0].run.run[:_SHORT_RUN]}" if run_wanted else f"the last {_MOST_SEARCHED} runs"
+    raise Failure(f"no program that {where} compiled is named or keyed {wanted!r}{was_there}")
 
 
 def _is_wanted(row: Row, wanted: str) -> bool:
-    is_compiled = row.outcome in (ledger.MISS, ledger.UNCACHEABLE, ledger.COMPILING)
-    return is_compiled and (not wanted or wanted in row.module_name or row.key.startswith(wanted))
+    return wanted in row.module_name or (len(wanted) >= _LEAST_DIGITS and row.key.startswith(wanted))
 
 
-def explained(store: store_file.StoreReader | None, row: Row) -> dict[str, Any]:
-    """Return a compiled program with the cause, what differs from the nearest entry, and what to do about it."""
-    kinds = [part.partition(":")[0].strip() for part in row.cause.split(";")]
+def explained(
+    reader: LedgerReader, store: StoreReader | None, run: StoredRun, rows: Sequence[Row]
+) -> list[dict[str, Any]]:
+    """Return the misses as --json documents them, the longest first."""
+    missed = [row for row in rows if row.outcome != ledger.UNCACHEABLE]
+    same: defaultdict[str, list[tuple[str, Row]]] = defaultdict(list)
+    known = {row.key: row for row in reader.rows(run)}
+    wanted = {key for row in missed for key in (row.key, row.nearest) if key}
+    for before, row in reader.earlier(run, column="key", values=wanted):
+        known.setdefault(row.key, row)
+        same[row.key].append((before, row))
+    at_site: defaultdict[str, list[str]] = defaultdict(list)
+    for _, row in reader.earlier(run, column="site", values={row.site for row in missed if row.cause == "new"} - {""}):
+        at_site[row.site].append(row.key)
+    neighbours = None if store is None else Neighbours(store, known, at_site)
+    found = []
+    for row in rows:
+        kinds = ledger.kinds_of(row.cause)
+        is_compared = row.outcome == ledger.MISS and any(kind in _COMPARED for kind in kinds)
+        comparison = neighbours.compared(row) if neighbours and is_compared else None
+        found.append(_one(row, comparison) | {"earlier": _in_vain(same[row.key]) if row.key else ""})
+    return sorted(found, key=lambda each: -each["seconds"])
+
+
+def _one(row: Row, comparison: Comparison | None) -> dict[str, Any]:
+    shown: dict[str, Any] = row._asdict() | {"seconds": start_up.of_row(row)["seconds"]}
+    del shown["spans"]
+    comparison = comparison or Comparison("", {}, [])
     if row.outcome == ledger.UNCACHEABLE:
-        meaning = f"it cannot be cached: {row.cause}"
+        meaning, hints = f"it cannot be cached: {row.cause}", [advice.UNCACHEABLE]
     else:
-        meaning = "; ".join(filter(None, (ledger.CAUSES.get(kind, "") for kind in kinds))) or row.cause
-    found: dict[str, Any] = row._asdict() | {"meaning": meaning, "components": {}, "differences": []}
-    del found["spans"], found["position"]
-    found["seconds"] = start_up.of_row(row)["seconds"]
-    found["advice"] = " ".join(ADVICE[kind] for kind in kinds if kind in ADVICE)
-    if row.nearest and row.outcome == ledger.MISS and store is None:
-        found["advice"] = " ".join(filter(None, (found["advice"], "Only root can compare the entries of this store.")))
-    elif row.nearest and row.outcome == ledger.MISS and store is not None:
-        found["components"], found["differences"], missing = _compared(store, row)
-        found["advice"] = " ".join(filter(None, (found["advice"], missing)))
-    return found
-
-
-def _compared(store: store_file.StoreReader, row: Row) -> tuple[dict[str, Any], list[dict[str, str]], str]:
-    """Compare a row's entry with the nearest one: components, programs, and what cannot be compared."""
-    try:
-        here, there = store.entry(row.key), store.entry(row.nearest)
-    except XcacheError:
-        return {}, [], "One of the two entries is no longer in the store, so they cannot be compared."
-    components = {}
-    for name in protocol.DESCRIBED_COMPONENTS:
-        digests = [entry[f"{name}_component"] for entry in (here, there)]
-        if digests[0] != digests[1]:
-            components[name] = _changed_lines(name, *(store.description(digest) or "" for digest in digests))
-    if here["program"] == there["program"]:
-        return components, [], ""
-    try:
-        from xcache.cli import program_diff
-
-        programs = [program_diff.read(located_bytecode(store, store.program(entry["program"], entry["writer_uid"])))
-                    for entry in (here, there)]  # fmt: skip
-    except (ImportError, XcacheError, ValueError, StopIteration) as error:
-        return components, [], f"The programs cannot be compared here: {error}"
-    return components, [each._asdict() for each in program_diff.differences(*programs)], ""
-
-
-def _changed_lines(name: str, here: str, there: str) -> dict[str, list[str]]:
-    """Return the lines that only one of two descriptions has."""
-    mine, theirs = here.split("\n"), there.split("\n")
-    both = {
-        "here": [line for line in mine if line not in set(theirs)],
-        "there": [line for line in theirs if line not in set(mine)],
+        # What is said about a difference is better than what is said about all programs of the cause.
+        is_told = any(each.advice for each in comparison.differences)
+        meaning, hints = advice.meaning_of(row.cause), advice.for_cause(row.cause, _COMPARED if is_told else ())
+    hints += [comparison.problem] if comparison.problem else []
+    return shown | {
+        "meaning": meaning,
+        "nearest": comparison.key,
+        "components": comparison.components,
+        "differences": [each._asdict() for each in comparison.differences],
+        "advice": " ".join(hints),
     }
-    if name == "options":
-        both = {side: [option_lines.named(line) for line in lines] for side, lines in both.items()}
-    return both
 
 
-def _print(run: Run, explained: list[dict[str, Any]], wanted: str) -> None:
-    print_line(f"run {run.run[:8]} of {run.program}: {counted(len(explained), 'program')} compiled")
-    if not explained and wanted:
-        note(f"nothing that was compiled in this run is named or keyed {wanted!r}")
-    for row in explained:
+def _in_vain(before: Sequence[tuple[str, Row]]) -> str:
+    """Say that the last run that asked for a program compiled it and did not store it, if that is so."""
+    if not before or before[-1][1].outcome not in (ledger.MISS, ledger.COMPILING) or before[-1][1].stored == "yes":
+        return ""
+    run, row = before[-1]
+    why_not = row.stored.removeprefix("no: ") or "the process ended before that"
+    return f"run {run[:_SHORT_RUN]} compiled it, too, and did not store it: {why_not}"
+
+
+def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[str, Any]], *, show_all: bool) -> None:
+    run, is_running = found.run, found.state == "running"
+    command = shortened(run.command, _LONGEST_SITE)
+    print_wrapped(f"run {run.run[:_SHORT_RUN]} of {command} (began {ago(run.began_at)} ago, {found.state})")
+    print_line(f"{len(explained)} of {counted(sum(outcomes.values()), 'program')} compiled" + " so far" * is_running)
+    told = [row for row in explained if row["differences"] or row["components"]]
+    most = len(explained) if show_all else _MOST_SHOWN
+    for row in told[:most]:
         click.echo()
-        place = f", called at {short_site(row['site'])}" if row["site"] else ""
-        click.secho(f"{row['module_name']}({row['shapes']})", bold=True, nl=False)
-        print_line(f"{place}")
-        print_line(f"  {row['meaning']}" + (f" (entry {row['nearest'][:_SHORT_KEY]})" if row["nearest"] else ""))
-        for name, sides in row["components"].items():
-            for side, sign in (("here", "+"), ("there", "-")):
-                for line in sides[side][:_MOST_LINES]:
-                    print_line(f"    {sign} {name}: {line}")
-        for difference in row["differences"]:
-            print_line(f"    {difference['text']}")
-            if difference["advice"]:
-                print_line(f"      {difference['advice']}")
-        if row["advice"]:
-            print_line(f"  {row['advice']}")
-        if row["stored"].startswith("no"):
-            print_line(f"  it was not stored: {row['stored'].removeprefix('no: ')}")
+        _print_one(row, is_running=is_running, most=len(row["differences"]) if show_all else _MOST_SHOWN)
+    if len(told) > most:
+        click.echo()
+        print_line(f"{len(told) - most} more that differ from a stored entry; --all shows them")
+    rest = sorted((row for row in explained if row not in told), key=lambda row: row["meaning"])
+    for _, group in itertools.groupby(rest, key=lambda row: (row["meaning"], row["advice"])):
+        click.echo()
+        _print_group([*group], is_running=is_running, most=most)
+
+
+def _print_one(row: dict[str, Any], *, is_running: bool, most: int) -> None:
+    """Print a program with what differs from the nearest entry."""
+    print_wrapped(_title(row), bold=True)
+    print_wrapped(f"{row['meaning']}; compared with the stored {row['nearest'][:_SHORT_KEY]}:", "  ")
+    for difference in row["differences"][:most]:
+        print_wrapped(f"- {difference['text']}", "  ", "    ")
+        print_wrapped(difference["advice"], "    ")
+    if len(row["differences"]) > most:
+        print_line(f"  - and {len(row['differences']) - most} more; --all shows them")
+    print_wrapped(row["advice"], "  ")
+    _print_not_stored(row, is_running=is_running)
+
+
+def _print_group(group: Sequence[dict[str, Any]], *, is_running: bool, most: int) -> None:
+    """Print programs with one cause, and nothing else to say about each."""
+    first, count = group[0], len(group)
+    print_wrapped(f"{counted(count, 'program')}: {first['meaning']}", bold=True)
+    for row in group[:most]:
+        print_wrapped(_title(row), "  ", "      ")
+        _print_not_stored(row, is_running=is_running)
+    if count > most:
+        print_line(f"  and {count - most} more; --all shows them")
+    print_wrapped(first["advice"], "  ")
+
+
+def _print_not_stored(row: dict[str, Any], *, is_running: bool) -> None:
+    print_wrapped(row["earlier"], "    ")
+    if row["outcome"] == ledger.MISS and row["stored"] != "yes":
+        reason = row["stored"].removeprefix("no: ") or "the process ended before that"
+        print_wrapped("it is not stored yet" if is_running and not row["stored"] else f"not stored: {reason}", "    ")
+
+
+def _title(row: dict[str, Any]) -> str:
+    called = f"{row['module_name']}({shortened(row['shapes'], _LONGEST_SHAPES)}), {row['seconds']:.2f} s"
+    return called + (f", called at {shortened(short_site(row['site']), _LONGEST_SITE)}" if row["site"] else "")

@@ -6,7 +6,7 @@ import threading
 from collections import deque
 
 from xcache.clock import monotonic
-from xcache.errors import NotAskedError
+from xcache.errors import NobodyThereError, NotAskedError
 
 # An answer within this time is a good sign. A wait within _FREE_SECONDS is too short to notice and is not charged.
 SWIFT_SECONDS, _FREE_SECONDS = 0.25, 0.01
@@ -65,6 +65,8 @@ class Breaker:
         self._retry_at: float | None = None
         # Whether it is open because of a failure, which has already been reported.
         self.has_failed = False
+        # The failure, for those who are told why it was not asked.
+        self._failure, self._nobody_there = "", False
         # Seconds that the program has lost so far, for the statistics.
         self.lost = 0.0
 
@@ -72,7 +74,8 @@ class Breaker:
         """Begin a wait of the program; raise NotAskedError while open, or if too little is left."""
         with self._lock:
             if self._retry_at is not None:
-                raise NotAskedError("the daemon failed and has not answered in the background since")
+                failed = f"the daemon failed ({self._failure})" if self._failure else "the daemon answered too slowly"
+                raise NotAskedError(f"{failed} and did not answer since", nobody_there=self._nobody_there)
             seconds = _SHARE_PER_WAIT * self.left()
             if seconds < _MIN_SHARE * self._timeout:
                 raise NotAskedError("the daemon's slow answers have cost this program enough")
@@ -150,10 +153,11 @@ class Breaker:
         self._left = min(self._timeout, self._left - seconds)
         self.lost += seconds
 
-    def note_failure(self) -> None:
+    def note_failure(self, error: Exception) -> None:
         """Open the breaker: a request failed."""
         with self._lock:
             self.has_failed = True
+            self._failure, self._nobody_there = str(error), isinstance(error, NobodyThereError)
             self._open()
 
     def note_slow_read(self, seconds: float) -> None:
@@ -170,6 +174,7 @@ class Breaker:
             else:
                 self._retry_at = None
                 self.has_failed = False
+                self._failure, self._nobody_there = "", False
 
     def _open(self) -> None:
         self._retry_at = monotonic() + self._next_pause

@@ -390,12 +390,13 @@ class Client:
             return work()
         except TimeoutError as error:
             reraise_if_the_programs(error)
-            self._breaker.note_failure()
-            raise NoAnswerError(self._config.timeout) from None
+            late = NoAnswerError(self._config.timeout)
+            self._breaker.note_failure(late)
+            raise late from None
         except NotAskedError:
             raise
-        except (UnavailableError, StoreError):
-            self._breaker.note_failure()
+        except (UnavailableError, StoreError) as error:
+            self._breaker.note_failure(error)
             raise
 
 

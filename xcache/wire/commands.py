@@ -92,6 +92,25 @@ class Entries(NamedTuple):
     entries: list[dict[str, Scalar]]
 
 
+class AskProgram(NamedTuple):
+    """Ask for the program and the components of an entry that the client may load."""
+
+    key: str
+
+
+class StoredProgram(NamedTuple):
+    """An entry's key, name, program and components; their texts; the program's content, or a file that comes along.
+
+    ``blob`` is the content's digest, ``sizes`` has the size of the program that is compressed in it.
+    """
+
+    entry: dict[str, Scalar]
+    texts: dict[str, str]
+    blob: str
+    sizes: dict[str, int]
+    content: bytes | None
+
+
 class CollectGarbage(NamedTuple):
     """Enforce every limit now, delete unreferenced files, and return the database's free pages to the disk."""
 
@@ -122,5 +141,5 @@ class Stop(NamedTuple):
 
 Message = (
     AskRuns | Runs | AskLedger | LedgerRows | Remove | Clear | Removed | Pin | Unpin | Pinned | AskEntries | Entries
-    | CollectGarbage | Collected | Sync | ZeroStatistics | Stop
+    | AskProgram | StoredProgram | CollectGarbage | Collected | Sync | ZeroStatistics | Stop
 )  # fmt: skip

@@ -36,23 +36,40 @@ class Row(NamedTuple):
     spans: str
 
 
-# Why a program was compiled although the cache was on: what a row's cause begins with, for misses. A colon and more may
-# follow. The causes of programs that cannot be cached are in docs/not-cached.md.
+# Why a program was compiled although the cache was on: the causes of misses. A row's cause may have several, with "; "
+# between them, and each may have a detail after a colon. The causes of programs that cannot be cached are in
+# docs/not-cached.md.
 CAUSES = {
     "new": "no program of this name was stored before",
-    "other program": "a program of this name was stored, but with other operations or types",
+    "other program": "the function or its arguments have changed",
     "other options": "the same program was stored for other compile options",
     "other flags": "the same program was stored under other XLA flags",
-    "other platform": "the same program was stored for another device, topology or number of threads",
+    "other platform": "the same program was stored for other devices, another topology or number of threads",
     "other toolchain": "the same program was stored by another jaxlib, plugin or tool",
-    "evicted": "its entry went because the store was full, or the entry too old",
+    "other version of xcache": "the same program was stored by an xcache whose keys are made in another way",
+    "stale": "the same program was stored by a jaxlib, plugin or tool that has been upgraded or removed since",
+    "evicted": "its entry went to make room for others",
+    "too old": "its entry went because it had not been used for too long",
     "removed": "somebody removed its entry",
-    "stale": "its entry was made by a toolchain that is no longer installed",
     "set aside": "its entry was damaged, or processes crashed on it",
     "unusable": "its entry could not be loaded here",
-    "not trusted": "only a user whose entries you do not load has stored it",
-    "other version of xcache": "the same program was stored by an xcache whose keys are made in another way",
+    "refused": "it was compiled before, and the store did not take it",
+    "serialized too late": "it was compiled before, but could not be stored once the program had run it",
+    "not trusted": "it was stored only by users whose entries are not loaded for you",
     "waited in vain": "another process that was compiling it stored nothing",
-    "no daemon": "the daemon could not be asked",
+    "no daemon": "no daemon could be reached",
+    "no answer": "the daemon did not answer in time",
+    "not asked": "the daemon had been in trouble shortly before, so it was not asked",
     "refresh": "XCACHE=refresh compiles everything anew",
+    "readonly": "XCACHE=readonly stores nothing, so each run compiles it again",
 }
+
+
+def kinds_of(cause: str) -> list[str]:
+    """Return the causes in a row's cause, without their details."""
+    return [part.partition(":")[0] for part in cause.split("; ")]
+
+
+def meaning_of(cause: str) -> str:
+    """Return a cause in words; one that is not known, as from a newer xcache, as it is."""
+    return "; ".join(CAUSES.get(kind, kind) for kind in kinds_of(cause))

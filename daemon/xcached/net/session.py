@@ -31,7 +31,7 @@ _ANSWERED_AT_ONCE = frozenset(
     kind.__name__
     for kind in (
         protocol.Hello, protocol.Get, protocol.Predict, protocol.AskAlias, protocol.Loading, protocol.Loaded,
-        protocol.Release, protocol.Report, protocol.AskStatus, commands.Stop,
+        protocol.Release, protocol.Report, protocol.AskStatus, commands.Stop, commands.AskProgram,
     )
 )  # fmt: skip
 # The kernel counts unread descriptors against their sender, the daemon.

@@ -43,7 +43,7 @@ class Lookup:
 
     def find(self, caller: Caller, wanted: protocol.Get) -> Reply | None:
         """Return an entry, or a mark that there can be none, by a writer the client trusts; None for neither."""
-        hits = [hit for hit in self._in_order(caller, wanted.key) if hit.digest != wanted.unusable]
+        hits = [hit for hit in self.readable(caller, wanted.key) if hit.digest != wanted.unusable]
         if hits and self._toolchains.is_stale(hits[0].toolchain, caller.uid):
             # The program runs on a toolchain that is gone: it compiles, and nobody needs to wait for the result.
             return Reply(protocol.Missing(0, "stale"))
@@ -68,13 +68,16 @@ class Lookup:
                 *reader.writers("entries", module_name=name),
             },
         )
-        if any(self._strikes.bars(hit.digest, caller.uid) for hit in hits) or reader.is_set_aside(key, writers):
+        if any(self._trust.reads(caller.uid, hit.writer_uid) for hit in hits):
+            # It is barred for this reader, or was just found to be damaged.
             return "set aside", None
         same_program = reader.newest_entry(writers, program=program)
         nearest = same_program or reader.newest_entry(writers, module_name=name)
         cause = reader.why_gone(key, writers) or ("not trusted" if hits else "")
         if not cause and same_program is None:
             cause = "new" if nearest is None else "other program"
+        elif not cause and self._toolchains.is_stale(same_program[-1], caller.uid):
+            cause = "stale"
         return cause, nearest
 
     def expected_seconds(self, caller: Caller, wanted: protocol.Get) -> float | None:
@@ -90,7 +93,7 @@ class Lookup:
         # A suspected entry is loaded only on request, so that a second crash is clearly its doing.
         if self._strikes.suspects(key, caller.uid):
             return None
-        hit = next(iter(self._in_order(caller, key)), None)
+        hit = next(iter(self.readable(caller, key)), None)
         return hit if hit and hit.is_sound and not self._toolchains.is_stale(hit.toolchain, caller.uid) else None
 
     def alias(self, caller: Caller, structure: str) -> protocol.Alias | None:
@@ -167,7 +170,7 @@ class Lookup:
         """Note a use of an entry."""
         self._writer.note_use(entry, self._store.time_of_use())
 
-    def _in_order(self, caller: Caller, key: str) -> list[Hit]:
+    def readable(self, caller: Caller, key: str) -> list[Hit]:
         """Return the entries the client may have: its own first, then root's."""
         hits = [hit for hit in self._store.reader.find(key) if self._may_have(caller, hit)]
         return sorted(hits, key=partial(_rank, caller))

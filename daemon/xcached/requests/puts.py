@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import Future
 
@@ -13,7 +15,7 @@ from xcached.caller import Answer, Caller, Handlers, Reply, duplicates
 from xcached.host.reload import LiveSettings
 from xcached.requests.leases import Leases
 from xcached.requests.strikes import Strikes
-from xcached.store.entries import Source, Writer
+from xcached.store.entries import EntryKey, Source, Writer
 from xcached.store.intake import MOST_IN_FLIGHT_BYTES, Intake
 from xcached.store.memory_files import check, close_files, memory_file
 from xcached.store.store import Store
@@ -22,6 +24,8 @@ from xcached.store.writer import PutJob, WriterThread, refusal
 _LARGEST = 2**53
 # The codec's name is stored with each entry without counting toward limits.
 _LONGEST_CODEC = 32
+# The kinds of refusals that are the cause of a later miss.
+_FOR_WANT_OF_ROOM = ("too large", "quota", "store full", "disk full", "store busy")
 
 
 class Puts:
@@ -65,6 +69,7 @@ class Puts:
         if refused is not None:
             close_files(files)
             self._leases.fail(message.key, caller.uid)
+            self._note_refusal(caller.uid, message, refused)
             return Reply(refused)
         is_large = len(files) > 0
         of_executable = files.pop(0) if message.payload is None else None
@@ -73,6 +78,7 @@ class Puts:
         program = Source(message.program_stored_digest, message.program_stored_size, message.program, of_program)
         done: Future[protocol.Message] = Future()
         self._settle_when(done, message.key, caller.uid)
+        done.add_done_callback(lambda done: self._note_refusal(caller.uid, message, done.result()))
         writer = Writer(caller.uid, caller.pid, caller.program)
         job = PutJob(message, executable, program, writer, done)
         if is_large and is_new:
@@ -105,6 +111,17 @@ class Puts:
             self._leases.fail(key, writer)
         else:
             self._leases.settle(key, writer)
+
+    def _note_refusal(self, uid: int, put: protocol.Put, answer: protocol.Message) -> None:
+        """Have a refusal for want of room remembered: it is why the next program misses."""
+
+        def note() -> None:
+            # On a full disk there may be no room for this either.
+            with contextlib.suppress(sqlite3.OperationalError), self._store.transaction():
+                self._store.note_refusal(EntryKey(put.key, uid), put.compile_seconds, answer.kind)
+
+        if isinstance(answer, protocol.Refused) and answer.kind in _FOR_WANT_OF_ROOM:
+            self._writer.note(note, uid)
 
     def _why_refused(self, caller: Caller, message: protocol.Put, files: Sequence[int]) -> protocol.Refused | None:
         named = (message.key, message.digest, message.program_digest, message.program_stored_digest)

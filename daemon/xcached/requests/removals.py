@@ -45,7 +45,7 @@ class Removals:
                 keys = message.keys[start : start + _REMOVED_PER_STEP]
                 under = [entry for key in keys for entry in self._store.entries_under(key)]
                 mine = [entry for entry in under if self._trust.may_change(caller.uid, entry.writer_uid)]
-                done = _added(done, removed(self._store, mine))
+                done = _added(done, removed(self._store, mine, "invalidate" if message.reason else "rm"))
                 yield
             if message.reason and done.entries:
                 self._rows.invalidated(message.reason, done, caller.uid)
@@ -60,7 +60,7 @@ class Removals:
             # Entries first, since removing them makes room on a full disk.
             entries, gone = self._store.entries_of(uid), commands.Removed(0, 0)
             for start in range(0, len(entries), _REMOVED_PER_STEP):
-                gone = _added(gone, removed(self._store, entries[start : start + _REMOVED_PER_STEP]))
+                gone = _added(gone, removed(self._store, entries[start : start + _REMOVED_PER_STEP], "clear"))
                 yield
             with self._store.transaction():
                 self._store.forget_marks(uid)
@@ -73,10 +73,10 @@ class Removals:
         return done
 
 
-def removed(store: Store, entries: Sequence[EntryKey]) -> commands.Removed:
-    """Remove entries; return how many entries and bytes that removed."""
+def removed(store: Store, entries: Sequence[EntryKey], command: str = "rm") -> commands.Removed:
+    """Remove entries as a command demands; return how many entries and bytes that removed."""
     before = store.totals_now()
-    store.let_go(entries, "removed")
+    store.let_go(entries, f"removed: {command}")
     after = store.totals_now()
     return commands.Removed(before["entries"] - after["entries"], before["bytes"] - after["bytes"])
 

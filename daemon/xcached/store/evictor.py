@@ -232,14 +232,14 @@ class Evictor:
         ``write`` writes its rows.
         """
         together, limits = put.stored_size + put.program_stored_size, self._store.limits
-        for limit, pinned, whose in (
-            (limits.max_size, self.pins.of_all().bytes, "the store"),
-            (limits.user_quota, self.pins.of(uid).bytes, "one user's entries"),
+        for limit, pinned, whose, too_large, full in (
+            (limits.max_size, self.pins.of_all().bytes, "the store", "too large", "store full"),
+            (limits.user_quota, self.pins.of(uid).bytes, "one user's entries", "quota", "quota"),
         ):
             if limit and together > limit:
-                raise RefusedError("too large", f"{together} bytes are more than {whose} may hold")
+                raise RefusedError(too_large, f"{together} bytes are more than {whose} may hold")
             if limit and together + pinned > limit:
-                raise RefusedError("store full", f"{together} bytes do not fit beside {pinned} pinned bytes")
+                raise RefusedError(full, f"{together} bytes do not fit beside {pinned} pinned bytes")
         if limits.max_entries and self.pins.of_all().entries >= limits.max_entries:
             raise RefusedError("store full", f"all {limits.max_entries} entries that max_entries allows are pinned")
         self._make_room_on_disk(EntryKey(put.key, uid), together, write)
@@ -326,7 +326,8 @@ class Evictor:
     def _evict(self, chosen: Sequence[EntryKey], reason: str, *, keeps_pages: bool = False) -> Freed:
         """Evict entries; ``keeps_pages``: leave the freed pages in the database, where the coming entry needs them."""
         before, free_before = self._store.totals_now(), self.shortage.available_bytes() if reason == "disk" else 0
-        files = self._store.let_go(chosen, f"evicted: {reason}", "evictions")
+        cause = "too old" if reason == "age" else f"evicted: {reason}"
+        files = self._store.let_go(chosen, cause, "evictions")
         for entry in chosen:
             self._newcomers_due.pop(entry, None)
         if reason == "disk":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from xcache.errors import ProtocolError
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 
 # A program may have been stored with ten thousand different options.
 _MOST_ROWS_COMPARED = 500
@@ -132,18 +132,31 @@ class Reader:
         rows = [row for uid in each if (row := self._db.execute(sql, (value, uid)).fetchone())]
         return [str(part) for part in max(rows)[1:]] if rows else None
 
+    def program_of(self, key: str, writer: int) -> commands.StoredProgram | None:
+        """Return an entry's program and components, without a content that is in a file; None for damaged rows."""
+        components = [f"{name}_component" for name in protocol.DESCRIBED_COMPONENTS]
+        columns = ("key", "entries.writer_uid", "module_name", "program", *components)
+        sql = (
+            f"SELECT {', '.join(columns)}, programs.raw_size, programs.blob, content FROM entries"  # noqa: S608 - our own words
+            " JOIN programs ON programs.digest = program AND programs.writer_uid = entries.writer_uid"
+            " JOIN blobs ON blobs.digest = programs.blob WHERE key = ? AND entries.writer_uid = ?"
+        )
+        row = self._db.execute(sql, (key, writer)).fetchone()
+        if row is None:
+            return None
+        *values, raw_size, blob, content = row
+        entry = dict(zip((column.rpartition(".")[2] for column in columns), values, strict=True))
+        sql = "SELECT name, description FROM components WHERE digest IN (SELECT value FROM json_each(?))"
+        texts = self._db.execute(sql, (json.dumps([entry[name] for name in components]),)).fetchall()
+        found = commands.StoredProgram(entry, dict(texts), blob, {"raw_size": raw_size}, content)
+        return found if _is_sound(found) else None
+
     def why_gone(self, key: str, writers: Writers) -> str:
         """Return why the entry of a key is gone; empty if that is not known."""
         allowed, values = _by(writers)
         sql = f"SELECT reason FROM compile_times WHERE key = ?{allowed} AND reason IS NOT NULL LIMIT 1"  # noqa: S608 - our own words
         row = self._db.execute(sql, (key, *values)).fetchone()
         return str(row[0]) if row else ""
-
-    def is_set_aside(self, key: str, writers: Writers) -> bool:
-        """Return whether an entry of this key was set aside."""
-        allowed, values = _by(writers)
-        sql = f"SELECT 1 FROM quarantined WHERE key = ?{allowed} LIMIT 1"  # noqa: S608 - our own words
-        return self._db.execute(sql, (key, *values)).fetchone() is not None
 
     def writers(self, table: str, **where: str) -> list[int]:
         """Return the writers of a table's rows with certain values, by one seek in an index for each."""

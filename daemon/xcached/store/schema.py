@@ -392,7 +392,7 @@ def m009_ledger(db: Any) -> None:
         foreign_keys=[("run", "runs", "id")],
     )
     tables.keep_row_bytes(db, "other_bytes", "runs")
-    # Why the entry of a key is gone.
+    # Why the entry of a key is gone, or was refused.
     db.execute("ALTER TABLE compile_times ADD COLUMN reason TEXT")
     db.execute("DROP TRIGGER entries_delete_compile_time")
     db.execute(
@@ -402,7 +402,6 @@ def m009_ledger(db: Any) -> None:
     )
     # The entry that a wanted one is most like has its name.
     db["entries"].create_index(["module_name", "writer_uid"])
-    db["quarantined"].create_index(["key"])
     db.execute(
         "CREATE TRIGGER runs_update_bytes AFTER UPDATE OF size ON runs BEGIN"
         " UPDATE totals SET amount = amount + NEW.size - OLD.size WHERE name = 'other_bytes'; END"

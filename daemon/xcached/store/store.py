@@ -251,11 +251,24 @@ class Store:
                 ).fetchone()
                 self._db.execute("DELETE FROM programs WHERE digest = ? AND writer_uid = ?", owned)
                 maybe_orphaned += self._drop_blob(found[0]) if found else ()
-            self._went[entry.writer_uid] += 1
-            if self._went[entry.writer_uid] >= _REMOVALS_PER_TRIM:
-                del self._went[entry.writer_uid]
-                self.forget_oldest("compile_times", entry.writer_uid, self.most_rows(entry.writer_uid))
+            self._count_gone(entry.writer_uid)
         return maybe_orphaned
+
+    def note_refusal(self, entry: EntryKey, seconds: float, kind: str) -> None:
+        """Within a transaction: remember, as a cause of later misses, that an entry was not taken."""
+        self._db.execute(
+            "INSERT INTO compile_times (key, writer_uid, seconds, uses, used_time, reason) VALUES (?, ?, ?, 0, 0, ?)"
+            " ON CONFLICT (key, writer_uid) DO UPDATE SET seconds = excluded.seconds, reason = excluded.reason",
+            (*entry, min(seconds, _LONGEST_COMPILE_SECONDS), f"refused: {kind}"),
+        )
+        self._count_gone(entry.writer_uid)
+
+    def _count_gone(self, uid: int) -> None:
+        """Count a compile time that was kept, and trim a user's after many."""
+        self._went[uid] += 1
+        if self._went[uid] >= _REMOVALS_PER_TRIM:
+            del self._went[uid]
+            self.forget_oldest("compile_times", uid, self.most_rows(uid))
 
     def let_go(self, entries: Sequence[EntryKey], reason: str = "", counted_as: str = "") -> int:
         """Remove entries and delete their files, even on a full disk; return how many files.

@@ -8,7 +8,7 @@ from typing import Any
 MEANINGS = {
     "aliases": "The program that each structure was lowered to, one row for each structure and writer.",
     "blobs": "Contents by digest. `content` is NULL where the bytes are in the file `blobs/<two digits>/<digest>`.",
-    "compile_times": "Compile time and past uses of keys whose entries are gone, one row for each writer.",
+    "compile_times": "Compile time and past uses of keys whose entries are gone or were refused, and why, by writer.",
     "components": "Parts of keys (options, flags, platform, toolchain) with their readable texts.",
     "entries": "The executables: one row for each key and writer.",
     "histories": "The last times that each program ran, which say what to load ahead.",

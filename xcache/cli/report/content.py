@@ -14,7 +14,6 @@ from xcache.cli.report import charts, ledger_facts, tables, timeline, verdict
 from xcache.cli.report.churn import Churn, advise
 from xcache.cli.report.gathering import Gathered, RunOf
 from xcache.cli.report.redaction import Redaction, folder_of
-from xcache.cli.why import ADVICE
 from xcache.wire import ledger
 
 _MOST_CHURNS = 12
@@ -116,7 +115,8 @@ def _miss(each: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
         for line in sides[side][:_MOST_LINES]
     ]
     return {
-        **{name: each[name] for name in ("anchor", "position", "module_name", "site", "key", "nearest", "meaning")},
+        **{name: each[name] for name in ("module_name", "site", "key", "nearest", "meaning", "earlier")},
+        "position": each["position"],
         "shapes": tables.short(each["shapes"], 600),
         "seconds": duration(each["seconds"]),
         "cause": each["cause"] if each["outcome"] != ledger.UNCACHEABLE else "not cacheable",
@@ -219,7 +219,7 @@ def _period(
             (duration(compiled), f"spent compiling, {duration(compiled - new)} of it programs that were not new"),
         ],
         "chart": charts.over_time(ledger_facts.over_time(programs, found.known, begin, found.now)),
-        "causes": tables.causes(ledger_facts.by_cause(programs), ADVICE),
+        "causes": tables.causes(ledger_facts.by_cause(programs)),
         "runs": tables.runs(found.period, found.known, shown),
     }
 

@@ -11,6 +11,7 @@ from xcache.cli import Failure, programs
 from xcache.cli.ledger_file import LedgerReader, StoredRun, open_ledger
 from xcache.cli.report import holdings
 from xcache.cli.report.ledger_facts import Got, compile_seconds_by_key, got
+from xcache.cli.daemon_listing import AskedReader
 from xcache.cli.store_file import StoreReader
 from xcache.cli.why import explained
 from xcache.config.config import Config
@@ -19,9 +20,8 @@ from xcache.wire import ledger
 
 # What a report reads at most: the older runs are left out.
 _MOST_RUNS, _MOST_ROWS = 500, 60_000
-# Misses that are compared with the nearest entry, which may take a second each.
-_MOST_EXPLAINED = 40
-_PATIENCE = 8.0
+# Compiles that are compared with the nearest entry, which may take a second each.
+_MOST_EXPLAINED = 30
 # Bytes of programs' text: of all, and of one.
 _MOST_TEXT, _LONGEST_TEXT = 1_200_000, 200_000
 _CHANGES = 20
@@ -70,17 +70,19 @@ def gather(
         compared = _run_of(reader, reader.run(other)) if other is not None else None
         period, left_out = _period(reader, now - since, [each for each in (focus, compared) if each])
         everything = [each for of in (*period, *filter(None, (focus, compared))) for each in of.programs]
-        stored = holdings.compile_seconds(store, {each.row.key for each in everything if each.row.key}) if store else {}
+        # The daemon hands out single entries, and no sums.
+        is_open = store is not None and not isinstance(store, AskedReader)
+        stored = holdings.compile_seconds(store, {each.row.key for each in everything if each.row.key}) if is_open else {}
         return Gathered(
             now,
             now - since,
             focus,
-            _explained(store, focus.programs) if focus else [],
+            _explained(reader, store, focus) if focus else [],
             compared,
             period,
             left_out,
             compile_seconds_by_key(everything, stored),
-            None if store is None else _held(store, now),
+            _held(store, now) if is_open else None,
             _texts(store, focus.programs) if with_programs and store and focus else {},
             settings.max_size,
         )
@@ -105,15 +107,11 @@ def _period(reader: LedgerReader, since: float, have: Sequence[RunOf]) -> tuple[
     return found[::-1], len(wanted) - len(found)
 
 
-def _explained(store: StoreReader | None, got_programs: Sequence[Got]) -> list[dict[str, Any]]:
-    """Return the dearest misses with their causes, and what differs as far as there is time to compare."""
-    compiled = [each for each in got_programs if not each.is_found and each.row.outcome != ledger.FAILED]
-    deadline = time.monotonic() + _PATIENCE
-    found = []
-    for each in sorted(compiled, key=lambda each: -each.seconds)[:_MOST_EXPLAINED]:
-        row = each.row if time.monotonic() < deadline else each.row._replace(nearest="")
-        found.append(explained(store, row) | {"anchor": f"miss-{row.position}", "position": row.position})
-    return found
+def _explained(reader: LedgerReader, store: StoreReader | None, of: RunOf) -> list[dict[str, Any]]:
+    """Return the dearest compiles with their causes, and what differs from the nearest entry."""
+    compiled = [each for each in of.programs if not each.is_found and each.row.outcome != ledger.FAILED]
+    dearest = [each.row for each in sorted(compiled, key=lambda each: -each.seconds)[:_MOST_EXPLAINED]]
+    return explained(reader, store, of.stored, dearest)
 
 
 def _held(store: StoreReader, now: float) -> dict[str, Any]:

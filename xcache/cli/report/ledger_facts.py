@@ -8,11 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xcache import start_up
+from xcache.cli import advice
 from xcache.cli.ledger_file import StoredRun
 from xcache.cli.report.churn import Use
 from xcache.wire import ledger
 from xcache.wire.ledger import Row
 
+_NOT_CACHEABLE = "not cacheable: "
 _LINE = re.compile(r":\d+(?= in |$)")
 # The lengths in seconds that a bar over time may stand for: minutes to weeks.
 _STEPS = (60, 300, 900, 3600, 4 * 3600, 86400, 7 * 86400)
@@ -52,8 +54,8 @@ class Got(NamedTuple):
     @property
     def cause(self) -> str:
         """The cause of a compile without its details."""
-        kind = self.row.cause.partition(":")[0]
-        return f"not cacheable: {kind}" if self.row.outcome == ledger.UNCACHEABLE else kind or "not known"
+        kinds = "; ".join(ledger.kinds_of(self.row.cause))
+        return f"{_NOT_CACHEABLE}{kinds}" if self.row.outcome == ledger.UNCACHEABLE else kinds or "not known"
 
 
 def got(run: StoredRun, rows: Iterable[Row]) -> list[Got]:
@@ -63,9 +65,8 @@ def got(run: StoredRun, rows: Iterable[Row]) -> list[Got]:
 
 def meaning(cause: str) -> str:
     """Return a sentence for a cause."""
-    if cause.startswith("not cacheable: "):
-        return f"it cannot be cached: {cause.removeprefix('not cacheable: ')}"
-    return "; ".join(filter(None, (ledger.CAUSES.get(part.strip(), "") for part in cause.split(";")))) or cause
+    reason = cause.removeprefix(_NOT_CACHEABLE)
+    return f"it cannot be cached: {reason}" if reason != cause else advice.meaning_of(cause)
 
 
 def compile_seconds_by_key(programs: Iterable[Got], stored: Mapping[str, float]) -> dict[str, float]:
@@ -143,7 +144,7 @@ def uses(programs: Iterable[Got], share: float | None) -> dict[tuple[str, str, s
                 each.run.id,
                 row.shapes,
                 not each.is_found,
-                row.cause.partition(":")[0] in _OF_SHAPES,
+                each.cause in _OF_SHAPES,
                 each.seconds,
                 if_found,
             )

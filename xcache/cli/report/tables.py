@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from xcache.cli import advice
 from xcache.cli.output import duration, size
 from xcache.cli.report.gathering import RunOf
 from xcache.cli.report.ledger_facts import Got, saved_by
@@ -126,14 +127,13 @@ def runs(period: Sequence[RunOf], known: Mapping[str, float], shown: Mapping[int
     return Table("runs", "The runs", columns, rows, max(0, len(latest) - _MOST_ROWS))
 
 
-def causes(found: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> Table:
-    """Return the causes of compiles with their meanings."""
+def causes(found: Sequence[Mapping[str, Any]]) -> Table:
+    """Return the causes of compiles with their meanings, and what to do about each."""
     most = max((each["seconds"] for each in found), default=0.0)
     rows = []
     for each in found:
         dearest = sorted(each["functions"], key=lambda name: -each["functions"][name])
-        meant = each["meaning"][:1].upper() + each["meaning"][1:]
-        text = ". ".join(filter(None, (meant, *(advice.get(part.strip(), "") for part in each["cause"].split(";")))))
+        meant = f"{each['meaning'][:1].upper()}{each['meaning'][1:]}."
         rows.append(
             (
                 "",
@@ -141,7 +141,7 @@ def causes(found: Sequence[Mapping[str, Any]], advice: Mapping[str, str]) -> Tab
                     Cell(each["cause"]),
                     number(each["count"]),
                     seconds(each["seconds"], most),
-                    Cell(text, kind="text"),
+                    Cell(" ".join([meant, *advice.for_cause(each["cause"])]), kind="text"),
                     Cell(short(", ".join(dearest[:3]) + (" and others" if len(dearest) > 3 else "")), kind="wrap"),
                 ),
             )

@@ -79,8 +79,8 @@ def actions(
 ) -> list[Action]:
     """Return what to do, the most promising first.
 
-    ``explained`` are the misses as ``xcache why`` explains them, each with its ``anchor``; ``churns`` are functions that
-    were compiled for many shapes, by anchor.
+    ``explained`` are the misses as ``xcache why`` explains them, ``churns`` functions that were compiled for many shapes
+    by the place in the report that has more about each.
     """
     found: list[Action] = []
     of_shapes = set()
@@ -130,7 +130,7 @@ def _for_misses(explained: Sequence[Mapping[str, Any]]) -> list[Action]:
         reason = f"{dearest['module_name']}: {texts[0] if texts else dearest['meaning']}"
         if len(misses) > 1:
             reason += f"; and {counted(len(misses) - 1, 'more program')}"
-        found.append(Action(advice, reason, sum(each["seconds"] for each in misses), dearest["anchor"]))
+        found.append(Action(advice, reason, sum(each["seconds"] for each in misses), f"miss-{dearest['position']}"))
     return found
 
 

@@ -125,7 +125,7 @@ def actions(programs: list[Got], explained: Sequence[dict] = ()) -> list[verdict
 
 def miss(name: str, seconds: float, advice: str = "", text: str = "") -> dict:
     return {
-        "module_name": name, "seconds": seconds, "meaning": "it is so", "anchor": f"miss-{name}",
+        "module_name": name, "seconds": seconds, "meaning": "it is so", "position": name,
         "advice": "" if text else advice, "differences": [{"text": text, "advice": advice}] if text else [],
     }  # fmt: skip
 

@@ -1,0 +1,193 @@
+"""``xcache why`` names the one way in which a program has changed, says what to do, and where in the code it is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from support.command_line import Shell
+from support.marks import thorough
+from support.places import Place, new_place
+from support.program_files import program_text
+
+ON = {"XCACHE": "1", "PYTHONHASHSEED": "0"}
+IN_ONE_PROCESS, ON_MESHES = program_text("change_in_many_ways"), program_text("change_meshes")
+FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+
+# The way, and what must be said: of the difference, of what to do.
+WAYS = {
+    "shape": ("argument 0 (x) is f32[8,130] here, f32[8,128] in the stored program", "Only dimension 1 has changed"),
+    "batch": ("2 arguments (x, y) differ in a dimension: 7 here, 32 in the stored program", "batch size"),
+    "dtype": ("argument 0 (x) is bf16[8,8] here, f32[8,8] in the stored program", "to one dtype"),
+    "number": ("is 0.01 here, 0.1 in the stored program", "Pass it as an argument"),
+    "weak": ("argument 1 is weakly typed in the stored program, but not here", "jnp.float32(x)"),
+    "donated": ("argument 0 (x) is donated here, but not in the stored program", "donate_argnums"),
+    "static": ("tanh", "a static argument"),
+    "static_size": ("f32[65] here", "a static argument"),
+    "compiler_option": (
+        "xla_cpu_enable_fast_math (in compiler_options) is true here, false",
+        "the same compiler_options",
+    ),
+    "precision": ("dot_general", "jax_default_matmul_precision"),
+    "seed": ("is 1 here, 0 in the stored program", "random seed"),
+    "timestamp": ("a constant of type f32", "looks like a time"),
+    "order": ("the same operations come in another order", "a dict that was filled in another order"),
+    "array": ("a constant of type f32[8]", "An array was built into the program"),
+    "structure": ("it has 2 arguments here (only here: bias), 1 in the stored program", "a field that is None"),
+    "result_name": ("only the name of result 0 has changed", "a new name costs one compile"),
+    "inner_name": (
+        "the names of inner functions have changed: leaky_relu here, leaky before",
+        "costs one compile",
+    ),
+    "after": ("only the function's name has changed: jit_after here, jit_before before", "costs one compile"),
+    "operation": ("cosine : f32[8,8]", "the function itself does something else"),
+    "operands": ("subtract", "takes other values"),
+    "device_count": ("it runs on 4 devices here, on 2 devices in the stored program", "Each mesh"),
+    "mesh_shape": ("its mesh is (x=2, y=2) here, (x=4, y=1) in the stored program", "Each mesh"),
+    "sharding": (
+        "argument 0 (a) has the sharding P('x', 'y') here, P('x', None) in the stored program",
+        "jax.device_put",
+    ),
+}
+MUST_NOT_MISS = ("same", "renamed_variable", "moved_line", "order_of_arguments")
+
+
+def run(place: Place, program: str, **environment: str) -> None:
+    result = place.run(program, **ON | environment)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def why(place: Place, *arguments: str) -> dict[str, dict]:
+    done = Shell(place).run("why", *arguments, "--json")
+    assert done.returncode == 0, done.stderr
+    return {miss["module_name"].removeprefix("jit_"): miss for miss in json.loads(done.stdout)["misses"]}
+
+
+@pytest.fixture(scope="module")
+def changed() -> Iterator[tuple[Place, dict[str, dict]]]:
+    """A store, and the misses of programs of which everything was changed, by the way."""
+    with new_place() as place:
+        misses = {}
+        for program, environment in ((IN_ONE_PROCESS, {}), (ON_MESHES, FOUR_DEVICES)):
+            for changed in ("", "1"):
+                run(place, program, CHANGED=changed, **environment)
+            misses |= why(place)
+        yield place, misses
+
+
+def said(miss: dict) -> str:
+    return json.dumps(miss["differences"], indent=1)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_program_that_was_changed_in_one_way_is_told_that_way(changed, way):
+    text, advice = WAYS[way]
+    miss = changed[1][way]
+    assert any(text in each["text"] for each in miss["differences"]), said(miss)
+    assert advice in " ".join(f"{each['text']} {each['advice']}" for each in miss["differences"]), said(miss)
+    # One change is not told as many.
+    assert len([each for each in miss["differences"] if each["advice"]]) == 1, said(miss)
+
+
+@pytest.mark.parametrize("way", ["number", "seed", "timestamp", "array", "operation", "order", "precision", "operands"])
+def test_a_difference_has_its_place_in_the_code(changed, way):
+    function = IN_ONE_PROCESS.splitlines().index(f"def {way}(x, y):" if way == "operands" else f"def {way}(x):")
+    within = range(function + 1, function + 5)
+    miss = changed[1][way]
+    places = [line for line in within if f"(<string>:{line})" in said(miss)]
+    assert places, said(miss)
+
+
+@pytest.mark.parametrize("way", MUST_NOT_MISS)
+def test_what_changes_no_program_does_not_miss(changed, way):
+    assert way not in changed[1]
+
+
+def test_a_stranger_reads_it_in_a_terminal(changed):
+    place, _ = changed
+    shown = Shell(place).run("why", "device_count").stdout
+    title, *_ = [line for line in shown.splitlines() if line.startswith("jit_device_count(")]
+    assert "called at <string>:" in title
+    assert "  - it runs on 4 devices here, on 2 devices in the stored program\n    Each mesh" in shown
+
+
+ONE = """
+import os, jax, jax.numpy as jnp
+@jax.jit
+def step(x, key):
+    y = jnp.sort(x @ x.T)
+    if os.environ.get("RANDOM"):
+        y = y + jax.random.normal(key, y.shape)
+    return y
+step(jnp.ones((8, 8)), jax.random.key(0))
+"""
+# What is changed about the surroundings: environment before and after, cause, what must be said.
+SURROUNDINGS = {
+    "x64": ({}, {"JAX_ENABLE_X64": "1"}, "other program", "f64[8,8] here", "jax_enable_x64"),
+    "precision": ({}, {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}, "other program", "dot_general", "matmul_precision"),
+    "random": (
+        *({"RANDOM": "1"}, {"RANDOM": "1", "JAX_THREEFRY_PARTITIONABLE": "0"}),
+        *("other program", "", "jax_threefry_partitionable"),
+    ),
+    "flag": (
+        *({}, {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}, "other options; other flags"),
+        *("the flag --xla_cpu_enable_fast_math of XLA_FLAGS is true here, not set in the stored entry", "XLA_FLAGS"),
+    ),
+    "devices": (
+        *({}, {"XLA_FLAGS": "--xla_force_host_platform_device_count=2"}, "other platform"),
+        *(
+            "the number of devices of the CPU client is 2 here, 1 in the stored entry",
+            "xla_force_host_platform_device_count",
+        ),
+    ),
+    "threads": ({"NPROC": "2"}, {"NPROC": "3"}, "other platform", "the number of threads", "NPROC"),
+}
+
+
+@pytest.mark.parametrize("way", thorough(SURROUNDINGS, usual=("x64", "flag", "devices")))
+def test_what_surrounds_a_program_is_told(place, way):
+    before, after, cause, text, advice = SURROUNDINGS[way]
+    run(place, ONE, **before)
+    run(place, ONE, **after)
+    miss = why(place, "step")["step"]
+    assert miss["cause"] == cause
+    assert any(text in each["text"] and advice in each["advice"] for each in miss["differences"]), said(miss)
+
+
+SET = """
+import jax, jax.numpy as jnp
+scales = {"alpha": 2.0, "beta": 3.0, "gamma": 4.0, "delta": 5.0}
+@jax.jit
+def step(x):
+    for name in set(scales):
+        x = jnp.tanh(x * scales[name])
+    return x
+step(jnp.ones((8, 8)))
+"""
+
+
+@pytest.mark.once
+def test_the_order_of_a_set_is_told(place):
+    run(place, SET, PYTHONHASHSEED="1")
+    run(place, SET, PYTHONHASHSEED="2")
+    (difference,) = why(place, "step")["step"]["differences"]
+    assert "another order" in difference["text"]
+    assert "a set" in difference["advice"]
+
+
+@pytest.mark.once
+def test_the_nearest_of_many_shapes_is_compared(place):
+    """The last one that was stored differs in everything, an earlier one in one size."""
+    source = """
+import os, jax, jax.numpy as jnp
+@jax.jit
+def step(x, y):
+    return x @ y
+for shapes in eval(os.environ["SHAPES"]):
+    step(*map(jnp.ones, shapes))
+"""
+    run(place, source, SHAPES="[((8, 16), (16, 32)), ((5, 5), (5, 5)), ((2, 3), (3, 4))]")
+    run(place, source, SHAPES="[((9, 16), (16, 32))]")
+    (difference,) = why(place, "step")["step"]["differences"]
+    assert difference["text"] == "argument 0 (x) is f32[9,16] here, f32[8,16] in the stored program"

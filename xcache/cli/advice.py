@@ -1,0 +1,72 @@
+"""What the causes of misses mean in full, and what to do about each."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from xcache.wire import ledger
+
+UNCACHEABLE = "docs/not-cached.md lists the reasons."
+
+# Causes with a detail after the colon that is better said in other words.
+_IN_DETAIL = {
+    "evicted: size": "its entry went to make room: the store had grown to XCACHE_MAX_SIZE",
+    "evicted: count": "its entry went to make room: the store had as many entries as XCACHE_MAX_ENTRIES allows",
+    "evicted: quota": "its entry went to make room: you had as much in the store as XCACHE_USER_QUOTA allows",
+    "evicted: disk": "its entry went to make room: the disk had less free than XCACHE_MIN_FREE demands",
+    "removed: rm": "somebody removed its entry, with `xcache rm`",
+    "removed: clear": "somebody removed all entries, with `xcache clear`",
+    "removed: invalidate": "somebody removed its entry, with `xcache invalidate`",
+    "refused: too large": "it was compiled before, and the store did not take it: it is too large",
+    "refused: quota": "it was compiled before, and the store did not take it: it exceeds the quota of one user",
+    "refused: store full": "it was compiled before, and the store did not take it: the store is full of pinned entries",
+    "refused: disk full": "it was compiled before, and the store did not take it: the disk was full",
+    "refused: store busy": "it was compiled before, and the store did not take it: it was too busy",
+}
+_ADVICE = {
+    "new": "Nothing is wrong: what is compiled now serves the next runs.",
+    "other version of xcache": "Nothing is wrong: what is compiled now serves the next runs.",
+    "other flags": "Give all runs the same XLA_FLAGS.",
+    "other options": "Give all runs the same compiler options.",
+    "other platform": "Entries are made for one kind of device, topology and number of CPU threads.",
+    "other toolchain": "This is usual after an upgrade; what is compiled now serves the next runs.",
+    "stale": "This is usual after an upgrade; what is compiled now serves the next runs.",
+    "evicted": "Raise the limit (`xcache config` shows the limits), or pin what must stay (`xcache pin`).",
+    "too old": "Raise XCACHE_MAX_AGE, or pin what must stay (`xcache pin`).",
+    "removed": "What is compiled now serves the next runs.",
+    "set aside": "`xcache ls --quarantined` says why. If it happens again, please report it.",
+    "unusable": "The log of the program says why. If it happens again, please report it.",
+    "refused: too large": "Raise XCACHE_MAX_PAYLOAD or XCACHE_MAX_SIZE, whichever it exceeds (`xcache config`).",
+    "refused: quota": "Remove what you no longer need (`xcache rm`, `unpin`), or have root raise XCACHE_USER_QUOTA.",
+    "refused: store full": "Unpin what need not stay (`xcache unpin`), or raise XCACHE_MAX_SIZE or XCACHE_MAX_ENTRIES.",
+    "refused: disk full": "Free space on the disk of the store, or move the store (XCACHE_DIR).",
+    "refused: store busy": "The next run stores it, unless the store is as busy then.",
+    "serialized too late": "Nothing is wrong: xcache knows that now, and this run stored it before its first run.",
+    "not trusted": "The setting trusted_writers of the machine's daemon says whose entries are loaded for you.",
+    "waited in vain": "The other process was killed, or could not store it; see `xcache runs`.",
+    "no daemon": "`xcache status` says whether the daemon runs, and its log why not; `xcache doctor` tries it out.",
+    "no answer": "The machine or its disk may be overloaded; XCACHE_TIMEOUT bounds what a program waits.",
+    "not asked": "After a failure xcache tries again by itself, in the background; the log of the daemon may say more.",
+    "refresh": "Use XCACHE=1 to look programs up.",
+    "readonly": "Run the program once with XCACHE=1 to store it.",
+}
+
+
+def meaning_of(cause: str) -> str:
+    """Return the cause of a miss in words, with its details."""
+    return "; ".join(_in_words(part) for part in cause.split("; "))
+
+
+def for_cause(cause: str, without: Collection[str] = ()) -> list[str]:
+    """Return what to do about a cause; nothing is said about some kinds of it."""
+    parts = [part for part in cause.split("; ") if part.partition(":")[0] not in without]
+    found = [_ADVICE.get(part, _ADVICE.get(part.partition(":")[0], "")) for part in parts]
+    return [*dict.fromkeys(filter(None, found))]
+
+
+def _in_words(part: str) -> str:
+    if part in _IN_DETAIL:
+        return _IN_DETAIL[part]
+    kind, _, detail = part.partition(": ")
+    meaning = ledger.CAUSES.get(kind, kind)
+    return f"{meaning} ({detail})" if detail else meaning

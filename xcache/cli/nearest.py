@@ -1,0 +1,145 @@
+"""Find the stored entry that a missed program is most like, and say in what they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xcache.cli import component_diff, store_file
+from xcache.cli.operation_diff import Difference
+from xcache.cli.programs import located_bytecode
+from xcache.cli.store_file import StoreReader
+from xcache.errors import XcacheError
+from xcache.wire.ledger import Row
+from xcache.wire.protocol import DESCRIBED_COMPONENTS
+
+# Entries that are looked at for one program, and programs that are read for one command.
+_MOST_CANDIDATES = 20
+_MOST_READ = 300
+
+_WEAK = (
+    "A Python number is weakly typed: it takes the type of what it meets, so the program is another one. Convert it"
+    " before the call, as with jnp.float32(x), or pass a number in all runs."
+)
+
+
+class Comparison(NamedTuple):
+    """A program compared with the entry that it is most like."""
+
+    key: str
+    components: dict[str, Any]
+    differences: list[Difference]
+    # Why programs could not be compared.
+    problem: str = ""
+
+
+class Neighbours:
+    """Compares programs of a run with entries of the store."""
+
+    def __init__(self, store: StoreReader, known: Mapping[str, Row], at_site: Mapping[str, Sequence[str]]) -> None:
+        """``known`` has rows of the ledger by key; ``at_site`` keys of earlier runs by the place of the call."""
+        self._store = store
+        self._known = known
+        self._at_site = at_site
+        self._programs: dict[tuple[str, int], Any] = {}
+
+    def compared(self, row: Row) -> Comparison | None:
+        """Compare a row's program with the nearest entry; None if there is nothing to compare it with."""
+        here = self._entry(row.key)
+        if here is None:
+            return self._by_shapes(row)
+        candidates = self._candidates(row, here)
+        if not candidates:
+            return None
+        same = [each for each in candidates if each["program"] == here["program"]]
+        try:
+            there = min(same, key=lambda each: len(_changed(here, each))) if same else self._most_like(here, candidates)
+            found = self._differences(row, here, there)
+        except Exception as error:  # noqa: BLE001 - MLIR raises what it likes
+            reason = str(error).strip().partition("\n")[0] or type(error).__name__
+            return Comparison(row.nearest, {}, [], f"The programs cannot be compared here: {reason}")
+        return found
+
+    def _candidates(self, row: Row, here: store_file.Row) -> list[store_file.Row]:
+        """Return entries to choose from: the one that the daemon named, of the same program or name, or call."""
+        found = self._store.like(here, _MOST_CANDIDATES)
+        keys = [row.nearest] if row.nearest else []
+        if not found and not keys:
+            keys = [*dict.fromkeys(reversed(self._at_site.get(row.site, ())))][:_MOST_CANDIDATES]
+        there = {each["key"] for each in found} | {row.key}
+        return [*(entry for key in keys if key not in there and (entry := self._entry(key))), *found]
+
+    def _most_like(self, here: store_file.Row, candidates: Sequence[store_file.Row]) -> store_file.Row:
+        mine, best = self._program(here), (candidates[0], -1)
+        for each in candidates:
+            if len(self._programs) >= _MOST_READ:
+                break
+            distance = mine.distance(self._program(each))
+            if best[1] < 0 or distance < best[1]:
+                best = each, distance
+        return best[0]
+
+    def _differences(self, row: Row, here: store_file.Row, there: store_file.Row) -> Comparison:
+        from xcache.cli import program_diff
+
+        components = {
+            name: component_diff.lines(
+                name, *(self._store.description(entry[f"{name}_component"]) or "" for entry in (here, there))
+            )
+            for name in _changed(here, there)
+        }
+        if here["program"] == there["program"]:
+            return Comparison(there["key"], components, component_diff.differences(components))
+        mine, theirs = self._program(here), self._program(there)
+        # Like other arguments, those that are weakly typed change the operations, too.
+        found = [*_weak(row, self._known.get(there["key"]))]
+        found += (
+            program_diff.of_arguments(mine.arguments, theirs.arguments)
+            if found
+            else program_diff.differences(mine, theirs)
+        )
+        return Comparison(there["key"], components, found + component_diff.differences(components, same_program=False))
+
+    def _by_shapes(self, row: Row) -> Comparison | None:
+        """Compare the arguments alone, of a program that is not stored."""
+        other = self._known.get(row.nearest)
+        if other is None or not row.nearest:
+            return None
+        from xcache.cli import program_diff
+
+        mine, theirs = (program_diff.from_shapes(each.shapes) for each in (row, other))
+        found = [*_weak(row, other), *program_diff.of_arguments(mine, theirs)]
+        return Comparison(row.nearest, {}, found, "" if found else "Only entries that are stored can be compared.")
+
+    def _entry(self, key: str) -> store_file.Row | None:
+        try:
+            return self._store.entry(key)
+        except XcacheError:
+            return None
+
+    def _program(self, entry: store_file.Row) -> Any:
+        from xcache.cli import program_parts
+
+        named = entry["program"], entry["writer_uid"]
+        if named not in self._programs:
+            content = located_bytecode(self._store, self._store.program(*named))
+            self._programs[named] = program_parts.read(content)
+        return self._programs[named]
+
+
+def _changed(here: store_file.Row, there: store_file.Row) -> list[str]:
+    """Return the components in which two entries differ."""
+    return [name for name in DESCRIBED_COMPONENTS if here[f"{name}_component"] != there[f"{name}_component"]]
+
+
+def _weak(row: Row, other: Row | None) -> Iterable[Difference]:
+    """Yield the arguments that are weakly typed in one of two programs only; StableHLO does not say so."""
+    from xcache.cli import program_diff
+
+    mine, theirs = (program_diff.from_shapes(each.shapes) if each else [] for each in (row, other))
+    if len(mine) != len(theirs):
+        return
+    for number, (one, another) in enumerate(zip(mine, theirs, strict=True)):
+        if one.facts != another.facts:
+            where = "here, but not in the stored program" if one.facts else "in the stored program, but not here"
+            yield Difference(f"argument {number} is weakly typed {where}", _WEAK)
