@@ -109,7 +109,7 @@ def strip(churn: Churn) -> dict[str, Any] | None:
     low, high = place(sizes[0]), place(sizes[-1])
 
     def x(size: int) -> float:
-        return 3 + 92 * (place(size) - low) / ((high - low) or 1.0)
+        return 2 + 95 * (place(size) - low) / ((high - low) or 1.0)
 
     most = max(seconds.values()) or 1.0
     floor = _STRIP_HEIGHT - 18

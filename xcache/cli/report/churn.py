@@ -13,18 +13,20 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from xcache.wire.ledger import MAX_TEXT
+from xcache.wire.ledger import LEFT_OUT
 
 # A plan that adds more elements than this is proposed only if no other one saves anything.
 _MOST_PADDING = 1 / 3
 # Sizes that vary in more independent ways than this are a model's own; padding them makes no sense.
 _MOST_AXES = 3
 _MOST_SIZES = 4
+_SMALL_SECONDS = 0.1
 # Savings below this are noise.
 _LEAST_SAVED = 0.05
 # The cost of choosing sizes grows with the square of their number.
 _MOST_CHOSEN_FROM = 250
 _MOST_LEAVES = 10_000
+_LEFT_OUT = re.compile(re.escape(LEFT_OUT).replace(r"\{\}", r"(\d+)"))
 _TYPE = re.compile(r"(?:(\d+) x )?([^\[\], ]+)\[([\d,]*)\]( weak)?")
 
 Position = tuple[int, int]
@@ -87,6 +89,8 @@ class Churn(NamedTuple):
     site: str
     shapes: int
     compiles: int
+    # Compiles, and loads from the cache.
+    uses: int
     seconds: float
     runs: int
     axes: tuple[Axis, ...]
@@ -95,17 +99,20 @@ class Churn(NamedTuple):
     plans: tuple[Plan, ...]
     best: Plan | None
 
+    @property
+    def is_small(self) -> bool:
+        """Whether it is as quick to compile as a single operation, which is better put into a larger function."""
+        return self.seconds < _SMALL_SECONDS * self.uses
+
 
 def parse(shapes: str) -> tuple[Leaf, ...]:
     """Return the types that a row's text lists; counted ones are repeated."""
-    pieces = shapes.split(", ")
-    if len(shapes) >= MAX_TEXT:
-        # The last one was cut off.
-        pieces.pop()
     leaves: list[Leaf] = []
-    for piece in pieces:
-        found = _TYPE.fullmatch(piece)
-        if found is None:
+    for piece in shapes.split(", "):
+        found, left_out = _TYPE.fullmatch(piece), _LEFT_OUT.fullmatch(piece)
+        if left_out:
+            leaves += [Leaf("", None)] * min(int(left_out[1]), _MOST_LEAVES - len(leaves))
+        elif found is None:
             leaves.append(Leaf(piece, None))
         else:
             dimensions = tuple(int(size) for size in found[3].split(",") if size)
@@ -144,8 +151,8 @@ def _churn(
     axes = axes_of(variants)
     plans = plans_for(uses, variants, axes) if 0 < len(axes) <= _MOST_AXES else ()
     return Churn(
-        *(program, module_name, site, len(cost), sum(use.is_compiled for use in uses), sum(cost.values())),
-        *(len({use.run for use in uses}), axes, dict(cost), plans, best_of(plans)),
+        *(program, module_name, site, len(cost), sum(use.is_compiled for use in uses), len(uses)),
+        *(sum(cost.values()), len({use.run for use in uses}), axes, dict(cost), plans, best_of(plans)),
     )
 
 
@@ -185,7 +192,9 @@ def plans_for(
 
     def add(name: str, choose: Callable[[list[int]], tuple[int, ...]]) -> None:
         sizes = tuple(choose(sorted(set(axis.sizes.values()))) for axis in axes)
-        choices.setdefault(sizes, name)
+        # These would change nothing.
+        if any(set(chosen) != set(axis.sizes.values()) for axis, chosen in zip(axes, sizes, strict=True)):
+            choices.setdefault(sizes, name)
 
     add("pad to the largest", lambda sizes: (sizes[-1],))
     for count in range(2, _MOST_SIZES + 1):

@@ -24,7 +24,8 @@ _FACTS = ("host", "directory", "python", "jax", "jaxlib", "xcache", "mode", "XLA
 def content(found: Gathered, *, redact: bool) -> dict[str, Any]:
     """Return all that the template shows."""
     programs = [each for of in found.period for each in of.programs]
-    churns = _churns(found, programs)
+    every_churn = _churns(found, programs)
+    churns, small = ([each for each in every_churn if each.is_small is is_small] for is_small in (False, True))
     shown = {of.stored.id: _shown(of, redact) for of in (*found.period, *filter(None, (found.focus, found.other)))}
     made = {
         "version": __version__,
@@ -33,6 +34,11 @@ def content(found: Gathered, *, redact: bool) -> dict[str, Any]:
         "run": _run(found, churns, shown) if found.focus else None,
         "comparison": _comparison(found, shown) if found.focus and found.other else None,
         "churns": [_churn(churn) for churn in churns[:_MOST_CHURNS]],
+        "small_churns": {
+            "count": len(small),
+            "seconds": duration(sum(churn.seconds for churn in small)),
+            "names": ", ".join([*dict.fromkeys(churn.module_name for churn in small)][:6]),
+        },
         "left_out_churns": max(0, len(churns) - _MOST_CHURNS),
         "period": _period(found, programs, shown),
         "store": _store(found, programs),

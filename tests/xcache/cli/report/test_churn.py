@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from xcache.cli.report import churn
 from xcache.cli.report.churn import Leaf, Use, advise, buckets, parse, powers_of_two
-from xcache.wire.ledger import MAX_TEXT
 
 STEP = ("train.py", "jit_step", "train.py in main")
 
@@ -43,8 +42,7 @@ def test_types_are_read_as_the_ledger_writes_them():
         Leaf("Odd(1)", None),
     )
     assert parse("") == (Leaf("", None),)
-    cut = ("f32[8], " * MAX_TEXT)[:MAX_TEXT]
-    assert set(parse(cut)) == {Leaf("f32", (8,))}
+    assert parse("f32[8], ... 3 more ..., i32[2]") == (Leaf("f32", (8,)), *[Leaf("", None)] * 3, Leaf("i32", (2,)))
 
 
 def test_what_padding_to_the_largest_saves_is_what_the_runs_would_not_have_paid():
@@ -123,6 +121,20 @@ def test_the_dearest_comes_first():
     other = ("train.py", "jit_eval", "")
     advised = advise({STEP: [compiled(1, 8, 1.0), compiled(1, 9, 1.0)], other: [compiled(1, 8), compiled(1, 9)]})
     assert [each.module_name for each in advised] == ["jit_eval", "jit_step"]
+
+
+def test_what_is_left_out_of_a_long_list_counts_as_the_same():
+    long = ", ".join(f"f32[{number}]" for number in range(9))
+    uses = [Use(1, f"{long}, ... 200 more ..., i32[16,{size}]", True, True, 9.0, 1.0) for size in (40, 50, 64)]
+    advised = the_one(uses)
+    assert advised.axes[0].where == "dimension 1 of argument 209"
+    assert advised.best is not None
+    assert advised.best.sizes == ((64,),)
+
+
+def test_single_operations_are_told_apart():
+    assert the_one([compiled(1, 8, 0.02), compiled(1, 9, 0.02)]).is_small
+    assert not the_one([compiled(1, 8), compiled(1, 9)]).is_small
 
 
 def test_powers_of_two_end_with_the_largest():
