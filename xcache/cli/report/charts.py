@@ -95,7 +95,7 @@ def over_time(bars: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def strip(churn: Churn) -> dict[str, Any] | None:
+def strip(churn: Churn, names: Mapping[int, str]) -> dict[str, Any] | None:
     """Return a function's sizes as dots, the higher the dearer, and the sizes proposed as lines; None without a size."""
     if not churn.axes:
         return None
@@ -116,7 +116,7 @@ def strip(churn: Churn) -> dict[str, Any] | None:
     return {
         "height": _STRIP_HEIGHT,
         "floor": floor,
-        "axis": axis.where,
+        "axis": axis.where(names),
         "is_wide": is_wide,
         "dots": [
             {"x": x(size), "y": floor - (floor - 8) * cost / most, "title": f"size {size}: {duration(cost)}"}

@@ -60,13 +60,13 @@ class Axis(NamedTuple):
     followers: tuple[Position, ...]
     sizes: dict[str, int]
 
-    @property
-    def where(self) -> str:
-        """Words for the dimensions."""
-        leaf, dimension = self.places[0]
+    def where(self, names: Mapping[int, str]) -> str:
+        """Return words for the dimensions; ``names`` are those of arguments, as far as they are known."""
+        leaf, dimension = next((place for place in self.places if place[0] in names), self.places[0])
         more = len(self.places) + len(self.followers) - 1
         others = f" and {more} more that {'vary' if more > 1 else 'varies'} with it" if more else ""
-        return f"dimension {dimension} of argument {leaf}{others}"
+        name = f"{names[leaf]} (argument {leaf})" if leaf in names else f"argument {leaf}"
+        return f"dimension {dimension} of {name}{others}"
 
 
 class Plan(NamedTuple):

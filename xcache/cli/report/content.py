@@ -33,7 +33,7 @@ def content(found: Gathered, *, redact: bool) -> dict[str, Any]:
         "is_redacted": redact,
         "run": _run(found, churns, shown) if found.focus else None,
         "comparison": _comparison(found, shown) if found.focus and found.other else None,
-        "churns": [_churn(churn) for churn in churns[:_MOST_CHURNS]],
+        "churns": [_churn(churn, verdict.names_of(churn, found.explained)) for churn in churns[:_MOST_CHURNS]],
         "small_churns": {
             "count": len(small),
             "seconds": duration(sum(churn.seconds for churn in small)),
@@ -123,7 +123,7 @@ def _miss(each: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
     return {
         **{name: each[name] for name in ("module_name", "site", "key", "nearest", "meaning", "earlier")},
         "position": each["position"],
-        "shapes": tables.short(each["shapes"], 600),
+        "shapes": tables.middle(each["shapes"], 600),
         "seconds": duration(each["seconds"]),
         "cause": each["cause"] if each["outcome"] != ledger.UNCACHEABLE else "not cacheable",
         "changed": changed,
@@ -170,7 +170,7 @@ def _comparison(found: Gathered, shown: Mapping[int, Mapping[str, Any]]) -> dict
     }  # fmt: skip
 
 
-def _churn(churn: Churn) -> dict[str, Any]:
+def _churn(churn: Churn, names: Mapping[int, str]) -> dict[str, Any]:
     return {
         "program": churn.program,
         "module_name": churn.module_name,
@@ -180,10 +180,10 @@ def _churn(churn: Churn) -> dict[str, Any]:
         "runs": counted(churn.runs, "run"),
         "seconds": duration(churn.seconds),
         "axes": [
-            {"where": axis.where, "sizes": _listed(sorted(set(axis.sizes.values())))} for axis in churn.axes[:4]
+            {"where": axis.where(names), "sizes": _listed(sorted(set(axis.sizes.values())))} for axis in churn.axes[:4]
         ],
         "left_out_axes": max(0, len(churn.axes) - 4),
-        "strip": charts.strip(churn),
+        "strip": charts.strip(churn, names),
         "best": _plan(churn.best) if churn.best else None,
         "plans": [_plan(plan) | {"is_best": plan is churn.best} for plan in churn.plans],
     }  # fmt: skip

@@ -43,6 +43,12 @@ def short(text: str, most: int = _LONGEST) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
+def middle(text: str, most: int = 70) -> str:
+    """Return a text whose end says as much as its beginning."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[-half:]}"
+
+
 def seconds(amount: float | None, most: float = 0.0) -> Cell:
     """Return a cell for a duration, with a bar if ``most`` says what a full one is."""
     if amount is None:
@@ -80,7 +86,7 @@ def programs(name: str, got: Sequence[Got], explained: Iterable[int], texts: Map
                 f"program-{row.position}",
                 (
                     Cell(short(row.module_name), link=link, kind="wrap"),
-                    Cell(short(row.shapes, 60), kind="wrap"),
+                    Cell(middle(row.shapes), kind="wrap"),
                     Cell(short(cause, 80), kind="found" if each.is_found else "compiled"),
                     seconds(each.seconds, most),
                     Cell(f"{stage} {duration(longest)}" if stage else "", longest),
@@ -160,7 +166,7 @@ def compared(found: Sequence[Mapping[str, Any]]) -> Table:
                 "",
                 (
                     Cell(short(each["module_name"]), kind="wrap"),
-                    Cell(short(each["shapes"], 60), kind="wrap"),
+                    Cell(middle(each["shapes"]), kind="wrap"),
                     *(_of_side(each[side]) for side in "ab"),
                     Cell(f"{'+' if more >= 0 else ''}{duration(more)}", more, kind="worse" if more > 0.005 else ""),
                 ),

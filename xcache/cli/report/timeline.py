@@ -17,7 +17,8 @@ _LONG_PAUSE = 0.3
 _NARROW = 0.1
 # No bar is thinner, in percent.
 _THINNEST = 0.15
-_MOST_ROWS = 40
+_FEWEST_ROWS, _MOST_ROWS = 12, 40
+_SEEN = 0.004
 _TICKS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800, 3600)
 _MOST_TICKS = 8
 
@@ -107,6 +108,9 @@ def drawn(programs: Sequence[Got]) -> dict[str, Any]:
     for got, span in sorted(spans, key=lambda pair: (pair[1].is_beside, pair[1].start, -pair[1].seconds)):
         threads.setdefault(span.thread, []).append((got, span))
     dearest = sorted(programs, key=lambda got: -got.seconds)[:_MOST_ROWS]
+    # A bar that is a dot says nothing, but some rows are always there.
+    seen = _SEEN * (scale.end - scale.begin - sum(pause.seconds for pause in scale.pauses))
+    dearest = [got for number, got in enumerate(dearest) if number < _FEWEST_ROWS or got.seconds >= seen]
     rows = [
         {"got": got, "blocks": _blocks(scale, [(got, span) for span in start_up.spans_of(got.row)])}
         for got in sorted(dearest, key=lambda got: got.row.position)
@@ -118,7 +122,7 @@ def drawn(programs: Sequence[Got]) -> dict[str, Any]:
         "pauses": scale.pauses,
         "threads": [{"name": name, "blocks": _blocks(scale, of_thread)} for name, of_thread in threads.items()],
         "rows": [row for row in rows if row["blocks"]],
-        "left_out": max(0, len(programs) - _MOST_ROWS),
+        "left_out": len(programs) - len(dearest),
     }
 
 

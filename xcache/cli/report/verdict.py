@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from xcache.wire import ledger
 _MOST_ACTIONS = 4
 # What is shorter than this share of the whole is not worth an advice.
 _WORTH = 0.1
+_NAMED = re.compile(r"argument (\d+) \(([^()]+)\)")
 # Programs that take less each, and more than so many of them, are operations outside of jax.jit.
 _SMALL_SECONDS, _MANY = 0.15, 20
 
@@ -64,11 +66,23 @@ def headline(shown: Mapping[str, Any], programs: Sequence[Got], known: Mapping[s
         return f"{begin}; the cache had {all_of_them}{gain}."
     seconds = sum(each.compile_seconds for each in compiled)
     first = by_cause(compiled)[0]
+    name, count, of_name = _dearest(compiled)
+    mostly = f", {duration(of_name)} of that {name}" if len(compiled) > 1 and of_name > 0.5 * seconds else ""
+    mostly += f" ({count} times)" if mostly and count > 1 else ""
     cause = "Cause" if first["count"] == len(compiled) else f"Main cause ({duration(first['seconds'])})"
     return (
-        f"{begin}; {duration(seconds)} of it compiling {counted(len(compiled), 'program')}."
+        f"{begin}; {duration(seconds)} of it compiling {counted(len(compiled), 'program')}{mostly}."
         f" {cause}: {first['meaning']}."
     )
+
+
+def _dearest(compiled: Sequence[Got]) -> tuple[str, int, float]:
+    """Return the function that took longest to compile, how often that was, and the seconds."""
+    of_names: dict[str, list[float]] = {}
+    for each in compiled:
+        of_names.setdefault(each.row.module_name, []).append(each.compile_seconds)
+    name = max(of_names, key=lambda name: sum(of_names[name]))
+    return name, len(of_names[name]), sum(of_names[name])
 
 
 def actions(
@@ -88,7 +102,7 @@ def actions(
         here = sum(each.seconds for each in programs if each.row.module_name == churn.module_name and not each.is_found)
         if churn.best is not None and here and churn.program == shown["program"]:
             of_shapes.add(churn.module_name)
-            found.append(_for_churn(churn, anchor, here))
+            found.append(_for_churn(churn, names_of(churn, explained), anchor, here))
     found += _for_misses([each for each in explained if each["module_name"] not in of_shapes])
     found += _for_small(programs)
     found += _for_stages(shown)
@@ -98,20 +112,31 @@ def actions(
     return worthy[:_MOST_ACTIONS] or _for_first_time(programs)
 
 
-def _for_churn(churn: Churn, anchor: str, here: float) -> Action:
+def names_of(churn: Churn, explained: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Return the names of a function's arguments by number, as far as the explanations of its misses have them."""
+    texts = (
+        difference["text"]
+        for each in explained
+        if each["module_name"] == churn.module_name
+        for difference in each["differences"]
+    )
+    return {int(found[1]): found[2] for found in map(_NAMED.match, texts) if found}
+
+
+def _for_churn(churn: Churn, names: Mapping[int, str], anchor: str, here: float) -> Action:
     best = churn.best
     assert best is not None  # noqa: S101 - the caller has checked it
-    where = " and ".join(axis.where for axis in churn.axes)
+    where = " and ".join(axis.where(names) for axis in churn.axes)
     choice = "" if all(len(sizes) == 1 for sizes in best.sizes) else "one of "
     sizes = "; ".join(", ".join(map(str, each)) for each in best.sizes)
     return Action(
         f"Pad {where} of {churn.module_name} to {choice}{sizes}.",
         f"It was compiled for {churn.shapes} shapes, which took {duration(churn.seconds)} in"
         f" {counted(churn.runs, 'run')}. With these sizes {counted(best.programs, 'program')} would have done, for"
-        f" {best.padding:.0%} more elements.",
+        f" {best.padding:.0%} more elements in what varies.",
         min(here, best.saved_seconds),
         anchor,
-        f"would have saved {duration(best.saved_seconds)} in {counted(churn.runs, 'run')}",
+        f"Would have saved {duration(best.saved_seconds)} in {counted(churn.runs, 'run')}",
     )
 
 

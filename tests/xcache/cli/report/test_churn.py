@@ -127,7 +127,8 @@ def test_what_is_left_out_of_a_long_list_counts_as_the_same():
     long = ", ".join(f"f32[{number}]" for number in range(9))
     uses = [Use(1, f"{long}, ... 200 more ..., i32[16,{size}]", True, True, 9.0, 1.0) for size in (40, 50, 64)]
     advised = the_one(uses)
-    assert advised.axes[0].where == "dimension 1 of argument 209"
+    assert advised.axes[0].where({}) == "dimension 1 of argument 209"
+    assert advised.axes[0].where({209: "tokens"}) == "dimension 1 of tokens (argument 209)"
     assert advised.best is not None
     assert advised.best.sizes == ((64,),)
 

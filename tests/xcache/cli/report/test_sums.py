@@ -112,7 +112,7 @@ def test_the_headline_says_where_the_time_went_and_why():
         " Cause: no program of this name was stored before."
     )
     both = [*misses, *got(run(), [row("c", MISS, ("compile", 7, 9), cause="evicted")])]
-    assert "13.0 s of it compiling 2 programs. Main cause (9.0 s): its entry went" in headline(both, {})
+    assert "13.0 s of it compiling 2 programs, 9.0 s of that c. Main cause (9.0 s): its entry went" in headline(both, {})
     assert headline(misses[1:], {"b": 5.0}).endswith("the cache had its one program, which saved 4.0 s.")
     assert headline([], {}) == "This run asked for no program."
     assert "before it was killed" in headline(misses, {}, "killed")
