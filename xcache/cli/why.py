@@ -45,7 +45,8 @@ def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> N
     function's name), it is the last one that compiled such a program.
 
     \b
-    JSON: {"run": str, "program": str, "misses": [{"position": int (as in `xcache run`), "module_name": str, "site": str, "shapes": str, "key": str,
+    JSON: {"run": str, "program": str, "misses": [{"position": int (as in `xcache run`),
+           "module_name": str, "site": str, "shapes": str, "key": str,
            "outcome": "miss", "uncacheable" or "compiling", "cause": str,
            "meaning": str, "stored": str, "seconds": float, "nearest": str (the key it was compared with),
            "components": {NAME: {"here": [str], "there": [str]}}, "differences": [{"text": str, "advice": str}],

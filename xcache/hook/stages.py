@@ -144,7 +144,7 @@ def _package(name: str) -> str:
 def _as_text(types: Sequence[Any]) -> str:
     """Return abstract values as text; equal ones that follow each other are counted.
 
-    If there are too many, those in the middle are left out: the last ones, after a model's parameters, change most often.
+    If there are too many, those in the middle are left out: the last ones, after a model's parameters, change most.
     """
     grouped = [(text, len(list(same))) for text, same in itertools.groupby(_type_text(each) for each in types)]
     texts = [text if count == 1 else f"{count} x {text}" for text, count in grouped]

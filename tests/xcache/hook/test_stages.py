@@ -28,7 +28,7 @@ def test_of_many_types_the_first_and_the_last_are_kept():
     # Each argument keeps its number.
     leaves = parse(text)
     assert len(leaves) == 999
-    assert all(leaf.dimensions in (None, type.shape) for leaf, type in zip(leaves, types, strict=True))
+    assert all(leaf.dimensions in (None, aval.shape) for leaf, aval in zip(leaves, types, strict=True))
 
 
 def test_a_type_that_is_too_long_by_itself_is_left_out():

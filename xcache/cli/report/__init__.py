@@ -80,7 +80,9 @@ def report(
     target.write_bytes(text)
     run = shown["run"]
     if as_json:
-        actions = [{name: each[name] for name in ("text", "reason", "seconds")} for each in run["actions"]] if run else []
+        actions = (
+            [{name: each[name] for name in ("text", "reason", "seconds")} for each in run["actions"]] if run else []
+        )
         emit(
             {
                 "file": output,

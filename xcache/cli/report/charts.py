@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from xcache.cli.report.churn import Churn
 _HEIGHT = 150.0
 _STRIP_HEIGHT = 84.0
 _DAY = 86400.0
-_MOST_LABELS = 6
+_MOST_LABELS, _LAST_LABEL = 6, 89
 
 
 class Part(NamedTuple):
@@ -84,24 +85,25 @@ def over_time(bars: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "zero": zero,
         "bars": drawn,
         "lines": [(zero - amount * per_second, duration(abs(amount))) for amount in lines],
+        # A label at the end would stick out.
         "labels": [
-            (number * width, _label(bars[number]["begin"], bars)) for number in range(0, len(bars), every) if number * width < 89
+            (number * width, _label(bars[number]["begin"], bars))
+            for number in range(0, len(bars), every)
+            if number * width < _LAST_LABEL
         ],
         "points": points,
         "rate_height": _HEIGHT * 0.5,
-        "segments": [
-            (a["x"], a["y"], b["x"], b["y"]) for a, b in zip(points, points[1:], strict=False)
-        ],
-    }  # fmt: skip
+        "segments": [(a["x"], a["y"], b["x"], b["y"]) for a, b in itertools.pairwise(points)],
+    }
 
 
 def strip(churn: Churn, names: Mapping[int, str]) -> dict[str, Any] | None:
-    """Return a function's sizes as dots, the higher the dearer, and the sizes proposed as lines; None without a size."""
+    """Return a function's sizes as dots, the higher the dearer, and the proposed ones as lines; None without sizes."""
     if not churn.axes:
         return None
     axis = churn.axes[0]
     sizes = sorted(set(axis.sizes.values()))
-    seconds = {size: 0.0 for size in sizes}
+    seconds = dict.fromkeys(sizes, 0.0)
     for shapes, cost in churn.cost.items():
         seconds[axis.sizes[shapes]] += cost
     is_wide = sizes[-1] > 16 * max(1, sizes[0])

@@ -1,7 +1,7 @@
 """The shape-churn advisor: functions that were compiled for many shapes, and what fewer shapes would have saved.
 
-The answer comes from a replay of the ledger: each run gets each function for the sizes that a plan leaves, and pays what
-the recorded runs paid for a compile or a load of that function.
+The answer comes from a replay of the ledger: each run gets each function for the sizes that a plan leaves, and pays
+what the recorded runs paid for a compile or a load of that function.
 """
 
 from __future__ import annotations
@@ -135,9 +135,11 @@ def advise(functions: Mapping[tuple[str, str, str], Sequence[Use]]) -> list[Chur
             leaves = parsed[use.shapes]
             structure = tuple((leaf.kind, None if leaf.dimensions is None else len(leaf.dimensions)) for leaf in leaves)
             by_structure[structure].append(use)
-        for alike in by_structure.values():
-            if len({use.shapes for use in alike if use.is_compiled}) > 1:
-                found.append(_churn(program, module_name, site, alike, parsed))
+        found += [
+            _churn(program, module_name, site, alike, parsed)
+            for alike in by_structure.values()
+            if len({use.shapes for use in alike if use.is_compiled}) > 1
+        ]
     return sorted(found, key=lambda churn: -churn.seconds)
 
 
@@ -184,9 +186,7 @@ def _follows(sizes: Sequence[int], leading: Sequence[int]) -> bool:
     return len(pairs) == len(set(leading)) and all(a[1] <= b[1] for a, b in itertools.pairwise(pairs))
 
 
-def plans_for(
-    uses: Sequence[Use], variants: Mapping[str, Sequence[Leaf]], axes: Sequence[Axis]
-) -> tuple[Plan, ...]:
+def plans_for(uses: Sequence[Use], variants: Mapping[str, Sequence[Leaf]], axes: Sequence[Axis]) -> tuple[Plan, ...]:
     """Return what some choices of sizes would have saved, those that save most first."""
     choices: dict[tuple[tuple[int, ...], ...], str] = {}
 
@@ -255,12 +255,15 @@ def buckets(sizes: Sequence[int], count: int) -> tuple[int, ...]:
         return sizes[last] * (last - first + 1) - (sums[last + 1] - sums[first])
 
     # By the last size in it: least padding of the sizes up to there, and the buckets.
-    best = [(added(0, last), (last,)) for last in range(len(sizes))]
+    best: list[tuple[int, tuple[int, ...]]] = [(added(0, last), (last,)) for last in range(len(sizes))]
     for _ in range(count - 1):
         best = [
             min(
                 [best[last]]
-                + [(best[first - 1][0] + added(first, last), (*best[first - 1][1], last)) for first in range(1, last + 1)]
+                + [
+                    (best[first - 1][0] + added(first, last), (*best[first - 1][1], last))
+                    for first in range(1, last + 1)
+                ]
             )
             for last in range(len(sizes))
         ]

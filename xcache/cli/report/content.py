@@ -18,7 +18,18 @@ from xcache.wire import ledger
 
 _MOST_CHURNS = 12
 _MOST_LINES = 10
-_FACTS = ("host", "directory", "python", "jax", "jaxlib", "xcache", "mode", "XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")
+_FACTS = (
+    "host",
+    "directory",
+    "python",
+    "jax",
+    "jaxlib",
+    "xcache",
+    "mode",
+    "XLA_FLAGS",
+    "LIBTPU_INIT_ARGS",
+    "JAX_PLATFORMS",
+)
 
 
 def content(found: Gathered, *, redact: bool) -> dict[str, Any]:
@@ -43,7 +54,7 @@ def content(found: Gathered, *, redact: bool) -> dict[str, Any]:
         "period": _period(found, programs, shown),
         "store": _store(found, programs),
     }
-    return _redaction(found)(made) if redact else made  # type: ignore[no-any-return]
+    return _redaction(found)(made) if redact else made
 
 
 def _shown(of: RunOf, redact: bool) -> dict[str, Any]:
@@ -73,10 +84,10 @@ def _run(found: Gathered, churns: Sequence[Churn], shown: Mapping[int, Mapping[s
     headline = verdict.headline(sums, of.programs, found.known)
     compiled = [each for each in of.programs if not each.is_found]
     saved = sum(ledger_facts.saved_by(each, found.known) for each in of.programs)
-    beside = [
-        (stage, sum(span.seconds for each in of.programs for span in start_up.spans_of(each.row) if span.stage == stage and span.is_beside))
-        for stage in ("load", "serialize", "store")
-    ]  # fmt: skip
+    spans = [span for each in of.programs for span in start_up.spans_of(each.row) if span.is_beside]
+    beside = {
+        stage: sum(span.seconds for span in spans if span.stage == stage) for stage in ("load", "serialize", "store")
+    }
     return {
         "id": run.run,
         "command": sums["command"],
@@ -89,7 +100,7 @@ def _run(found: Gathered, churns: Sequence[Churn], shown: Mapping[int, Mapping[s
         "headline": headline,
         "verdict": f"{duration(sums['ready_seconds'])} {headline}" if of.programs else headline,
         "parts": charts.stacked(parts),
-        "beside": [(stage, duration(seconds)) for stage, seconds in beside if seconds >= 0.0005],
+        "beside": [(stage, duration(seconds)) for stage, seconds in beside.items() if seconds >= 0.0005],
         "actions": [
             action._asdict() | {"stake": action.stake}
             for action in verdict.actions(sums, of.programs, found.explained, shown_churns)
@@ -138,17 +149,22 @@ def _miss(each: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
 def _comparison(found: Gathered, shown: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     assert found.focus is not None and found.other is not None  # noqa: S101 - the caller has checked it
     sides = [found.other, found.focus]
-    sums = [
-        verdict.without_pauses(shown[of.stored.id], timeline.pause_seconds(of.programs)) for of in sides
-    ]
+    sums = [verdict.without_pauses(shown[of.stored.id], timeline.pause_seconds(of.programs)) for of in sides]
     rows = [[each.row for each in of.programs] for of in sides]
     programs = side_by_side(*rows)
     parts = [dict(verdict.parts_of(each)) for each in sums]
     names = [name for name in ("imports", *ledger.STAGES, "other") if any(name in each for each in parts)]
     most = max([*parts[0].values(), *parts[1].values(), 0.0]) or 1.0
-    only = [sum(bool(row[side]["compiled"]) > bool(row[other]["compiled"]) for row in programs) for side, other in ("ab", "ba")]
+    only = [
+        sum(bool(row[side]["compiled"]) > bool(row[other]["compiled"]) for row in programs)
+        for side, other in ("ab", "ba")
+    ]
     more = sums[1]["ready_seconds"] - sums[0]["ready_seconds"]
-    grown = max(names, key=lambda name: (parts[1].get(name, 0.0) - parts[0].get(name, 0.0)) * (1 if more >= 0 else -1), default="")
+    grown = max(
+        names,
+        key=lambda name: (parts[1].get(name, 0.0) - parts[0].get(name, 0.0)) * (1 if more >= 0 else -1),
+        default="",
+    )
     return {
         "sides": [
             {"name": side, "command": each["command"], "run": each["run"], "ready": duration(each["ready_seconds"])}
@@ -235,7 +251,7 @@ def _store(found: Gathered, programs: Sequence[ledger_facts.Got]) -> dict[str, A
     if held is None:
         return None
     totals = held["totals"]
-    stored = totals.get("bytes", 0)
+    stored, most = totals.get("bytes", 0), found.max_size
     missed: dict[str, tuple[int, float]] = {}
     for each in programs:
         if each.is_miss:
@@ -251,8 +267,8 @@ def _store(found: Gathered, programs: Sequence[ledger_facts.Got]) -> dict[str, A
     rest = stored - sum(row["bytes"] or 0 for _, row in top)
     return {
         "figures": [
-            (f"{totals.get('entries', 0):,}".replace(",", "\N{NARROW NO-BREAK SPACE}"), "entries"),
-            (size(stored), f"of {size(found.max_size)} ({stored / found.max_size:.0%})" if found.max_size else "stored"),
+            (tables.number(totals.get("entries", 0)).text, "entries"),
+            (size(stored), f"of {size(most)} ({stored / most:.0%})" if most else "stored"),
             (
                 f"{unused['entries']}",
                 f"entries never used again, {size(unused['bytes'] or 0)}",
@@ -285,7 +301,9 @@ def _redaction(found: Gathered) -> Redaction:
     runs = [of.stored.run for of in (*found.period, *filter(None, (found.focus, found.other)))]
     sites = {each.row.site for of in (*found.period, *filter(None, (found.focus,))) for each in of.programs}
     folders = {folder_of(site) for site in sites}
-    folders |= {run.facts.get("directory", "") for run in runs} | {folder_of(run.facts.get("script", "")) for run in runs}
+    folders |= {run.facts.get("directory", "") for run in runs} | {
+        folder_of(run.facts.get("script", "")) for run in runs
+    }
     for toolchain in (found.held or {}).get("toolchains", ()):
         folders |= {one["place"] for one in toolchain["installations"]}
     hosts = {run.facts.get("host", "") for run in runs}

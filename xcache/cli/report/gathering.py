@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from xcache.cli import Failure, programs
+from xcache.cli.daemon_listing import AskedReader
 from xcache.cli.ledger_file import LedgerReader, StoredRun, open_ledger
 from xcache.cli.report import holdings
 from xcache.cli.report.ledger_facts import Got, compile_seconds_by_key, got
-from xcache.cli.daemon_listing import AskedReader
 from xcache.cli.store_file import StoreReader
 from xcache.cli.why import explained
 from xcache.config.config import Config
@@ -54,15 +54,13 @@ class Gathered(NamedTuple):
     max_size: int
 
 
-def gather(
-    settings: Config, run: str, other: str | None, since: float, *, with_programs: bool
-) -> Gathered:
+def gather(settings: Config, run: str, other: str | None, since: float, *, with_programs: bool) -> Gathered:
     """Read what the report on a run (``last``) shows; raise StoreError if there is nothing to show."""
     now = time.time()
     with open_ledger(settings) as (reader, store):
         latest = reader.runs(1)
         if not latest and run == "last" and other is None:
-            if store is None or not store.totals().get("entries"):
+            if store is None or isinstance(store, AskedReader) or not store.totals().get("entries"):
                 raise StoreError("there is nothing to report: no run is recorded, and the store is empty")
             focus = None
         else:
@@ -71,8 +69,12 @@ def gather(
         period, left_out = _period(reader, now - since, [each for each in (focus, compared) if each])
         everything = [each for of in (*period, *filter(None, (focus, compared))) for each in of.programs]
         # The daemon hands out single entries, and no sums.
-        is_open = store is not None and not isinstance(store, AskedReader)
-        stored = holdings.compile_seconds(store, {each.row.key for each in everything if each.row.key}) if is_open else {}
+        readable = None if isinstance(store, AskedReader) else store
+        stored = (
+            holdings.compile_seconds(readable, {each.row.key for each in everything if each.row.key})
+            if readable
+            else {}
+        )
         return Gathered(
             now,
             now - since,
@@ -82,7 +84,7 @@ def gather(
             period,
             left_out,
             compile_seconds_by_key(everything, stored),
-            _held(store, now) if is_open else None,
+            _held(readable, now) if readable else None,
             _texts(store, focus.programs) if with_programs and store and focus else {},
             settings.max_size,
         )

@@ -62,7 +62,8 @@ def dearest(store: StoreReader) -> list[dict[str, Any]]:
     return _rows(
         store.connection,
         "SELECT key, module_name, platform, jaxlib_version, stored_size, compile_seconds, hits, created_at,"
-        f" last_used_at FROM entries ORDER BY compile_seconds DESC, key LIMIT {_DEAREST}",  # noqa: S608
+        " last_used_at FROM entries ORDER BY compile_seconds DESC, key LIMIT ?",
+        _DEAREST,
     )
 
 

@@ -86,10 +86,10 @@ def over_time(programs: Sequence[Got], known: Mapping[str, float], begin: float,
     """Return sums for equal stretches of time: what was saved, and lost to compiles that were new and that were not."""
     step = next((step for step in _STEPS if (end - begin) / step <= _MOST_BARS), (end - begin) / _MOST_BARS)
     first = int(begin // step)
-    bars = [
-        {"begin": number * step, "end": (number + 1) * step, "hits": 0, "misses": 0, "saved": 0.0, "new": 0.0, "again": 0.0}
-        for number in range(first, int(end // step) + 1)
-    ]  # fmt: skip
+    sums = {"hits": 0, "misses": 0, "saved": 0.0, "new": 0.0, "again": 0.0}
+    bars: list[dict[str, Any]] = [
+        {"begin": number * step, "end": (number + 1) * step, **sums} for number in range(first, int(end // step) + 1)
+    ]
     for each in programs:
         bar = bars[min(max(int(each.run.run.began_at // step) - first, 0), len(bars) - 1)]
         bar["hits"] += each.is_found

@@ -10,9 +10,7 @@ from typing import Any
 
 from xcache.cli import Failure
 
-_MISSING = (
-    "a report needs jinja2, which is not installed here; install the extra: pip install 'jax-xcache[report]'"
-)
+_MISSING = "a report needs jinja2, which is not installed here; install the extra: pip install 'jax-xcache[report]'"
 
 
 def need_template_engine() -> None:
@@ -44,9 +42,8 @@ def rendered(content: Mapping[str, Any]) -> str:
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none';"
         " form-action 'none'"
     )
-    return environment.get_template("template.html").render(
-        **content, policy=policy, style=markupsafe.Markup(style), script=markupsafe.Markup(script)  # noqa: S704 - our own files
-    )
+    own = {"style": markupsafe.Markup(style), "script": markupsafe.Markup(script)}  # noqa: S704 - files of this package
+    return str(environment.get_template("template.html").render(**content, **own, policy=policy))
 
 
 def _file(name: str) -> str:

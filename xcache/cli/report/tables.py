@@ -270,7 +270,10 @@ def toolchains(found: Sequence[Mapping[str, Any]]) -> Table:
                     number(each["entries"]),
                     _size(each["bytes"]),
                     seconds(each["compile_seconds"]),
-                    Cell(short(", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")), kind="wrap"),
+                    Cell(
+                        short(", ".join(places[:3]) + (f" and {len(places) - 3} more" if len(places) > 3 else "")),
+                        kind="wrap",
+                    ),
                 ),
             )
         )

@@ -93,8 +93,8 @@ def actions(
 ) -> list[Action]:
     """Return what to do, the most promising first.
 
-    ``explained`` are the misses as ``xcache why`` explains them, ``churns`` functions that were compiled for many shapes
-    by the place in the report that has more about each.
+    ``explained`` are the misses as ``xcache why`` explains them, ``churns`` functions that were compiled for many
+    shapes, by the place in the report that has more about each.
     """
     found: list[Action] = []
     of_shapes = set()

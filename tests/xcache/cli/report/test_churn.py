@@ -110,7 +110,10 @@ def test_a_model_of_another_size_is_not_padded():
 
 
 def test_other_kinds_and_numbers_of_arguments_are_other_functions():
-    assert advise({STEP: [compiled(1, 8), Use(1, "f32[8]", True, True, 1.0, 0.1), Use(1, "f64[9]", True, True, 1, 1)]}) == []
+    assert (
+        advise({STEP: [compiled(1, 8), Use(1, "f32[8]", True, True, 1.0, 0.1), Use(1, "f64[9]", True, True, 1, 1)]})
+        == []
+    )
 
 
 def test_one_shape_is_no_churn():

@@ -72,7 +72,7 @@ def ids_and_links(text: str) -> tuple[list[str], set[str]]:
 
 def test_the_texts_of_programs_are_texts_and_nothing_else(shell, write):
     key = shell.put(HOSTILE, program=b"no program")
-    hostile = {name: HOSTILE for name in ("module_name", "site", "shapes", "cause", "stored")}
+    hostile = dict.fromkeys(("module_name", "site", "shapes", "cause", "stored"), HOSTILE)
     facts = {"arguments": json.dumps([HOSTILE]), "directory": HOSTILE, "XLA_FLAGS": HOSTILE, "host": HOSTILE}
     shell.record_run(key, facts=facts, **hostile)
     for arguments in ((), ("--compare", "last", "last"), ("--with-programs",), ("--redact",)):
@@ -144,7 +144,7 @@ def test_a_large_store_makes_a_small_file(shell, tmp_path):
         columns = [row[1] for row in database.execute("PRAGMA table_info(entries)")]
         others = ", ".join(name for name in columns if name not in ("key", "module_name"))
         database.execute(
-            "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 9999) INSERT INTO entries"
+            "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < 9999) INSERT INTO entries"  # noqa: S608 - names of our own
             f" (key, module_name, {others}) SELECT printf('%064x', i), 'jit_function_' || i % 700, {others}"
             " FROM entries, n"
         )
@@ -154,12 +154,15 @@ def test_a_large_store_makes_a_small_file(shell, tmp_path):
                 " ended_at, size FROM runs WHERE id = 1",
                 (number, number),
             )
+            outcome = ("miss", "other program", "yes", "") if number % 2 else ("hit", "", "", "")
             rows = [
-                (1 + number, place, f"jit_function_{place % 300}", f"train.py:{place}", f"f32[{place % 90},512]" * 40,
-                 f"{place:064x}", "hit" if number % 2 else "miss", "" if number % 2 else "other program", "yes", "", spans)
+                (f"jit_function_{place % 300}", f"train.py:{place}", f"f32[{place % 90},512]" * 40, f"{place:064x}")
                 for place in range(1000)
-            ]  # fmt: skip
-            database.executemany(f"INSERT INTO ledger VALUES ({', '.join('?' * len(rows[0]))})", rows)
+            ]
+            database.executemany(
+                "INSERT INTO ledger VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(1 + number, place, *row, *outcome, spans) for place, row in enumerate(rows)],
+            )
     target = tmp_path / "report.html"
     found = json.loads(shell.run("report", "-o", str(target), "--json").stdout)
     assert (found["runs"], found["bytes"]) == (8, target.stat().st_size)

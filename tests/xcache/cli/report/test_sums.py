@@ -27,7 +27,9 @@ def row(name: str, outcome: str, *spans: tuple[str, float, float], cause: str = 
 
 def test_a_hit_saves_its_compile_less_its_loading_and_a_compile_is_lost():
     before = got(run(1, 10.0), [row("a", MISS, ("compile", 0, 5), cause="new")])
-    after = got(run(2, DAY + 10), [row("a", HIT, ("lookup", 0, 0.5), ("load", 1, 1)), row("b", AHEAD, ("lookup", 2, 1))])
+    after = got(
+        run(2, DAY + 10), [row("a", HIT, ("lookup", 0, 0.5), ("load", 1, 1)), row("b", AHEAD, ("lookup", 2, 1))]
+    )
     again = got(run(3, DAY + 20), [row("a", MISS, ("compile", 0, 6), cause="evicted")])
     known = ledger_facts.compile_seconds_by_key([*before, *after, *again], {"b": 3.0})
     # The ledger knows what the store has forgotten.
@@ -90,7 +92,7 @@ def test_thousands_of_programs_are_few_blocks_within_the_axis():
     drawn = timeline.drawn(got(run(), rows))
     (thread,) = drawn["threads"]
     assert 0 < len(thread["blocks"]) < 1200
-    assert all(0 <= block.x and block.x + block.width <= 100.01 for block in thread["blocks"])
+    assert all(block.x >= 0 and block.x + block.width <= 100.01 for block in thread["blocks"])
     assert "programs" in thread["blocks"][0].title
     assert drawn["left_out"] == 5000 - len(drawn["rows"])
 
@@ -112,7 +114,9 @@ def test_the_headline_says_where_the_time_went_and_why():
         " Cause: no program of this name was stored before."
     )
     both = [*misses, *got(run(), [row("c", MISS, ("compile", 7, 9), cause="evicted")])]
-    assert "13.0 s of it compiling 2 programs, 9.0 s of that c. Main cause (9.0 s): its entry went" in headline(both, {})
+    assert "13.0 s of it compiling 2 programs, 9.0 s of that c. Main cause (9.0 s): its entry went" in headline(
+        both, {}
+    )
     assert headline(misses[1:], {"b": 5.0}).endswith("the cache had its one program, which saved 4.0 s.")
     assert headline([], {}) == "This run asked for no program."
     assert "before it was killed" in headline(misses, {}, "killed")
