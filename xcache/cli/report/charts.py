@@ -133,7 +133,7 @@ def strip(churn: Churn, names: Mapping[int, str]) -> dict[str, Any] | None:
 def _label(moment: float, bars: Sequence[Mapping[str, Any]]) -> str:
     length, whole = bars[0]["end"] - bars[0]["begin"], bars[-1]["end"] - bars[0]["begin"]
     shown = "%d %b" if length >= _DAY else "%H:%M" if whole <= _DAY else "%d %b %H:%M"
-    return time.strftime(shown, time.localtime(moment)).lstrip("0")
+    return time.strftime(shown, time.localtime(moment))
 
 
 def _moment(begin: float, end: float) -> str:

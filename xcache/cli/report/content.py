@@ -212,6 +212,7 @@ def _plan(plan: Any) -> dict[str, Any]:
         "programs": plan.programs,
         "saved": duration(plan.saved_seconds),
         "padding": f"{plan.padding:.0%}",
+        "has_choice": any(len(sizes) > 1 for sizes in plan.sizes),
     }
 
 
@@ -263,8 +264,9 @@ def _store(found: Gathered, programs: Sequence[ledger_facts.Got]) -> dict[str, A
         for row in held["compilers"]
     ]
     functions = [(row["module_name"] or "", row) for row in held["functions"]]
-    top = functions[:7]
-    rest = stored - sum(row["bytes"] or 0 for _, row in top)
+    top = functions[:6]
+    of_entries = sum(row["bytes"] or 0 for _, row in compilers)
+    others = {"other functions": of_entries - sum(row["bytes"] or 0 for _, row in top), "programs": stored - of_entries}
     return {
         "figures": [
             (tables.number(totals.get("entries", 0)).text, "entries"),
@@ -276,7 +278,7 @@ def _store(found: Gathered, programs: Sequence[ledger_facts.Got]) -> dict[str, A
             (f"{held['statistics'].get('evictions', 0):.0f}", "entries evicted since the statistics began"),
         ],
         "parts": charts.stacked(
-            [(name, row["bytes"] or 0) for name, row in top] + ([("all others", rest)] if rest > 0 else []), size
+            [(name, row["bytes"] or 0) for name, row in top] + [item for item in others.items() if item[1] > 0], size
         )
         if stored
         else [],

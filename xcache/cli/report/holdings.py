@@ -61,7 +61,7 @@ def dearest(store: StoreReader) -> list[dict[str, Any]]:
     """Return the entries that took longest to compile."""
     return _rows(
         store.connection,
-        "SELECT key, module_name, platform, jaxlib_version, stored_size, compile_seconds, hits, created_at,"
+        "SELECT key, module_name, platform, jaxlib_version, stored_size, compile_seconds, hits,"
         " last_used_at FROM entries ORDER BY compile_seconds DESC, key LIMIT ?",
         _DEAREST,
     )

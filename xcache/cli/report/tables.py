@@ -63,7 +63,7 @@ def number(amount: int) -> Cell:
 
 def moment(when: float | None) -> Cell:
     """Return a cell for a time."""
-    return Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(when)), when, kind="code") if when else Cell("", 0.0)
+    return Cell(time.strftime("%Y-%m-%d %H:%M", time.localtime(when)), when, kind="whole") if when else Cell("", 0.0)
 
 
 def _size(amount: float | None) -> Cell:
@@ -195,8 +195,7 @@ def dearest(entries: Sequence[Mapping[str, Any]]) -> Table:
                 number(each["hits"] or 0),
                 seconds((each["hits"] or 0) * (each["compile_seconds"] or 0.0)),
                 _size(each["stored_size"]),
-                Cell(f"{each['platform'] or ''} {each['jaxlib_version'] or ''}"),
-                moment(each["created_at"]),
+                Cell(f"{each['platform'] or ''} {each['jaxlib_version'] or ''}", kind="whole"),
                 moment(each["last_used_at"]),
             ),
         )
@@ -204,7 +203,7 @@ def dearest(entries: Sequence[Mapping[str, Any]]) -> Table:
     ]
     columns = (
         *(("key", False), ("function", False), ("compile time", True), ("hits", True), ("not compiled again", True)),
-        *(("size", True), ("made for", False), ("stored", False), ("last used", False)),
+        *(("size", True), ("made for", False), ("last used", False)),
     )
     return Table("dearest", "The dearest entries", columns, rows)
 
