@@ -211,9 +211,9 @@ def test_a_daemon_that_does_not_answer_is_not_asked_again(place, shell):
     result = place.run(source, **ON | {"XCACHE_TIMEOUT": "1s", "XCACHE_EXPLAIN": "1"})
     assert result.returncode == 0, result.stderr
     first, second = (row["cause"] for row in json.loads(result.stdout.splitlines()[-1]))
-    not_asked = "not asked: the daemon failed (the daemon did not answer within 1 s) and did not answer since"
-    assert first in ("no answer", not_asked)
-    assert second == not_asked
+    not_asked = "not asked: it failed before: the daemon did not answer within"
+    assert first == "no answer" or first.startswith(not_asked)
+    assert second.startswith(not_asked)
     assert "so it was not asked" in result.stderr
     assert ledger.CAUSES["no daemon"] not in result.stderr
 

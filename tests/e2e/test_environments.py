@@ -72,6 +72,11 @@ def states(shell: Shell) -> dict[str, str]:
     return {row["jaxlib_version"]: row["state"] for row in shell.json("toolchains")["toolchains"]}
 
 
+def why(shell: Shell) -> list[dict]:
+    """What the last run's misses are told; the other jax may lower some programs otherwise."""
+    return [miss for miss in shell.json("why")["misses"] if miss["cause"] != "other program"]
+
+
 def test_environments_with_different_jaxlibs_share_a_daemon(place):
     shell = Shell(place)
     first, second = Environment(place, "first", FIRST), Environment(place, "second", SECOND)
@@ -80,6 +85,11 @@ def test_environments_with_different_jaxlibs_share_a_daemon(place):
     assert compiled > 0
     # The two environments neither find nor remove each other's entries.
     assert second.run() == (0, compiled)
+    told = why(shell)
+    assert {miss["cause"] for miss in told} == {"other toolchain"}
+    assert {miss["differences"][0]["text"] for miss in told} == {
+        f"jaxlib is {SECOND} here, {FIRST} in the stored entry"
+    }
     assert first.run() == second.run() == (compiled, 0)
     assert states(shell) == {FIRST: "live", SECOND: "live"}
 
@@ -106,4 +116,8 @@ def test_environments_with_different_jaxlibs_share_a_daemon(place):
         file.write(b"\0")
     assert until(lambda: states(shell) == {FIRST: "stale", SECOND: "stale"})
     assert second.run() == (0, compiled)
+    told = why(shell)
+    assert {miss["cause"] for miss in told} == {"stale"}
+    says = f"{library.name} has other bytes here than in the stored entry, under the same jaxlib"
+    assert {miss["differences"][0]["text"] for miss in told} == {says}
     assert sorted(row["state"] for row in shell.json("toolchains")["toolchains"]) == ["live", "stale", "stale"]

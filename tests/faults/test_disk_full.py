@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.acknowledged import Ledger
+from support.command_line import Shell
 from support.conversation import Conversation, key_of, talking
 from support.load import Client
 from support.marks import thorough
@@ -110,6 +111,33 @@ def fill_up_and_make_room(place, campaign, choose, when: str) -> None:
 def started(place, child) -> bool:
     until(lambda: place.answers() or child.poll() is not None)
     return child.poll() is None
+
+
+RUN = """
+import os, sys, numpy as np, jax
+print(float(jax.jit(lambda x: x * float(os.environ["FACTOR"]))(np.float32(2))))
+"""
+
+
+def test_a_run_on_a_full_disk_is_as_without_and_the_commands_answer(place):
+    """What cannot be recorded is not; what was recorded is there."""
+    shell = Shell(place)
+    with small_disk(place, 3_000_000):
+        place.start_daemon()
+        on = {"XCACHE": "1", "XCACHE_TIMEOUT": "20s"}
+        assert place.run(RUN, FACTOR="2", **on).stdout == "4.0\n"
+        recorded = shell.json("runs")["runs"]
+        fill(place.dir / "ballast", 0)
+        for factor in range(3, 9):
+            done = place.run(RUN, FACTOR=str(factor), **on)
+            assert (done.returncode, done.stdout) == (0, f"{2.0 * factor}\n"), done.stderr
+        for command in ("runs", "run", "why"):
+            done = shell.run(command)
+            assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
+        assert recorded[0]["run"] in {run["run"] for run in shell.json("runs")["runs"]}
+        (place.dir / "ballast").unlink()
+        assert place.run(RUN, FACTOR="9", **on).stdout == "18.0\n"
+        assert shell.json("run")["programs"][0]["stored"] == "yes"
 
 
 def test_a_disk_is_never_filled(place):

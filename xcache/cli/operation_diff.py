@@ -13,7 +13,7 @@ from xcache.cli.output import shortened
 from xcache.cli.program_parts import Operation
 
 # More differences than these help nobody.
-_MOST_SHOWN = 5
+_MOST_SHOWN = 3
 # Comparing takes a time that grows with the square of the length; the first operations that differ tell most.
 _MOST_COMPARED = 1500
 _LONGEST, _LONGEST_VALUE = 160, 40
@@ -23,6 +23,8 @@ _YEARS = 5 * 365 * 86400.0
 _PER_SECOND = (1.0, 1e3, 1e9)
 _SCALAR = re.compile(r"dense<([^\[\]\"<>]+)>")
 _FLOAT = re.compile(r"-?\d\.\d+E[+-]\d+", re.IGNORECASE)
+# How operands and dimensions are numbered tells users nothing, nor does what is usual.
+_HIDDEN = re.compile("dimension|DEFAULT")
 _RANDOM = ("threefry", "random_bits", "rng_bit_generator", "random_wrap")
 
 _CODE = (
@@ -41,7 +43,7 @@ _TIME = "It looks like a time. A program with the time in it is another one in e
 _SEED = "It looks like a random seed. Pass the key as an argument: make jax.random.key(seed) outside of jit."
 _NUMBER = (
     "A Python number was built into the program. Pass it as an argument of the function instead of closing over it or"
-    " naming it in static_argnums, and all values share an executable."
+    " naming it in static_argnums, and all values share an executable. (For optimizers: optax.inject_hyperparams.)"
 )
 _ARRAY = (
     "An array was built into the program, such as a NumPy array that the function uses from outside. Pass it as an"
@@ -68,7 +70,9 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
     elif Counter(each.essence for each in mine) == Counter(each.essence for each in theirs):
         yield Difference(f"the same operations come in another order{mine[0].at}", _ORDER)
     else:
-        found = [each for part in _parts(mine[:_MOST_COMPARED], theirs[:_MOST_COMPARED]) for each in _of_part(*part)]
+        compared = _parts(mine[:_MOST_COMPARED], theirs[:_MOST_COMPARED])
+        counts = Counter(each for part in compared for each in _of_part(*part))
+        found = [each._replace(text=f"{each.text}{_times(count)}") for each, count in counts.items()]
         # The general advice is said once, and only if there is no better one.
         said = {_CODE} if any(each.advice for each in found) else set()
         for each in found[:_MOST_SHOWN]:
@@ -79,6 +83,10 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
             yield Difference("and perhaps more: only the first operations that differ were compared")
         elif len(found) > _MOST_SHOWN:
             yield Difference(f"and {len(found) - _MOST_SHOWN} more parts of the program")
+
+
+def _times(count: int) -> str:
+    return f" ({count} times)" if count > 1 else ""
 
 
 def _of_operands(here: Sequence[Operation], there: Sequence[Operation]) -> Iterator[Difference]:
@@ -190,5 +198,15 @@ def _number(content: str) -> float | None:
 
 
 def _listed(operations: Sequence[Operation]) -> str:
-    shown = ", ".join(f"{each}{each.at}" for each in operations[:2])
+    shown = ", ".join(f"{_in_words(each)}{each.at}" for each in operations[:2])
     return f"{shown} and {len(operations) - 2} more" if len(operations) > 2 else shown
+
+
+def _in_words(operation: Operation) -> str:
+    """Return an operation with its attributes and types."""
+    if operation.is_constant:
+        shown = _value(operation.content)
+    else:
+        named = operation.attributes.items()
+        shown = ", ".join(f"{name} = {text}" for name, text in named if not _HIDDEN.search(f"{name} {text}"))
+    return shortened(f"{operation.short_name}{shown and ' '}{shown} : {operation.types}", _LONGEST)

@@ -16,6 +16,8 @@ __all__ = ["Difference", "differences", "from_shapes", "of_arguments", "read"]
 
 # Names of arguments that one line lists.
 _MOST_NAMED = 3
+# More arguments of one size than a batch has are those of a model.
+_FEW = 4
 _LONGEST, _LONGEST_NAME = 160, 60
 _DONATION = ("tf.aliasing_output", "jax.buffer_donor")
 _SHARDING = ("sdy.sharding", "mhlo.sharding")
@@ -30,6 +32,10 @@ _DIMENSION = re.compile(r"\{([^{}]*)\}")
 _NOT_OURS = "This should not have missed. Please report it, with the output of `xcache show KEY --program` of both."
 _MESH = "Each mesh and number of devices needs an executable of its own; keep them the same in all runs."
 _DONATED = "Give jax.jit the same donate_argnums and donate_argnames in all runs, and arrays that can be donated."
+_LAYER = (
+    "Many arguments share the size, as of a model's layers. Each size needs an executable of its own; what is compiled"
+    " now serves the next runs."
+)
 _SHARDED = "Place the arrays in the same way in all runs: jax.device_put, in_shardings, or the mesh in use."
 
 
@@ -41,6 +47,8 @@ class _Change(NamedTuple):
     together: str
     alone: str
     advice: str
+    # If many share it.
+    advice_to_many: str = ""
 
 
 def differences(here: Program, there: Program) -> list[Difference]:
@@ -102,7 +110,7 @@ def _grouped(what: str, changes: Sequence[_Change]) -> Iterator[Difference]:
         text = f"{what} {first.number}{named} {first.alone}" if len(group) == 1 else (
             f"{len(group)} {what}s ({_listed(names)}) {together}"
         )  # fmt: skip
-        yield Difference(text, first.advice)
+        yield Difference(text, (len(group) > _FEW and first.advice_to_many) or first.advice)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -126,7 +134,7 @@ def _of_types(number: int, one: Value, other: Value) -> _Change | None:
     if len(sizes) == 1:
         ((mine, theirs),) = sizes
         together = f"differ in a dimension: {mine} here, {theirs} in the stored program"
-        return _Change(number, one.name, together, alone, _on_shapes(changed, mine, theirs))
+        return _Change(number, one.name, together, alone, _on_shapes(changed, mine, theirs), _LAYER)
     advice = "Each shape needs an executable of its own. Pad to one of a few shapes (buckets), if these change often."
     return _Change(number, one.name, alone.replace("is", "are", 1), alone, advice)
 
@@ -197,10 +205,9 @@ def _of_names(here: Program, there: Program) -> Iterator[Difference]:
             text = f"only the names of inner functions have changed: {_listed(only[0])} here, {_listed(only[1])} before"
             yield Difference(text, advice)
     for name in sorted({*here.settings, *there.settings} - {_PARTITIONS}):
-        values = [program.settings.get(name, "none") for program in (here, there)]
+        values = [shortened(program.settings.get(name, "none"), _LONGEST) for program in (here, there)]
         if values[0] != values[1]:
-            one, other = (shortened(value, _LONGEST) for value in values)
-            yield Difference(f"the module's {name} is {one} here, {other} in the stored program")
+            yield Difference(f"the module's {name} is {values[0]} here, {values[1]} in the stored program")
 
 
 def from_shapes(shapes: str) -> list[Value]:

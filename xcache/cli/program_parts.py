@@ -7,15 +7,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from xcache.cli.output import short_site, shortened
+from xcache.cli.output import short_site
 from xcache.keys import stablehlo
 
-_LONGEST = 160
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)([^>]+)>")
 _PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
 # The innermost name of a location: an argument's, or the path of functions and primitives that jax keeps.
 _NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*)"')
-_HIDDEN = re.compile("dimension|DEFAULT")
 # #stablehlo<precision HIGHEST>
 _ENUM = re.compile(r"#stablehlo<\w+ ([A-Z]\w*)>")
 _NUMBERED = re.compile(r"_\d+$")
@@ -71,14 +69,6 @@ class Operation(NamedTuple):
     def short_name(self) -> str:
         """Its name without that of the dialect."""
         return self.name.removeprefix("stablehlo.")
-
-    def __str__(self) -> str:
-        shown = self.content if self.is_constant else ", ".join(f"{name} = {text}" for name, text in self._shown())
-        return shortened(f"{self.short_name}{shown and ' '}{shown} : {self.types}", _LONGEST)
-
-    def _shown(self) -> list[tuple[str, str]]:
-        # How operands and dimensions are numbered tells users nothing, nor does what is usual.
-        return [(name, text) for name, text in self.attributes.items() if not _HIDDEN.search(f"{name} {text}")]
 
     @property
     def at(self) -> str:

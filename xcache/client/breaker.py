@@ -74,8 +74,8 @@ class Breaker:
         """Begin a wait of the program; raise NotAskedError while open, or if too little is left."""
         with self._lock:
             if self._retry_at is not None:
-                failed = f"the daemon failed ({self._failure})" if self._failure else "the daemon answered too slowly"
-                raise NotAskedError(f"{failed} and did not answer since", nobody_there=self._nobody_there)
+                failed = f"it failed before: {self._failure}" if self._failure else "it answered too slowly before"
+                raise NotAskedError(failed, nobody_there=self._nobody_there)
             seconds = _SHARE_PER_WAIT * self.left()
             if seconds < _MIN_SHARE * self._timeout:
                 raise NotAskedError("the daemon's slow answers have cost this program enough")

@@ -76,7 +76,7 @@ class Lookup:
         cause = reader.why_gone(key, writers) or ("not trusted" if hits else "")
         if not cause and same_program is None:
             cause = "new" if nearest is None else "other program"
-        elif not cause and self._toolchains.is_stale(same_program[-1], caller.uid):
+        elif not cause and same_program is not None and self._toolchains.is_stale(same_program[-1], caller.uid):
             cause = "stale"
         return cause, nearest
 

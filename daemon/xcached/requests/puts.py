@@ -114,14 +114,16 @@ class Puts:
 
     def _note_refusal(self, uid: int, put: protocol.Put, answer: protocol.Message) -> None:
         """Have a refusal for want of room remembered: it is why the next program misses."""
+        if not isinstance(answer, protocol.Refused) or answer.kind not in _FOR_WANT_OF_ROOM:
+            return
+        entry, kind = EntryKey(put.key, uid), answer.kind
 
         def note() -> None:
             # On a full disk there may be no room for this either.
             with contextlib.suppress(sqlite3.OperationalError), self._store.transaction():
-                self._store.note_refusal(EntryKey(put.key, uid), put.compile_seconds, answer.kind)
+                self._store.note_refusal(entry, put.compile_seconds, kind)
 
-        if isinstance(answer, protocol.Refused) and answer.kind in _FOR_WANT_OF_ROOM:
-            self._writer.note(note, uid)
+        self._writer.note(note, uid)
 
     def _why_refused(self, caller: Caller, message: protocol.Put, files: Sequence[int]) -> protocol.Refused | None:
         named = (message.key, message.digest, message.program_digest, message.program_stored_digest)
