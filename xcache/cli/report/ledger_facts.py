@@ -14,13 +14,13 @@ from xcache.cli.report.churn import Use
 from xcache.wire import ledger
 from xcache.wire.ledger import Row
 
-_NOT_CACHEABLE = "not cacheable: "
+NOT_CACHEABLE = "not cacheable: "
 _LINE = re.compile(r":\d+(?= in |$)")
 # The lengths in seconds that a bar over time may stand for: minutes to weeks.
 _STEPS = (60, 300, 900, 3600, 4 * 3600, 86400, 7 * 86400)
 _MOST_BARS = 60
-# Causes that would be none had the function been called with shapes that were known.
-_OF_SHAPES = ("new", "other program")
+# Causes that would be none had the program been the same as before.
+OF_PROGRAMS = ("new", "other program")
 
 
 class Got(NamedTuple):
@@ -52,10 +52,20 @@ class Got(NamedTuple):
         return self.row.outcome in (ledger.MISS, ledger.COMPILING)
 
     @property
+    def is_by_itself(self) -> bool:
+        """Whether what was asked for was found or new, so that no flag, eviction or fault had it compiled."""
+        return self.is_found or self.cause in OF_PROGRAMS
+
+    @property
     def cause(self) -> str:
         """The cause of a compile without its details."""
-        kinds = "; ".join(ledger.kinds_of(self.row.cause))
-        return f"{_NOT_CACHEABLE}{kinds}" if self.row.outcome == ledger.UNCACHEABLE else kinds or "not known"
+        found = kinds(self.row.cause)
+        return f"{NOT_CACHEABLE}{found}" if self.row.outcome == ledger.UNCACHEABLE else found or "not known"
+
+
+def kinds(cause: str) -> str:
+    """Return a row's cause without its details."""
+    return "; ".join(ledger.kinds_of(cause))
 
 
 def got(run: StoredRun, rows: Iterable[Row]) -> list[Got]:
@@ -65,7 +75,7 @@ def got(run: StoredRun, rows: Iterable[Row]) -> list[Got]:
 
 def meaning(cause: str) -> str:
     """Return a sentence for a cause."""
-    reason = cause.removeprefix(_NOT_CACHEABLE)
+    reason = cause.removeprefix(NOT_CACHEABLE)
     return f"it cannot be cached: {reason}" if reason != cause else advice.meaning_of(cause)
 
 
@@ -144,7 +154,7 @@ def uses(programs: Iterable[Got], share: float | None) -> dict[tuple[str, str, s
                 each.run.id,
                 row.shapes,
                 not each.is_found,
-                each.cause in _OF_SHAPES,
+                each.cause in OF_PROGRAMS,
                 each.seconds,
                 if_found,
             )

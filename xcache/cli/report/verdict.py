@@ -7,14 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xcache import start_up
+from xcache.cli import advice
 from xcache.cli.output import counted, duration
 from xcache.cli.report.churn import Churn
-from xcache.cli.report.ledger_facts import Got, by_cause, saved_by
+from xcache.cli.report.ledger_facts import NOT_CACHEABLE, OF_PROGRAMS, Got, by_cause, kinds, saved_by
 from xcache.wire import ledger
 
 _MOST_ACTIONS = 4
 # What is shorter than this share of the whole is not worth an advice.
 _WORTH = 0.1
+# Compiling is what the headline is about if it took at least this share.
+_MOST_OF_IT = 0.25
+_IN_WORDS = {
+    "imports": "until jax was imported",
+    "trace": "tracing",
+    "lower": "lowering",
+    "lookup": "looking programs up",
+    "wait": "waiting for other processes that compiled the same",
+    "load": "loading from the cache",
+    "other": "work other than making programs",
+}
 _NAMED = re.compile(r"argument (\d+) \(([^()]+)\)")
 # Programs that take less each, and more than so many of them, are operations outside of jax.jit.
 _SMALL_SECONDS, _MANY = 0.15, 20
@@ -66,14 +78,17 @@ def headline(shown: Mapping[str, Any], programs: Sequence[Got], known: Mapping[s
         return f"{begin}; the cache had {all_of_them}{gain}."
     seconds = sum(each.compile_seconds for each in compiled)
     first = by_cause(compiled)[0]
+    programs_of = counted(len(compiled), "program")
+    if seconds < _MOST_OF_IT * shown["ready_seconds"]:
+        part, longest = max(parts_of(shown), key=lambda part: part[1])
+        begin += f", {duration(longest)} of it {_IN_WORDS.get(part, part)}"
+        took = f"had to be compiled, which took {duration(seconds)}"
+        return f"{begin}. {programs_of} of {len(programs)} {took}: {first['meaning']}."
     name, count, of_name = _dearest(compiled)
     mostly = f", {duration(of_name)} of that {name}" if len(compiled) > 1 and of_name > 0.5 * seconds else ""
     mostly += f" ({count} times)" if mostly and count > 1 else ""
     cause = "Cause" if first["count"] == len(compiled) else f"Main cause ({duration(first['seconds'])})"
-    return (
-        f"{begin}; {duration(seconds)} of it compiling {counted(len(compiled), 'program')}{mostly}."
-        f" {cause}: {first['meaning']}."
-    )
+    return f"{begin}; {duration(seconds)} of it compiling {programs_of}{mostly}. {cause}: {first['meaning']}."
 
 
 def _dearest(compiled: Sequence[Got]) -> tuple[str, int, float]:
@@ -99,11 +114,16 @@ def actions(
     found: list[Action] = []
     of_shapes = set()
     for anchor, churn in churns.items():
-        here = sum(each.seconds for each in programs if each.row.module_name == churn.module_name and not each.is_found)
+        here = sum(
+            each.seconds
+            for each in programs
+            if each.row.module_name == churn.module_name and each.is_by_itself and not each.is_found
+        )
         if churn.best is not None and here and churn.program == shown["program"]:
             of_shapes.add(churn.module_name)
             found.append(_for_churn(churn, names_of(churn, explained), anchor, here))
     found += _for_misses([each for each in explained if each["module_name"] not in of_shapes])
+    found += _for_causes(programs, explained)
     found += _for_small(programs)
     found += _for_stages(shown)
     least = _WORTH * shown["ready_seconds"]
@@ -141,33 +161,58 @@ def _for_churn(churn: Churn, names: Mapping[int, str], anchor: str, here: float)
 
 
 def _for_misses(explained: Sequence[Mapping[str, Any]]) -> list[Action]:
-    """Return one action for each piece of advice, with all the misses it would have avoided."""
-    by_advice: dict[str, list[Mapping[str, Any]]] = {}
+    """Return one action for each advice on what differs in a program, with all the programs it is for."""
+    by_advice: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
     for each in explained:
-        advices = [difference["advice"] for difference in each["differences"] if difference["advice"]]
-        advice = advices[0] if advices else each["advice"]
-        if advice:
-            by_advice.setdefault(advice, []).append(each)
+        told = _told(each)
+        if told is not None and kinds(each["cause"]) in OF_PROGRAMS:
+            by_advice.setdefault(told["advice"], []).append((each, told["text"]))
     found = []
-    for advice, misses in by_advice.items():
-        dearest = max(misses, key=lambda each: each["seconds"])
-        texts = [difference["text"] for difference in dearest["differences"] if difference["advice"] == advice]
-        reason = f"{dearest['module_name']}: {texts[0] if texts else dearest['meaning']}"
-        if len(misses) > 1:
-            reason += f"; and {counted(len(misses) - 1, 'more program')}"
-        found.append(Action(advice, reason, sum(each["seconds"] for each in misses), f"miss-{dearest['position']}"))
+    for text, misses in by_advice.items():
+        dearest, difference = max(misses, key=lambda miss: miss[0]["seconds"])
+        more = f"; and {counted(len(misses) - 1, 'more program')}" if len(misses) > 1 else ""
+        found.append(
+            Action(
+                text,
+                f"{dearest['module_name']}: {difference}{more}.",
+                sum(each["seconds"] for each, _ in misses),
+                f"miss-{dearest['position']}",
+            )
+        )
+    return found
+
+
+def _told(explained: Mapping[str, Any]) -> Mapping[str, str] | None:
+    """Return the first difference that there is advice about."""
+    return next((difference for difference in explained["differences"] if difference["advice"]), None)
+
+
+def _for_causes(programs: Sequence[Got], explained: Sequence[Mapping[str, Any]]) -> list[Action]:
+    """Return what to do about causes that are not the programs' own; what one program shows holds for all of a cause."""
+    found = []
+    for each in by_cause(each for each in programs if not each.is_by_itself):
+        of_cause = (_told(miss) for miss in explained if kinds(miss["cause"]) == each["cause"])
+        told = next(filter(None, of_cause), None)
+        texts = advice.for_cause(each["cause"])
+        if each["cause"].startswith(NOT_CACHEABLE):
+            texts = [advice.UNCACHEABLE]
+        elif told is not None:
+            texts = [told["advice"]]
+        if texts:
+            reason = f"{counted(each['count'], 'program')} compiled: {told['text'] if told else each['meaning']}."
+            found.append(Action(" ".join(texts), reason, each["seconds"], "misses"))
     return found
 
 
 def _for_small(programs: Sequence[Got]) -> list[Action]:
-    small = [each for each in programs if not each.is_found and each.seconds < _SMALL_SECONDS]
+    small = [each for each in programs if each.is_by_itself and each.seconds < _SMALL_SECONDS]
     if len(small) < _MANY:
         return []
     seconds = sum(each.seconds for each in small)
     return [
         Action(
             "Put the operations that run outside of jax.jit into one function under jax.jit.",
-            f"{len(small)} small programs were compiled one by one, {duration(seconds / len(small))} each."
+            f"{len(small)} small programs were made one by one, {duration(seconds / len(small))} each."
             " A call of jax.numpy outside of jax.jit is a program of its own.",
             seconds,
             "programs",

@@ -118,6 +118,10 @@ def test_the_headline_says_where_the_time_went_and_why():
         both, {}
     )
     assert headline(misses[1:], {"b": 5.0}).endswith("the cache had its one program, which saved 4.0 s.")
+    slow = got(run(), [row("a", MISS, ("trace", 2, 8), ("compile", 10, 1), cause="new"), row("b", HIT)])
+    assert headline(slow, {}).startswith(
+        "until its last program was ready, 8.0 s of it tracing. 1 program of 2 had to be compiled, which took 1.0 s: no"
+    )
     assert headline([], {}) == "This run asked for no program."
     assert "before it was killed" in headline(misses, {}, "killed")
     assert "(1m 00s of pauses between programs left out)" in headline(misses, {}, pauses=60.0)
@@ -127,20 +131,31 @@ def actions(programs: list[Got], explained: Sequence[dict] = ()) -> list[verdict
     return verdict.actions(of_run(run().run, "ended", [each.row for each in programs]), programs, explained, {})
 
 
-def miss(name: str, seconds: float, advice: str = "", text: str = "") -> dict:
+def miss(name: str, seconds: float, advice: str, text: str) -> dict:
     return {
-        "module_name": name, "seconds": seconds, "meaning": "it is so", "position": name,
-        "advice": "" if text else advice, "differences": [{"text": text, "advice": advice}] if text else [],
-    }  # fmt: skip
+        "module_name": name,
+        "seconds": seconds,
+        "position": name,
+        "differences": [{"text": text, "advice": advice}],
+    }
 
 
 def test_misses_with_one_remedy_are_one_action_and_the_dearest_comes_first():
-    programs = got(run(), [row("a", MISS, ("compile", 1, 9), cause="evicted")])
-    explained = [miss("a", 2.0, "Pad it.", "dimension 0"), miss("b", 3.0, "Raise it."), miss("c", 4.0, "Raise it.")]
+    programs = got(run(), [row("a", MISS, ("compile", 1, 9), cause="other program")])
+    explained = [miss("a", 2.0, "Pad it.", "dim 0"), miss("b", 3.0, "Pass it.", "x"), miss("c", 4.0, "Pass it.", "y")]
     first, second = actions(programs, explained)
-    assert (first.text, first.seconds, first.anchor) == ("Raise it.", 7.0, "miss-c")
-    assert "and 1 more program" in first.reason
-    assert (second.text, second.reason) == ("Pad it.", "a: dimension 0")
+    assert (first.text, first.seconds, first.anchor) == ("Pass it.", 7.0, "miss-c")
+    assert first.reason == "c: y; and 1 more program."
+    assert (second.text, second.reason) == ("Pad it.", "a: dim 0.")
+
+
+def test_a_cause_of_many_small_programs_counts_whole_and_is_no_fault_of_theirs():
+    rows = [row(f"f{n}", MISS, ("compile", n * 0.1, 0.1), cause="other flags") for n in range(50)]
+    (only,) = actions(got(run(), rows))
+    assert only.text == "Give all runs the same XLA_FLAGS."
+    assert only.seconds == pytest.approx(5.0)
+    uncacheable = got(run(), [row("a", UNCACHEABLE, ("compile", 1, 9), cause="python callback")])
+    assert "not-cached" in actions(uncacheable)[0].text
 
 
 def test_many_small_programs_and_a_first_run_have_advice():
