@@ -188,7 +188,7 @@ def _told(explained: Mapping[str, Any]) -> Mapping[str, str] | None:
 
 
 def _for_causes(programs: Sequence[Got], explained: Sequence[Mapping[str, Any]]) -> list[Action]:
-    """Return what to do about causes that are not the programs' own; what one program shows holds for all of a cause."""
+    """Return what to do about causes that are not the programs' own; what one program shows holds for all of them."""
     found = []
     for each in by_cause(each for each in programs if not each.is_by_itself):
         of_cause = (_told(miss) for miss in explained if kinds(miss["cause"]) == each["cause"])

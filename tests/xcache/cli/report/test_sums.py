@@ -131,13 +131,9 @@ def actions(programs: list[Got], explained: Sequence[dict] = ()) -> list[verdict
     return verdict.actions(of_run(run().run, "ended", [each.row for each in programs]), programs, explained, {})
 
 
-def miss(name: str, seconds: float, advice: str, text: str) -> dict:
-    return {
-        "module_name": name,
-        "seconds": seconds,
-        "position": name,
-        "differences": [{"text": text, "advice": advice}],
-    }
+def miss(name: str, seconds: float, advice: str, text: str, cause: str = "other program") -> dict:
+    told = [{"text": text, "advice": advice}]
+    return {"module_name": name, "seconds": seconds, "position": name, "differences": told, "cause": cause}
 
 
 def test_misses_with_one_remedy_are_one_action_and_the_dearest_comes_first():
@@ -153,6 +149,10 @@ def test_a_cause_of_many_small_programs_counts_whole_and_is_no_fault_of_theirs()
     rows = [row(f"f{n}", MISS, ("compile", n * 0.1, 0.1), cause="other flags") for n in range(50)]
     (only,) = actions(got(run(), rows))
     assert only.text == "Give all runs the same XLA_FLAGS."
+    assert only.seconds == pytest.approx(5.0)
+    shown = miss("f1", 0.1, "Set no flag.", "the flag x is set here", "other flags: x")
+    (only,) = actions(got(run(), rows), [shown])
+    assert (only.text, only.reason) == ("Set no flag.", "50 programs compiled: the flag x is set here.")
     assert only.seconds == pytest.approx(5.0)
     uncacheable = got(run(), [row("a", UNCACHEABLE, ("compile", 1, 9), cause="python callback")])
     assert "not-cached" in actions(uncacheable)[0].text
