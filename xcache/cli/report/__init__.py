@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from xcache.cli import Failure, WrongUsage
-from xcache.cli.output import counted, emit, json_option, note, print_line, size
+from xcache.cli.output import counted, emit, json_option, note, print_wrapped, size
 from xcache.config import config, parsing
 
 _WEEK = "7d"
@@ -95,7 +95,7 @@ def report(
         )
     else:
         if run:
-            print_line(run["verdict"])
+            print_wrapped(run["verdict"])
         note(f"{output}: {size(len(text))}, {counted(len(gathered.period), 'run')}")
     if is_opened:
         _open(target)

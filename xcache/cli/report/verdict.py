@@ -127,7 +127,7 @@ def actions(
     found += _for_small(programs)
     found += _for_stages(shown)
     least = _WORTH * shown["ready_seconds"]
-    worthy = [each for each in found if each.seconds >= least] or found[:1]
+    worthy = [each for each in found if each.seconds >= least]
     worthy.sort(key=lambda each: -each.seconds)
     return worthy[:_MOST_ACTIONS] or _for_first_time(programs)
 
