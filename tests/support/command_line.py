@@ -20,11 +20,12 @@ from xcache.client.client import Client
 from xcache.client.launcher import Launcher
 from xcache.config.config import Config, load
 from xcache.wire import envelope, hashing, protocol
+from xcache.wire.ledger import Row
 
 LONG = 60
 NAMES = (
     *("status", "stats", "ls", "show", "toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
-    *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace"),
+    *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace", "report"),
 )
 
 
@@ -39,12 +40,14 @@ class Shell:
     def config(self) -> Config:
         return load(self.env)
 
-    def record_run(self, key: str) -> None:
-        """Record a run that compiled a program of this key."""
+    def record_run(
+        self, key: str, *, run: str = "0123456789abcdef", facts: dict[str, str] | None = None, **changes: Any
+    ) -> None:
+        """Record a run that compiled a program of this key; ``changes`` are of its row."""
         spans = json.dumps([("compile", 1.0, 0.5, "MainThread")])
-        row = [0, "jit_f", "train.py:1", "f32[8]", key, "miss", "new", "yes", "", spans]
+        row = Row(0, "jit_f", "train.py:1", "f32[8]", key, "miss", "new", "yes", "", spans)._replace(**changes)
         with self._client() as client:
-            client.record_run(protocol.RecordRun("0123456789abcdef", 1.0, True, {"arguments": "[]"}, [row]))
+            client.record_run(protocol.RecordRun(run, 1.0, True, {"arguments": "[]"} | (facts or {}), [[*row]]))
 
     def begin(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start a command in a process of its own."""

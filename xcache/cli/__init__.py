@@ -24,6 +24,7 @@ _COMMANDS = {
     "why": "why",
     "compare": "compare",
     "trace": "trace",
+    "report": "report",
     "toolchains": "toolchains",
     "rm": "rm",
     "invalidate": "toolchains",

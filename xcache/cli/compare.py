@@ -52,7 +52,7 @@ def compare(first: str, second: str, as_json: bool) -> None:
         name: {side: round(each.get(name, 0.0), 6) for side, each in zip("ab", seconds, strict=True)} for name in names
     }
     ready = {side: round(start_up.ready_after(rows), 6) for side, rows in zip("ab", both, strict=True)}
-    programs = sorted(_programs(*both), key=lambda row: -abs(row["more_seconds"]))
+    programs = sorted(side_by_side(*both), key=lambda row: -abs(row["more_seconds"]))
     if as_json:
         emit({"a": runs[0].run, "b": runs[1].run, "stages": stages, "ready_seconds": ready, "programs": programs})
         return
@@ -67,7 +67,7 @@ def compare(first: str, second: str, as_json: bool) -> None:
         print_table(_COLUMNS, changed[:_MOST_SHOWN])
 
 
-def _programs(a: Sequence[Row], b: Sequence[Row]) -> list[dict[str, Any]]:
+def side_by_side(a: Sequence[Row], b: Sequence[Row]) -> list[dict[str, Any]]:
     """Return the programs of either run by function and types of arguments."""
     sums: defaultdict[tuple[str, str], dict[str, dict[str, Any]]] = defaultdict(
         lambda: {side: {"count": 0, "compiled": 0, "seconds": 0.0} for side in "ab"}

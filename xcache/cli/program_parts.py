@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xcache.cli.output import short_site
@@ -120,9 +120,24 @@ def read(bytecode: bytes) -> Program:
             results,
             _attributes(module.operation),
             [str(each.attributes["mesh"]) for each in top if each.name == "sdy.mesh"],
-            [_operation(each) for each in stablehlo.operations(module) if each.name not in ("func.func", "sdy.mesh")],
+            _operations(module),
             [_symbol(each) for each in top],
         )
+
+
+def _operations(module: Any) -> list[Operation]:
+    found: list[Operation] = []
+    # The name that MLIR has for a value costs a pass over the whole program.
+    numbers: dict[Any, int] = {}
+    for each in stablehlo.operations(module):
+        for value in each.results:
+            numbers[value] = len(numbers)
+        for block in (block for region in each.regions for block in region):
+            for value in block.arguments:
+                numbers[value] = len(numbers)
+        if each.name not in ("func.func", "sdy.mesh"):
+            found.append(_operation(each, numbers))
+    return found
 
 
 def without_numbers(symbols: Sequence[str]) -> list[str]:
@@ -166,7 +181,7 @@ def _named(attributes: Any) -> dict[str, str]:
     }
 
 
-def _operation(operation: Any) -> Operation:
+def _operation(operation: Any, numbers: Mapping[Any, int]) -> Operation:
     facts = _attributes(operation)
     # The names of functions are compared by themselves.
     facts.pop("callee", None)
@@ -174,7 +189,7 @@ def _operation(operation: Any) -> Operation:
         # Without its type, which stands beside it.
         facts["value"] = facts["value"].rpartition(" : ")[0] or facts["value"]
     types = ", ".join(_as_type(str(each.type)) for each in operation.results)
-    operands = " ".join(_operand(each) for each in operation.operands)
+    operands = " ".join(str(numbers.get(each)) for each in operation.operands)
     # jax gives a constant the place of the whole program; the operation that takes it has a closer one.
     uses = list(operation.results[0].uses) if operation.name == "stablehlo.constant" else []
     location = str((uses[0].owner if uses else operation).location)
@@ -195,10 +210,6 @@ def _name_in(location: str) -> str:
     found = _NAMED.match(location)
     # A place is a name that a line follows.
     return found[1] if found and not location[found.end() :].startswith(":") else ""
-
-
-def _operand(value: Any) -> str:
-    return str(value.get_name()) if hasattr(value, "get_name") else ""
 
 
 def _symbol(operation: Any) -> str:

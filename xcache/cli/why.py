@@ -45,7 +45,8 @@ def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> N
     function's name), it is the last one that compiled such a program.
 
     \b
-    JSON: {"run": str, "program": str, "misses": [{"module_name": str, "site": str, "shapes": str, "key": str,
+    JSON: {"run": str, "program": str, "misses": [{"position": int (as in `xcache run`),
+           "module_name": str, "site": str, "shapes": str, "key": str,
            "outcome": "miss", "uncacheable" or "compiling", "cause": str,
            "meaning": str, "stored": str, "seconds": float, "nearest": str (the key it was compared with),
            "components": {NAME: {"here": [str], "there": [str]}}, "differences": [{"text": str, "advice": str}],
@@ -55,11 +56,11 @@ def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> N
     with open_ledger(settings) as (reader, store):
         found, rows = _chosen(reader, wanted, run_wanted)
         outcomes = start_up.outcomes_of(reader.rows(found))
-        explained = _explained(reader, store, found, rows)
+        misses = explained(reader, store, found, rows)
     if as_json:
-        emit({"run": found.run.run, "program": found.run.program, "misses": explained})
+        emit({"run": found.run.run, "program": found.run.program, "misses": misses})
     else:
-        _print(found, outcomes, explained, show_all=show_all)
+        _print(found, outcomes, misses, show_all=show_all)
 
 
 def _chosen(reader: LedgerReader, wanted: str, run_wanted: str | None) -> tuple[StoredRun, list[Row]]:
@@ -86,7 +87,7 @@ def _is_wanted(row: Row, wanted: str) -> bool:
     return wanted in row.module_name or (len(wanted) >= _LEAST_DIGITS and row.key.startswith(wanted))
 
 
-def _explained(
+def explained(
     reader: LedgerReader, store: StoreReader | None, run: StoredRun, rows: Sequence[Row]
 ) -> list[dict[str, Any]]:
     """Return the misses as --json documents them, the longest first."""
@@ -112,7 +113,7 @@ def _explained(
 
 def _one(row: Row, comparison: Comparison | None) -> dict[str, Any]:
     shown: dict[str, Any] = row._asdict() | {"seconds": start_up.of_row(row)["seconds"]}
-    del shown["spans"], shown["position"]
+    del shown["spans"]
     comparison = comparison or Comparison("", {}, [])
     if row.outcome == ledger.UNCACHEABLE:
         meaning, hints = f"it cannot be cached: {row.cause}", [advice.UNCACHEABLE]

@@ -18,6 +18,7 @@ from typing import Any
 from xcache.clock import monotonic
 from xcache.recording import Ledger, Program
 from xcache.signals import reraise_if_the_programs
+from xcache.wire import ledger
 
 logger = logging.getLogger("xcache")
 
@@ -141,12 +142,25 @@ def _package(name: str) -> str:
 
 
 def _as_text(types: Sequence[Any]) -> str:
-    """Return abstract values as text; equal ones that follow each other are counted."""
-    texts: list[str] = []
-    for text, same in itertools.groupby(_type_text(each) for each in types):
-        count = len(list(same))
-        texts.append(text if count == 1 else f"{count} x {text}")
-    return ", ".join(texts)
+    """Return abstract values as text; equal ones that follow each other are counted.
+
+    If there are too many, those in the middle are left out: the last ones, after a model's parameters, change most.
+    """
+    grouped = [(text, len(list(same))) for text, same in itertools.groupby(_type_text(each) for each in types)]
+    texts = [text if count == 1 else f"{count} x {text}" for text, count in grouped]
+    first, last = 0, len(texts)
+    room = ledger.MAX_TEXT - len(ledger.LEFT_OUT.format(len(types)))
+    if sum(len(text) + 2 for text in texts) <= room:
+        return ", ".join(texts)
+    # By turns from the end and from the beginning.
+    while first < last:
+        is_at_end = first >= len(texts) - last
+        room -= len(texts[last - 1 if is_at_end else first]) + 2
+        if room < 0:
+            break
+        first, last = (first, last - 1) if is_at_end else (first + 1, last)
+    left_out = ledger.LEFT_OUT.format(sum(count for _, count in grouped[first:last]))
+    return ", ".join([*texts[:first], left_out, *texts[last:]])
 
 
 def _type_text(aval: Any) -> str:

@@ -7,6 +7,8 @@ MAX_ROWS, MAX_SENT_ROWS = 10_000, 400
 # Characters of a text in a row, and of a run's fact.
 MAX_TEXT, MAX_FACT = 1500, 2000
 MAX_FACTS = 24
+# Stands in a list of types for so many that are left out.
+LEFT_OUT = "... {} more ..."
 
 # How a program came about.
 COMPILING, HIT, AHEAD, MISS, UNCACHEABLE, FAILED = "compiling", "hit", "loaded ahead", "miss", "uncacheable", "failed"

@@ -427,6 +427,7 @@ def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
         arguments = {name: [key] for name in ("show", "rm", "pin", "unpin")}
         arguments |= {"clear": ["--yes"], "invalidate": ["--name", "x"], "doctor": ["--no-compile"]}
         arguments |= {"compare": ["last"], "trace": ["-o", str(tmp_path / "trace.json")]}
+        arguments |= {"report": ["-o", str(tmp_path / "report.html")]}
         found = documented(shell.json(command, *arguments.get(command, []))) - set(protocol.DESCRIBED_COMPONENTS)
         text = shell.say(command, "--help")
         for name in found:
