@@ -27,6 +27,7 @@ from xcache.clock import elsewhere, monotonic
 from xcache.config.config import Config
 from xcache.counters import Counting
 from xcache.errors import (
+    CompileInGuardError,
     DamagedError,
     RefusedError,
     UncacheableError,
@@ -44,7 +45,7 @@ from xcache.storing import Compiled, StoreQueue, Storer, serialize_first
 from xcache.threads import check_threads
 from xcache.trouble import Trouble
 from xcache.wire import envelope, protocol
-from xcache.wire.ledger import AHEAD, HIT, MISS, UNCACHEABLE
+from xcache.wire.ledger import AHEAD, DAEMON, HIT, LOADING_AHEAD, MISS, UNCACHEABLE
 from xcache.wire.ownership import own_uid
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class Cache:
             fetcher,
             0 if self._loader is None or self.mode == "refresh" else self.config.prefetch,
             lambda count: self._counting.add(prefetches_dropped=count),
+            lambda key, loaded: self.ledger.note_unused(key, loaded.load_began, loaded.load_seconds),
         )
         self._is_summed_up = False
         self._finalized = False
@@ -295,7 +297,11 @@ class Cache:
         """Raise CompileInGuardError if this thread's program must not be compiled now."""
         asked, settings = self.ledger.current(), self.config
         since = self._began + settings.on_miss_after if settings.on_miss_after else None
-        guard.check(asked.described(), asked.cause, settings.on_miss, since)
+        try:
+            guard.check(asked.described(), asked.cause, settings.on_miss, since)
+        except CompileInGuardError:
+            self.ledger.tell(stored="no: compiling it was forbidden")
+            raise
 
     def note_call(self, alias: Alias) -> None:
         """Have the daemon keep the record of a call, once it has an entry of the program."""
@@ -375,7 +381,7 @@ class Cache:
                     self._counting.add(prefetched=1)
                     self.ledger.tell(outcome=AHEAD)
                     began = ahead.load_began
-                    self.ledger.note("load", began, began + ahead.load_seconds, "xcache-prefetch")
+                    self.ledger.note("load", began, began + ahead.load_seconds, LOADING_AHEAD)
                     self.ledger.note("lookup", start, monotonic())
                     return self._hit(request, ahead.entry, ahead.executable, start, ahead.load_seconds)
                 try:
@@ -385,6 +391,8 @@ class Cache:
                     if found.waited:
                         self._counting.add(wait_seconds=found.waited)
                         self.ledger.note("wait", waited_from, monotonic())
+                    elif found.daemon_seconds > 0:
+                        self._note_daemon(start, waited_from, found.daemon_seconds)
                     if isinstance(found, Absent):
                         return found._replace(complaints=complaints)
                     # The wait for another program's compile is counted separately from the time the cache took.
@@ -399,6 +407,12 @@ class Cache:
             reraise_if_the_programs(error)
             self._trouble.note(error)
         return Absent(lease=0, cause="unusable" if complaints else "", complaints=complaints)
+
+    def _note_daemon(self, start: float, end: float, seconds: float) -> None:
+        """Note the daemon's part of a look-up. When it was is not known, so that it is taken for the middle."""
+        seconds = min(seconds, end - start)
+        at = start + (end - start - seconds) / 2
+        self.ledger.note("daemon", at, at + seconds, DAEMON)
 
     def _load(self, request: Request, entry: SealedEntry, start: float) -> Outcome | Absent:
         """Load an entry's executable; raise DamagedError if it cannot be used."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -15,9 +16,12 @@ from xcache.cli.ledger_file import open_ledger
 from xcache.cli.output import json_option, note
 from xcache.config import config
 from xcache.start_up import Run
+from xcache.wire import ledger
 from xcache.wire.ledger import Row
 
 _MICROSECONDS = 1e6
+# Where the daemon's part is shown. No process of Linux has this number.
+_DAEMON = 2**22 + 1
 
 
 @click.command()
@@ -27,7 +31,8 @@ _MICROSECONDS = 1e6
 def trace(wanted: str, output: str, as_json: bool) -> None:
     """Write where the time of a run went, as a trace that opens in Perfetto.
 
-    RUN is as in `xcache run`. A name that ends in .gz is compressed.
+    RUN is as in `xcache run`. A name that ends in .gz is compressed. Each thread has a line, xcache's own too: those
+    that load ahead (what was not asked for as well) and that store, and the daemon's part of each look-up.
 
     \b
     JSON: {"file": str, "events": int}
@@ -47,35 +52,72 @@ def trace(wanted: str, output: str, as_json: bool) -> None:
         note(f"{len(events)} events of run {run.run[:8]} written to {output}; open it at ui.perfetto.dev")
 
 
+class _Slice(NamedTuple):
+    """A stage of a program, as one bar of the trace."""
+
+    name: str
+    start: float
+    seconds: float
+    arguments: dict[str, str]
+
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds
+
+
 def _events(run: Run, rows: list[Row]) -> list[dict[str, Any]]:
     """Return the events of a run: the imports, each stage of each program, and the names of the threads."""
-    threads: dict[str, int] = {}
-    events: list[dict[str, Any]] = []
-
-    def add(name: str, start: float, seconds: float, thread: str, **arguments: Any) -> None:
-        number = threads.setdefault(thread, len(threads) + 1)
-        events.append(
-            {
-                "name": name,
-                "cat": "xcache",
-                "ph": "X",
-                "ts": round(start * _MICROSECONDS),
-                "dur": max(1, round(seconds * _MICROSECONDS)),
-                "pid": run.pid,
-                "tid": number,
-                "args": arguments,
-            }
-        )
-
-    add("start and imports", 0.0, run.seconds_to_hook, "MainThread")
+    threads: defaultdict[str, list[_Slice]] = defaultdict(list)
+    threads["MainThread"].append(_Slice("start and imports", 0.0, run.seconds_to_hook, {}))
     for row in rows:
         facts = {"function": row.module_name, "arguments": row.shapes, "called at": row.site, "key": row.key}
+        facts |= {"came from": row.outcome, "cause": row.cause}
+        told = {name: fact for name, fact in facts.items() if fact}
         for span in start_up.spans_of(row):
-            shown = facts | {"came from": row.outcome, "cause": row.cause}
-            add(f"{span.stage} {row.module_name}", span.start, span.seconds, span.thread, **shown)
-    named = [{"name": "process_name", "ph": "M", "pid": run.pid, "args": {"name": run.command}}]
-    named += [
-        {"name": "thread_name", "ph": "M", "pid": run.pid, "tid": number, "args": {"name": thread}}
-        for thread, number in threads.items()
-    ]
+            name = f"{span.stage} {row.module_name or row.outcome}"
+            threads[span.thread].append(_Slice(name, span.start, span.seconds, told))
+    named = [_naming("process_name", run.pid, 0, run.command), _naming("process_name", _DAEMON, 0, "xcached")]
+    events = []
+    for thread, slices in threads.items():
+        process = _DAEMON if thread == ledger.DAEMON else run.pid
+        for count, lane in enumerate(_lanes(slices), 1):
+            number = len(named)
+            named.append(_naming("thread_name", process, number, thread if count == 1 else f"{thread} ({count})"))
+            events += [_event(each, process, number) for each in lane]
     return named + events
+
+
+def _lanes(slices: list[_Slice]) -> list[list[_Slice]]:
+    """Divide slices among lanes in which each lies within another or beside it, as a viewer needs it.
+
+    Threads of one name, such as those that load ahead, have slices that overlap.
+    """
+    lanes: list[list[_Slice]] = []
+    open_slices: list[list[_Slice]] = []
+    for each in sorted(slices, key=lambda each: (each.start, -each.seconds)):
+        for lane, around in zip(lanes, open_slices, strict=True):
+            while around and around[-1].end <= each.start:
+                around.pop()
+            if not around or each.end <= around[-1].end:
+                break
+        else:
+            lane, around = [], []
+            lanes.append(lane)
+            open_slices.append(around)
+        lane.append(each)
+        around.append(each)
+    return lanes
+
+
+def _event(each: _Slice, process: int, thread: int) -> dict[str, Any]:
+    # Both ends are rounded, so that what lies within another slice still does.
+    start = round(each.start * _MICROSECONDS)
+    took = round(each.end * _MICROSECONDS) - start
+    return {
+        **{"name": each.name, "cat": "xcache", "ph": "X", "ts": start, "dur": took},
+        **{"pid": process, "tid": thread, "args": each.arguments},
+    }
+
+
+def _naming(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

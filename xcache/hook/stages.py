@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from xcache.clock import monotonic
-from xcache.recording import Ledger, Program
+from xcache.recording import Ledger, Program, place_of
 from xcache.signals import reraise_if_the_programs
 
 logger = logging.getLogger("xcache")
@@ -116,20 +116,16 @@ class Stages:
             if is_users is None:
                 is_users = self._is_users[file] = not file.startswith((*self._libraries, "<frozen"))
             if is_users and not file.startswith(self._machinery):
-                return _place(frame)
+                return place_of(frame)
             if library is None and not file.startswith(self._machinery):
                 library = frame
             frame = frame.f_back
-        return _place(library) if library is not None else ""
+        return place_of(library) if library is not None else ""
 
 
 def _module_name(name: str) -> str:
     """Return the name of the module that jax makes of a function of this name."""
     return _NOT_IN_NAMES.sub("_", name).rstrip("_")
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
 def _folder(name: str) -> str:
