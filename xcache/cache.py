@@ -79,6 +79,7 @@ class Cache:
         self._began = monotonic()
         self._counting = Counting()
         self._parent_run = ""
+        self._is_unnoticed = False
         self._warned: set[str] = set()
         self._announced: set[str] = set()
         self._nesting = _Nesting()
@@ -145,6 +146,10 @@ class Cache:
             reraise_if_the_programs(error)
             self._trouble.note(error)
         self.client.charge(monotonic() - start)
+
+    def be_unnoticed(self) -> None:
+        """Report nothing more of this process, as of a check that is nobody's work: neither counts nor its run."""
+        self._is_unnoticed = True
 
     def drop_for_discarded_clients(self) -> None:
         """Drop what was loaded ahead for clients that jax has discarded."""
@@ -487,6 +492,8 @@ class Cache:
 
     def _report(self) -> None:
         """Send the counts and the list of wanted keys to the daemon, on the queue's thread."""
+        if self._is_unnoticed:
+            return
         self._history.send()
         self.aliases.send()
         self.ledger.send()
