@@ -6,6 +6,7 @@ import gzip
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,10 +56,11 @@ def trace(wanted: str, output: str, as_json: bool) -> None:
 class _Slice(NamedTuple):
     """A stage of a program, as one bar of the trace."""
 
-    name: str
+    stage: str
     start: float
     seconds: float
-    arguments: dict[str, str]
+    of: str = ""
+    arguments: Mapping[str, str] = {}
 
     @property
     def end(self) -> float:
@@ -68,14 +70,14 @@ class _Slice(NamedTuple):
 def _events(run: Run, rows: list[Row]) -> list[dict[str, Any]]:
     """Return the events of a run: the imports, each stage of each program, and the names of the threads."""
     threads: defaultdict[str, list[_Slice]] = defaultdict(list)
-    threads["MainThread"].append(_Slice("start and imports", 0.0, run.seconds_to_hook, {}))
+    threads["MainThread"].append(_Slice("start and imports", 0.0, run.seconds_to_hook))
     for row in rows:
         facts = {"function": row.module_name, "arguments": row.shapes, "called at": row.site, "key": row.key}
         facts |= {"came from": row.outcome, "cause": row.cause}
         told = {name: fact for name, fact in facts.items() if fact}
         for span in start_up.spans_of(row):
-            name = f"{span.stage} {row.module_name or row.outcome}"
-            threads[span.thread].append(_Slice(name, span.start, span.seconds, told))
+            of = row.module_name or row.outcome
+            threads[span.thread].append(_Slice(span.stage, span.start, span.seconds, of, told))
     named = [_naming("process_name", run.pid, 0, run.command), _naming("process_name", _DAEMON, 0, "xcached")]
     events = []
     for thread, slices in threads.items():
@@ -90,7 +92,8 @@ def _events(run: Run, rows: list[Row]) -> list[dict[str, Any]]:
 def _lanes(slices: list[_Slice]) -> list[list[_Slice]]:
     """Divide slices among lanes in which each lies within another or beside it, as a viewer needs it.
 
-    Threads of one name, such as those that load ahead, have slices that overlap.
+    Threads of one name, such as those that load ahead, have slices that overlap. A stage within the same stage is
+    another thread's, too.
     """
     lanes: list[list[_Slice]] = []
     open_slices: list[list[_Slice]] = []
@@ -98,7 +101,7 @@ def _lanes(slices: list[_Slice]) -> list[list[_Slice]]:
         for lane, around in zip(lanes, open_slices, strict=True):
             while around and around[-1].end <= each.start:
                 around.pop()
-            if not around or each.end <= around[-1].end:
+            if not around or (each.end <= around[-1].end and each.stage != around[-1].stage):
                 break
         else:
             lane, around = [], []
@@ -114,7 +117,7 @@ def _event(each: _Slice, process: int, thread: int) -> dict[str, Any]:
     start = round(each.start * _MICROSECONDS)
     took = round(each.end * _MICROSECONDS) - start
     return {
-        **{"name": each.name, "cat": "xcache", "ph": "X", "ts": start, "dur": took},
+        **{"name": f"{each.stage} {each.of}".rstrip(), "cat": "xcache", "ph": "X", "ts": start, "dur": took},
         **{"pid": process, "tid": thread, "args": each.arguments},
     }
 

@@ -78,7 +78,7 @@ def test_threads_of_one_name_whose_work_overlaps_have_lines_of_their_own():
         ("xcached", "daemon jit_f"),
         ("xcache-prefetch", "load jit_f"),
         ("xcache-prefetch (2)", "load jit_f"),
-        ("xcache-prefetch", "load not asked for"),
+        ("xcache-prefetch (3)", "load not asked for"),
     }
 
 

@@ -10,15 +10,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 from support.conversation import key_of, talking
-from support.places import get_message, until
+from support.places import free_port, get_message, until
 
 from xcache.wire import commands, protocol
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def samples(text: str, parse=plain) -> dict[str, float]:
