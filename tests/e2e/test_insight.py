@@ -8,6 +8,7 @@ import json
 import pytest
 from support.command_line import Shell
 from support.program_files import program_text
+from support.traces import check as check_trace
 
 ON = {"XCACHE": "1", "PYTHONHASHSEED": "0"}
 PROGRAM = program_text("compile_one_way")
@@ -108,8 +109,33 @@ def test_runs_are_listed_shown_compared_and_traced(place, shell, tmp_path):
     assert (of_step["a"]["compiled"], of_step["b"]["compiled"]) == (1, 0)
     file = tmp_path / "trace.json.gz"
     assert shell.run("trace", cold["run"], "-o", str(file)).returncode == 0
-    events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
-    assert any(event["name"] == "compile jit_step" for event in events)
+    document = json.loads(gzip.decompress(file.read_bytes()))
+    check_trace(document)
+    names = {event["name"] for event in document["traceEvents"]}
+    assert names >= {"compile jit_step", "lookup jit_step", "daemon jit_step", "store jit_step"}
+
+
+@pytest.mark.once
+def test_what_was_loaded_ahead_in_vain_is_in_the_run(place, shell):
+    source = """
+import time
+import jax, numpy as np
+x = np.ones(3, np.float32)
+def wanted(v):
+    return v + 1
+def other(v):
+    return v + 2
+jax.jit(wanted)(x)
+"""
+    assert place.run(source + "jax.jit(other)(x)\n", **ON).returncode == 0
+    # A program of the same name, which waits until all has been loaded ahead.
+    assert place.run(source + "time.sleep(2)\n", **ON).returncode == 0
+    shown = json.loads(shell.run("run", "--json").stdout)
+    (row,) = (each for each in shown["programs"] if each["outcome"] == "not asked for")
+    assert [(span["stage"], span["thread"]) for span in row["spans"]] == [("load", "xcache-prefetch")]
+    said = shell.run("run").stdout
+    assert "1 program: 1 loaded ahead, 1 loaded ahead in vain" in said
+    assert shell.run("compare", shown["run"]).returncode == 0
 
 
 @pytest.mark.once
