@@ -1,4 +1,4 @@
-"""Within no_compiles() nothing is compiled, however a program asks for it; what is found runs, and later all goes on."""
+"""Within no_compiles() nothing is compiled, however a program asks; what is found runs, and later all goes on."""
 
 from __future__ import annotations
 

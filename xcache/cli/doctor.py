@@ -28,7 +28,7 @@ State = Literal["ok", "note", "wrong"]
 _COLORS = {"ok": "green", "note": "yellow", "wrong": "red"}
 _LOG_BYTES, _LOG_DAYS, _MOST_LOG_LINES = 256 * 1024, 7, 3
 _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \d+ (ERROR|WARNING) (.*)$")
-# Settings of jax under which each program is compiled, with the value that does it; jax reads their variables like this.
+# Settings of jax under which each program is compiled, with the value that does it, and how jax reads such variables.
 _AGAINST = {"JAX_ENABLE_COMPILATION_CACHE": False, "JAX_ENABLE_PGLE": True, "JAX_COMPILATION_CACHE_EXPECT_PGLE": True}
 _TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
 # What to do about an error that a check has met.

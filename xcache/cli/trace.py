@@ -85,30 +85,36 @@ def _events(run: Run, rows: list[Row]) -> list[dict[str, Any]]:
         for count, lane in enumerate(_lanes(slices), 1):
             number = len(named)
             named.append(_naming("thread_name", process, number, thread if count == 1 else f"{thread} ({count})"))
-            events += [_event(each, process, number) for each in lane]
+            events += [_event(each, process, number) for each in lane.slices]
     return named + events
 
 
-def _lanes(slices: list[_Slice]) -> list[list[_Slice]]:
-    """Divide slices among lanes in which each lies within another or beside it, as a viewer needs it.
+class _Lane:
+    """Slices of one thread, each within another of them or beside it, as a viewer needs it."""
 
-    Threads of one name, such as those that load ahead, have slices that overlap. A stage within the same stage is
-    another thread's, too.
-    """
-    lanes: list[list[_Slice]] = []
-    open_slices: list[list[_Slice]] = []
+    def __init__(self) -> None:
+        self.slices: list[_Slice] = []
+        # Those that have not ended where the next one begins, the outermost first.
+        self._around: list[_Slice] = []
+
+    def takes(self, each: _Slice) -> bool:
+        """Add the next slice, unless it must be another thread's."""
+        while self._around and self._around[-1].end <= each.start:
+            self._around.pop()
+        if self._around and (each.end > self._around[-1].end or each.stage == self._around[-1].stage):
+            return False
+        self._around.append(each)
+        self.slices.append(each)
+        return True
+
+
+def _lanes(slices: list[_Slice]) -> list[_Lane]:
+    """Divide slices among lanes: threads of one name, such as those that load ahead, overlap."""
+    lanes: list[_Lane] = []
     for each in sorted(slices, key=lambda each: (each.start, -each.seconds)):
-        for lane, around in zip(lanes, open_slices, strict=True):
-            while around and around[-1].end <= each.start:
-                around.pop()
-            if not around or (each.end <= around[-1].end and each.stage != around[-1].stage):
-                break
-        else:
-            lane, around = [], []
-            lanes.append(lane)
-            open_slices.append(around)
-        lane.append(each)
-        around.append(each)
+        if not any(lane.takes(each) for lane in lanes):
+            lanes.append(_Lane())
+            lanes[-1].takes(each)
     return lanes
 
 
@@ -116,10 +122,9 @@ def _event(each: _Slice, process: int, thread: int) -> dict[str, Any]:
     # Both ends are rounded, so that what lies within another slice still does.
     start = round(each.start * _MICROSECONDS)
     took = round(each.end * _MICROSECONDS) - start
-    return {
-        **{"name": f"{each.stage} {each.of}".rstrip(), "cat": "xcache", "ph": "X", "ts": start, "dur": took},
-        **{"pid": process, "tid": thread, "args": each.arguments},
-    }
+    name = f"{each.stage} {each.of}".rstrip()
+    shown = {"name": name, "cat": "xcache", "ph": "X", "ts": start, "dur": took}
+    return shown | {"pid": process, "tid": thread, "args": each.arguments}
 
 
 def _naming(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def _listening_at(path: Path) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         made.bind(str(path))
-        os.chmod(path, 0o600)
+        path.chmod(0o600)
         made.listen(_MOST_AT_ONCE)
     except BaseException:
         made.close()

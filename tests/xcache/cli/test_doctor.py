@@ -56,7 +56,9 @@ def test_a_jax_that_goes_its_own_way_is_found_by_the_compile_too(shell):
     done = shell.run("doctor", XCACHE="1", JAX_ENABLE_COMPILATION_CACHE="off")
     assert done.returncode == 1
     assert "wrong jax: JAX_ENABLE_COMPILATION_CACHE=off" in done.stdout
-    assert "wrong compile: the first process could not use the cache: jax_enable_compilation_cache is off" in done.stdout
+    assert (
+        "wrong compile: the first process could not use the cache: jax_enable_compilation_cache is off" in done.stdout
+    )
 
 
 @pytest.mark.slow

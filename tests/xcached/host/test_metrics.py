@@ -109,7 +109,10 @@ def test_a_counter_that_a_program_takes_back_does_not_get_less(place, address):
             assert talk.ask(protocol.Report(counts)) == protocol.Done()
             assert talk.ask(commands.Sync()) == protocol.Done()
             found = samples(fresh(address))
-            assert (found["xcache_misses_total[('cause', 'new')]"], found["xcache_misses_total[('cause', 'unknown')]"]) == (5, 0)
+            assert (
+                found["xcache_misses_total[('cause', 'new')]"],
+                found["xcache_misses_total[('cause', 'unknown')]"],
+            ) == (5, 0)
         assert talk.ask(commands.ZeroStatistics()) == protocol.Done()
     assert samples(fresh(address))["xcache_misses_total[('cause', 'new')]"] == 0
 
