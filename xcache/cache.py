@@ -27,7 +27,6 @@ from xcache.clock import elsewhere, monotonic
 from xcache.config.config import Config
 from xcache.counters import Counting
 from xcache.errors import (
-    CompileInGuardError,
     DamagedError,
     RefusedError,
     UncacheableError,
@@ -41,11 +40,11 @@ from xcache.prefetch.prefetcher import LoadedAhead, Prefetcher
 from xcache.recording import Ledger
 from xcache.request import Alias, Outcome, Request
 from xcache.signals import reraise_if_the_programs
-from xcache.storing import Compiled, StoreQueue, Storer, serialize_first
+from xcache.storing import Compiled, StoreQueue, Storer, located_first, serialize_first
 from xcache.threads import check_threads
 from xcache.trouble import Trouble
 from xcache.wire import envelope, protocol
-from xcache.wire.ledger import AHEAD, DAEMON, HIT, LOADING_AHEAD, MISS, UNCACHEABLE
+from xcache.wire.ledger import AHEAD, HIT, LOADING_AHEAD, MISS, UNCACHEABLE
 from xcache.wire.ownership import own_uid
 
 if TYPE_CHECKING:
@@ -208,7 +207,7 @@ class Cache:
             self._queue.report_soon()
             if self.mode != "readonly":
                 # Before XLA gets the module, which it may change.
-                located = self._located(asked)
+                located = located_first(asked)
         start = monotonic()
         before = self._nesting.compiling
         try:
@@ -239,13 +238,6 @@ class Cache:
             else:
                 self._counting.error("store queue full")
         return Outcome(executable, "miss", seconds)
-
-    def _located(self, asked: Request) -> bytes:
-        try:
-            return asked.located()
-        except BaseException as error:  # noqa: BLE001 - whatever MLIR raises, the program compiles
-            reraise_if_the_programs(error)
-            return b""
 
     def _with_room(self, work: Callable[[], Any]) -> Any:
         """Compile or load. If memory runs out, drop the executables loaded ahead and try once more."""
@@ -302,11 +294,9 @@ class Cache:
         """Raise CompileInGuardError if this thread's program must not be compiled now."""
         asked, settings = self.ledger.current(), self.config
         since = self._began + settings.on_miss_after if settings.on_miss_after else None
-        try:
-            guard.check(asked.described(), asked.cause, settings.on_miss, since)
-        except CompileInGuardError:
-            self.ledger.tell(stored="no: compiling it was forbidden")
-            raise
+        asked.stored = "no: compiling it was forbidden"
+        guard.check(asked.described(), asked.cause, settings.on_miss, since)
+        asked.stored = ""
 
     def note_call(self, alias: Alias) -> None:
         """Have the daemon keep the record of a call, once it has an entry of the program."""
@@ -393,11 +383,10 @@ class Cache:
                     found = ahead or self.client.get(wanted, lease)
                     waited_from = monotonic() - found.waited
                     self.ledger.note("lookup", start, waited_from)
+                    self.ledger.note_daemon(start, waited_from, found.daemon_seconds)
                     if found.waited:
                         self._counting.add(wait_seconds=found.waited)
                         self.ledger.note("wait", waited_from, monotonic())
-                    elif found.daemon_seconds > 0:
-                        self._note_daemon(start, waited_from, found.daemon_seconds)
                     if isinstance(found, Absent):
                         return found._replace(complaints=complaints)
                     # The wait for another program's compile is counted separately from the time the cache took.
@@ -412,12 +401,6 @@ class Cache:
             reraise_if_the_programs(error)
             self._trouble.note(error)
         return Absent(lease=0, cause="unusable" if complaints else "", complaints=complaints)
-
-    def _note_daemon(self, start: float, end: float, seconds: float) -> None:
-        """Note the daemon's part of a look-up. When it was is not known, so that it is taken for the middle."""
-        seconds = min(seconds, end - start)
-        at = start + (end - start - seconds) / 2
-        self.ledger.note("daemon", at, at + seconds, DAEMON)
 
     def _load(self, request: Request, entry: SealedEntry, start: float) -> Outcome | Absent:
         """Load an entry's executable; raise DamagedError if it cannot be used."""

@@ -138,6 +138,13 @@ class Ledger:
         if program is not None:
             program.spans.append((name, start, end, thread or self._here.thread))
 
+    def note_daemon(self, start: float, end: float, seconds: float) -> None:
+        """Note the daemon's part of a look-up. When it was is not known, so that it is shown in the middle."""
+        if seconds > 0:
+            seconds = min(seconds, end - start)
+            at = start + (end - start - seconds) / 2
+            self.note("daemon", at, at + seconds, ledger.DAEMON)
+
     def tell(self, **facts: str) -> None:
         """Set facts of this thread's program."""
         program = self._here.program
