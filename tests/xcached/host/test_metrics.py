@@ -124,7 +124,7 @@ def test_causes_and_kinds_of_errors_are_there_from_the_start(address):
 
 
 @pytest.mark.parametrize(
-    ("request", "status"),
+    ("asked", "status"),
     [
         (b"GET /metrics?name=x HTTP/1.1\r\nHost: a\r\n\r\n", b"200 OK"),
         (b"GET / HTTP/1.0\r\n\r\n", b"200 OK"),
@@ -136,12 +136,12 @@ def test_causes_and_kinds_of_errors_are_there_from_the_start(address):
         (b"", b""),
     ],
 )
-def test_requests_of_any_kind_are_answered_or_hung_up_on(address, request, status):
+def test_requests_of_any_kind_are_answered_or_hung_up_on(address, asked, status):
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
         # What is longer than a request may be is not read to its end.
         with contextlib.suppress(ConnectionError):
-            connection.sendall(request)
+            connection.sendall(asked)
             connection.shutdown(socket.SHUT_WR)
         assert answer_of(connection).partition(b"\r\n")[0].removeprefix(b"HTTP/1.0 ") == status
 
