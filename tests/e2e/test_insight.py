@@ -116,29 +116,6 @@ def test_runs_are_listed_shown_compared_and_traced(place, shell, tmp_path):
 
 
 @pytest.mark.once
-def test_what_was_loaded_ahead_in_vain_is_in_the_run(place, shell):
-    source = """
-import time
-import jax, numpy as np
-x = np.ones(3, np.float32)
-def wanted(v):
-    return v + 1
-def other(v):
-    return v + 2
-jax.jit(wanted)(x)
-"""
-    assert place.run(source + "jax.jit(other)(x)\n", **ON).returncode == 0
-    # A program of the same name, which waits until all has been loaded ahead.
-    assert place.run(source + "time.sleep(2)\n", **ON).returncode == 0
-    shown = json.loads(shell.run("run", "--json").stdout)
-    (row,) = (each for each in shown["programs"] if each["outcome"] == "not asked for")
-    assert [(span["stage"], span["thread"]) for span in row["spans"]] == [("load", "xcache-prefetch")]
-    said = shell.run("run").stdout
-    assert "1 program: 1 loaded ahead, 1 loaded ahead in vain" in said
-    assert shell.run("compare", shown["run"]).returncode == 0
-
-
-@pytest.mark.once
 def test_a_run_that_was_killed_is_recorded_up_to_then(place, shell):
     source = PROGRAM + "\nimport os, signal, xcache\ntime.sleep(3)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     assert place.run(source, **ON).returncode == -9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ from xcache.cli.output import emit, json_option, print_line, printable, size
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, ConfigError, ProtocolError, UnavailableError, UntrustedError, XcacheError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 from xcache.wire.ownership import check_directory, trusted_uids
 
 State = Literal["ok", "note", "wrong"]
@@ -230,6 +231,11 @@ def _least_free(settings: Config, status: os.statvfs_result) -> float:
 def _programs() -> Iterator[Check]:
     """Say what programs do that cannot be cached, such as callbacks into Python."""
     settings, _ = config.load_usable()
+    with contextlib.suppress(XcacheError):
+        # The daemon holds counts back; what is wrong with it is another check's.
+        if (connection := daemon.find(settings)) is not None:
+            with contextlib.closing(connection):
+                connection.demand(commands.Sync(), protocol.Done, settings.timeout)
     try:
         with store_file.open_store(settings) as store:
             counted = store.statistics() if store else {}

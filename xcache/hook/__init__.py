@@ -56,7 +56,7 @@ class Handle:
             self._undo.enter_context(surroundings.watching_libtpu())
             compiler = self._jax.compiler
             self._original = compiler.compile_or_get_cached
-            noted = stages.Stages(lambda: self._cache.ledger)
+            self.stages = noted = stages.Stages(lambda: self._cache.ledger)
             self._undo.enter_context(noted.listening())
             skipping = self._skipping(settings, mode, noted)
             self.calls = self._call_records(skipping, settings)
@@ -267,6 +267,11 @@ def current_calls() -> call_records.CallRecords | None:
     """Return the records of calls, if the cache is on and jax compiles through it."""
     handle = _installed
     return handle.calls if handle is not None and handle._is_in_place() else None
+
+
+def current_stages() -> stages.Stages | None:
+    """Return what notes the stages of programs, if the cache is on."""
+    return None if _installed is None else _installed.stages
 
 
 def install_from_environment() -> None:

@@ -42,6 +42,8 @@ class _State(threading.local):
     def __init__(self) -> None:
         self.pending: list[tuple[str, str, float, float]] = []
         self.arguments: tuple[str, Sequence[Any]] = "", ()
+        # The place that asked another thread for this one's programs.
+        self.site = ""
 
 
 class Stages:
@@ -104,9 +106,18 @@ class Stages:
             program.shapes = lambda: _as_text(types)
             self._state.arguments = "", ()
         program.module_name = module_name
-        program.site = self._site()
+        program.site = self._state.site or self.site()
 
-    def _site(self) -> str:
+    @contextlib.contextmanager
+    def asked_from(self, site: str) -> Iterator[None]:
+        """Note that a place in the user's code asked for what this thread does meanwhile."""
+        try:
+            self._state.site = site
+            yield
+        finally:
+            self._state.site = ""
+
+    def site(self) -> str:
         """Return the place in the user's code that this thread is in: else in a library's, other than jax."""
         library: FrameType | None = None
         frame: FrameType | None = sys._getframe(1)

@@ -40,6 +40,7 @@ def assert_wrong(check, text, advice):
 
 @pytest.mark.slow
 def test_a_sound_installation_is_found_sound_and_nothing_is_left(place, shell):
+    place.start_daemon()
     done = shell.run("doctor", "--json", XCACHE="1")
     assert done.returncode == 0, done.stdout
     found = checks(done.stdout)
