@@ -78,7 +78,8 @@ def _events(run: Run, rows: list[Row]) -> list[dict[str, Any]]:
         for span in start_up.spans_of(row):
             of = row.module_name or row.outcome
             threads[span.thread].append(_Slice(span.stage, span.start, span.seconds, of, told))
-    named = [_naming("process_name", run.pid, 0, run.command), _naming("process_name", _DAEMON, 0, "xcached")]
+    named = [_naming("process_name", run.pid, 0, run.command)]
+    named += [_naming("process_name", _DAEMON, 0, "xcached")] if ledger.DAEMON in threads else []
     events = []
     for thread, slices in threads.items():
         process = _DAEMON if thread == ledger.DAEMON else run.pid
