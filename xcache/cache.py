@@ -40,11 +40,11 @@ from xcache.prefetch.prefetcher import LoadedAhead, Prefetcher
 from xcache.recording import Ledger
 from xcache.request import Alias, Outcome, Request
 from xcache.signals import reraise_if_the_programs
-from xcache.storing import Compiled, StoreQueue, Storer, serialize_first
+from xcache.storing import Compiled, StoreQueue, Storer, located_first, serialize_first
 from xcache.threads import check_threads
 from xcache.trouble import Trouble
 from xcache.wire import envelope, protocol
-from xcache.wire.ledger import AHEAD, HIT
+from xcache.wire.ledger import AHEAD, HIT, LOADING_AHEAD
 from xcache.wire.ownership import own_uid
 
 if TYPE_CHECKING:
@@ -78,6 +78,7 @@ class Cache:
         self._began = monotonic()
         self._counting = Counting()
         self._parent_run = ""
+        self._is_unnoticed = False
         self._warned: set[str] = set()
         self._announced: set[str] = set()
         self._nesting = _Nesting()
@@ -119,6 +120,7 @@ class Cache:
             fetcher,
             0 if self._loader is None or self.mode == "refresh" else self.config.prefetch,
             lambda count: self._counting.add(prefetches_dropped=count),
+            lambda key, loaded: self.ledger.note_unused(key, loaded.load_began, loaded.load_seconds),
         )
         self._is_summed_up = False
         self._finalized = False
@@ -144,6 +146,10 @@ class Cache:
             reraise_if_the_programs(error)
             self._trouble.note(error)
         self.client.charge(monotonic() - start)
+
+    def be_unnoticed(self) -> None:
+        """Report nothing more of this process, as of a check that is nobody's work: neither counts nor its run."""
+        self._is_unnoticed = True
 
     def drop_for_discarded_clients(self) -> None:
         """Drop what was loaded ahead for clients that jax has discarded."""
@@ -202,7 +208,7 @@ class Cache:
             self._queue.report_soon()
             if self.mode != "readonly":
                 # Before XLA gets the module, which it may change.
-                located = self._located(asked)
+                located = located_first(asked)
         start = monotonic()
         before = self._nesting.compiling
         try:
@@ -235,13 +241,6 @@ class Cache:
                 self._counting.error("store queue full")
                 self.ledger.tell(stored="no: too many executables were waiting to be stored")
         return Outcome(executable, "miss", seconds)
-
-    def _located(self, asked: Request) -> bytes:
-        try:
-            return asked.located()
-        except BaseException as error:  # noqa: BLE001 - whatever MLIR raises, the program compiles
-            reraise_if_the_programs(error)
-            return b""
 
     def _with_room(self, work: Callable[[], Any]) -> Any:
         """Compile or load. If memory runs out, drop the executables loaded ahead and try once more."""
@@ -289,7 +288,9 @@ class Cache:
         """Raise CompileInGuardError if this thread's program must not be compiled now."""
         asked, settings = self.ledger.current(), self.config
         since = self._began + settings.on_miss_after if settings.on_miss_after else None
+        asked.stored = "no: compiling it was forbidden"
         guard.check(asked.described(), asked.cause, settings.on_miss, since)
+        asked.stored = ""
 
     def note_call(self, alias: Alias) -> None:
         """Have the daemon keep the record of a call, once it has an entry of the program."""
@@ -367,13 +368,14 @@ class Cache:
                     self._counting.add(prefetched=1)
                     self.ledger.tell(outcome=AHEAD)
                     began = ahead.load_began
-                    self.ledger.note("load", began, began + ahead.load_seconds, "xcache-prefetch")
+                    self.ledger.note("load", began, began + ahead.load_seconds, LOADING_AHEAD)
                     self.ledger.note("lookup", start, monotonic())
                     return self._hit(request, ahead.entry, ahead.executable, start, ahead.load_seconds)
                 try:
                     found = ahead or self.client.get(wanted, lease)
                     waited_from = monotonic() - found.waited
                     self.ledger.note("lookup", start, waited_from)
+                    self.ledger.note_daemon(start, waited_from, found.daemon_seconds)
                     if found.waited:
                         self._counting.add(wait_seconds=found.waited)
                         self.ledger.note("wait", waited_from, monotonic())
@@ -466,6 +468,8 @@ class Cache:
 
     def _report(self) -> None:
         """Send the counts and the list of wanted keys to the daemon, on the queue's thread."""
+        if self._is_unnoticed:
+            return
         self._history.send()
         self.aliases.send()
         self.ledger.send()

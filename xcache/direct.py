@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from xcache.executables import deserialize, must_be_serialized_first, serialize
 from xcache.keys import describe, stablehlo
 from xcache.keys.options import asks_for_dumps
 from xcache.keys.platform import GPU
+from xcache.recording import place_of
 from xcache.request import Request
 
 
@@ -60,12 +62,7 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
     used = _cache()
     if used is None:
         return compile_now()
-    several_processes = describe.span_processes(devices)
-    if several_processes and client.platform in GPU:
-        # As in the jax hook: a process that compiles would wait for others that do not.
-        used.count_uncacheable("GPU program of several processes")
-        used.check_guard()
-        return compile_now()
+    site = place_of(sys._getframe(1))
 
     def request() -> Request:
         surroundings = _surroundings(used.config.own_dir)
@@ -90,7 +87,13 @@ def compile(  # noqa: A001 - it does what jaxlib's own method of this name does
         )
 
     with used.ledger.asking() as asked:
-        asked.module_name = stablehlo.name(module)
+        asked.module_name, asked.site = stablehlo.name(module), site
+        if client.platform in GPU and describe.span_processes(devices):
+            # As in the jax hook: a process that compiles would wait for others that do not.
+            used.count_uncacheable("GPU program of several processes")
+            used.check_guard()
+            with used.ledger.stage("compile"):
+                return compile_now()
         return used.get_or_compile(compile_now, request).executable
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import threading
 from collections.abc import Iterator
 
 from xcache.clock import monotonic
@@ -16,18 +18,25 @@ class Guard:
     """Says what happens when something is to be compiled. It holds for all threads of the process."""
 
     def __init__(self) -> None:
-        # One for each guard in force. Appending and popping are one step each.
-        self._inside: list[None] = []
+        # The thread of each guard in force. Setting and popping are one step each.
+        self._inside: dict[object, int] = {}
         self._warmed_up_at: float | None = None
 
     @contextlib.contextmanager
     def forbidding(self) -> Iterator[None]:
         """Forbid compiles within."""
-        self._inside.append(None)
+        this = object()
         try:
+            # Here, because Ctrl-C may come directly after it.
+            self._inside[this] = threading.get_ident()
             yield
         finally:
-            self._inside.pop()
+            self._inside.pop(this, None)
+
+    def begin_in_child(self) -> None:
+        """Forget, in a forked child, the guards of threads that it does not have: they would never end."""
+        here = threading.get_ident()
+        self._inside = {this: thread for this, thread in self._inside.items() if thread == here}
 
     def warm(self) -> None:
         """Note that all that the program needs is compiled."""
@@ -50,3 +59,6 @@ class Guard:
 
 
 guard = Guard()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=guard.begin_in_child)

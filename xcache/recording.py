@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from xcache import clock, start_up
@@ -137,6 +138,13 @@ class Ledger:
         if program is not None:
             program.spans.append((name, start, end, thread or self._here.thread))
 
+    def note_daemon(self, start: float, end: float, seconds: float) -> None:
+        """Note the daemon's part of a look-up. When it was is not known, so that it is shown in the middle."""
+        if seconds > 0:
+            seconds = min(seconds, end - start)
+            at = start + (end - start - seconds) / 2
+            self.note("daemon", at, at + seconds, ledger.DAEMON)
+
     def tell(self, **facts: str) -> None:
         """Set facts of this thread's program."""
         program = self._here.program
@@ -149,6 +157,13 @@ class Ledger:
         program = self._here.program
         if program is not None:
             self._note_change(program)
+
+    def note_unused(self, key: str, began: float, seconds: float) -> None:
+        """Note an executable that was loaded ahead, and that the program did not use."""
+        program = self._begun()
+        program.key, program.outcome = key, ledger.UNUSED
+        program.spans.append(("load", began, began + seconds, ledger.LOADING_AHEAD))
+        self._note_change(program)
 
     def mark_over(self) -> None:
         """Note that the process is about to end."""
@@ -224,6 +239,11 @@ class Ledger:
             **{name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")},
         }
         return {name: _short(text, ledger.MAX_FACT) for name, text in facts.items() if text}
+
+
+def place_of(frame: FrameType) -> str:
+    """Return the place in the code that a frame is at."""
+    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
 def _wall_time(moment: float) -> float:

@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 
 from xcache.wire import ledger
 
-# Threads of xcache's own, whose work goes on beside the program's.
-_OWN_THREADS = "xcache-"
-
 
 class Run(NamedTuple):
     """A process that used the cache: the number it gave itself, and facts by name."""
@@ -63,7 +60,7 @@ class Span(NamedTuple):
     @property
     def is_beside(self) -> bool:
         """Whether the program's own threads went on meanwhile."""
-        return self.thread.startswith(_OWN_THREADS)
+        return self.thread.startswith(ledger.OWN_THREADS)
 
 
 def spans_of(row: ledger.Row) -> list[Span]:

@@ -156,6 +156,15 @@ def serialize_first(request: Request, executable: Any) -> bytes | BaseException:
         return error.with_traceback(None)
 
 
+def located_first(request: Request) -> bytes:
+    """Return the module with its locations, before XLA changes it; nothing if that fails."""
+    try:
+        return request.located()
+    except BaseException as error:  # noqa: BLE001 - whatever MLIR raises, the program compiles
+        reraise_if_the_programs(error)
+        return b""
+
+
 class StoreQueue(Generic[Job]):
     """A queue of jobs and the one daemonic thread that does them; the thread runs only while there is work.
 

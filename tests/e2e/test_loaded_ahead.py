@@ -7,6 +7,7 @@ import os
 
 import jax
 import pytest
+from support.command_line import Shell
 from support.program_files import program_text
 
 pytestmark = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="nothing is loaded ahead on one processor")
@@ -195,3 +196,16 @@ def test_code_that_the_program_has_registered_does_not_run_before_it_is_asked_fo
     for _ in range(2):
         said = run(place, first=REGISTER + WAIT.format(count=6), last=CALLED)
         assert said == {"hits": 7, "misses": 0, "prefetched": 6}
+
+
+@pytest.mark.once
+def test_what_was_loaded_in_vain_is_in_the_run(place):
+    run(place)
+    run(place, numbers=range(5), first=WAIT.format(count=6))
+    shell = Shell(place)
+    shown = json.loads(shell.run("run", "--json").stdout)
+    assert shown["outcomes"] == {"loaded ahead": 5, "not asked for": 1}
+    (row,) = (each for each in shown["programs"] if each["outcome"] == "not asked for")
+    assert [(span["stage"], span["thread"]) for span in row["spans"]] == [("load", "xcache-prefetch")]
+    assert "5 programs: 5 loaded ahead, 1 loaded ahead in vain" in shell.run("run").stdout
+    assert shell.run("compare", shown["run"]).returncode == 0

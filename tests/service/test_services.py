@@ -150,6 +150,31 @@ def test_a_change_of_the_settings_takes_effect_and_one_that_is_wrong_is_refused(
 
 
 @either
+def test_metrics_are_served_on_a_socket_and_on_a_port_once_a_drop_in_allows_it(machine, service):
+    path = service.socket.replace("xcached.sock", "metrics.sock")
+    service.configure(f'metrics = "{path}"')
+    service.install()
+    reading = """
+import socket, sys
+port = sys.argv[1].isdigit()
+with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) if port else socket.socket(socket.AF_UNIX) as made:
+    port or made.connect(sys.argv[1])
+    made.sendall(b"GET /metrics HTTP/1.0\\r\\n\\r\\n")
+    with made.makefile("rb") as answer:
+        print("xcache_store_entries 0.0" in answer.read().decode())
+"""
+    read = ("/opt/xcache/bin/python", "-c", reading)
+    assert machine.run(*read, path).stdout == "True\n"
+    assert machine.run(*read, path, user=OTHER, check=False).returncode == 1
+    service.configure('metrics = "127.0.0.1:9464"')
+    service.systemctl("restart", "xcached.service")
+    assert "127.0.0.1:9464: Address family not supported by protocol; under systemd the unit has to" in machine.log()
+    service.override("PrivateNetwork=no\nRestrictAddressFamilies=AF_UNIX AF_INET AF_INET6\nIPAddressAllow=localhost")
+    service.systemctl("restart", "xcached.service")
+    assert machine.run(*read, "9464").stdout == "True\n"
+
+
+@either
 def test_it_logs_to_the_journal_with_levels(machine, service):
     service.install()
     service.configure('max_size = "lots"')

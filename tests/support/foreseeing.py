@@ -48,7 +48,9 @@ class Program:
         self.may_begin, self.may_go_on = threading.Event(), threading.Event()
         self.may_begin.set()
         self.may_go_on.set()
-        self.prefetcher = Prefetcher(self, memory, self._drop)
+        # The keys of what was loaded in vain; not the executables, which nobody else may keep.
+        self.unused: list[str] = []
+        self.prefetcher = Prefetcher(self, memory, self._drop, lambda key, _: self.unused.append(key))
         PROGRAMS.append(self)
 
     def predict(self) -> Sequence[Item]:

@@ -193,6 +193,13 @@ def until(condition: Callable[[], object], patience: float = PATIENCE) -> bool:
     return bool(so)
 
 
+def free_port() -> int:
+    """Return a TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def digest(content: bytes) -> str:
     """Return the digest of some bytes."""
     return hashlib.sha256(content).hexdigest()

@@ -42,6 +42,44 @@ def test_it_holds_on_every_thread_and_until_the_last_has_left():
     assert len(raised) == 1
 
 
+def test_a_generator_that_is_not_finished_forbids_until_it_is_closed():
+    guard = Guard()
+
+    def serve():
+        with guard.forbidding():
+            yield
+
+    serving = serve()
+    next(serving)
+    with pytest.raises(CompileInGuardError):
+        check(guard)
+    serving.close()
+    check(guard)
+
+
+def test_a_forked_child_keeps_the_guard_of_its_own_thread_only():
+    guard = Guard()
+    entered, done = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with guard.forbidding():
+            entered.set()
+            done.wait(30)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(30)
+    guard.begin_in_child()
+    check(guard)
+    with guard.forbidding():
+        guard.begin_in_child()
+        with pytest.raises(CompileInGuardError):
+            check(guard)
+    done.set()
+    thread.join(30)
+    check(guard)
+
+
 @pytest.mark.parametrize("on_miss", ["allow", "warn", "fail"])
 def test_the_setting_holds_once_the_program_is_warmed_up(on_miss, caplog):
     guard = Guard()

@@ -79,6 +79,16 @@ def test_a_program_within_another_has_a_row_of_its_own():
     assert sorted(row.module_name for row in daemon.rows()) == ["inner", "outer"]
 
 
+def test_a_load_in_vain_has_a_row_of_its_own():
+    daemon = Daemon()
+    made = Ledger("on", daemon)
+    made.note_unused("k" * 64, 1.0, 0.5)
+    made.send()
+    (row,) = daemon.rows()
+    assert (row.module_name, row.key, row.outcome) == ("", "k" * 64, ledger.UNUSED)
+    assert [(span[0], span[2], span[3]) for span in json.loads(row.spans)] == [("load", 0.5, "xcache-prefetch")]
+
+
 def test_nothing_is_kept_where_nothing_is_to_be_recorded():
     daemon = Daemon()
     made = Ledger("on", daemon, is_kept=False)

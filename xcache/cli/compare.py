@@ -74,6 +74,8 @@ def side_by_side(a: Sequence[Row], b: Sequence[Row]) -> list[dict[str, Any]]:
     )
     for side, rows in zip("ab", (a, b), strict=True):
         for row in rows:
+            if row.outcome == ledger.UNUSED:
+                continue
             found = sums[row.module_name, row.shapes][side]
             found["count"] += 1
             found["compiled"] += row.outcome not in (ledger.HIT, ledger.AHEAD)

@@ -2,49 +2,43 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import re
-import secrets
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from importlib import metadata
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import click
 
 from xcache._version import __version__
-from xcache.cli import daemon
+from xcache.cli import daemon, store_file, trial
 from xcache.cli.config import suggestion, unknown_variables
 from xcache.cli.output import emit, json_option, print_line, printable, size
 from xcache.config import config
 from xcache.config.config import Config
-from xcache.errors import XcacheError
+from xcache.errors import ClosedStoreError, ConfigError, ProtocolError, UnavailableError, UntrustedError, XcacheError
 from xcache.wire import commands, protocol
+from xcache.wire.ownership import check_directory, trusted_uids
 
 State = Literal["ok", "note", "wrong"]
 _COLORS = {"ok": "green", "note": "yellow", "wrong": "red"}
-_COMPILE_SECONDS = 300
 _LOG_BYTES, _LOG_DAYS, _MOST_LOG_LINES = 256 * 1024, 7, 3
 _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \d+ (ERROR|WARNING) (.*)$")
-# Environment variables of jax that work against the cache, each with what it does.
-_AGAINST = {
-    "JAX_ENABLE_COMPILATION_CACHE": ("0", "false", "False"),
-    "JAX_ENABLE_PGLE": ("1", "true", "True"),
-    "JAX_COMPILATION_CACHE_EXPECT_PGLE": ("1", "true", "True"),
+# Settings of jax under which each program is compiled, with the value that does it, and how jax reads such variables.
+_AGAINST = {"JAX_ENABLE_COMPILATION_CACHE": False, "JAX_ENABLE_PGLE": True, "JAX_COMPILATION_CACHE_EXPECT_PGLE": True}
+_TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
+# What to do about an error that a check has met.
+_ADVICE: dict[type[Exception], str] = {
+    UntrustedError: "Remove what is there or let its owner do so, or name another place: XCACHE_SOCKET, XCACHE_DIR.",
+    ProtocolError: "`xcache restart` starts a daemon of this version.",
+    UnavailableError: "`xcache restart` starts another one; programs compile meanwhile.",
+    ConfigError: "`xcache config` shows all settings and where they come from.",
 }
-# The program that is compiled twice; its number makes it a program that nobody has stored.
-_PROGRAM = """
-import json, sys
-import jax, jax.numpy as jnp
-number = float(sys.argv[1])
-jax.jit(lambda x: jnp.sin(x) * number)(jnp.ones(3)).block_until_ready()
-import xcache
-print(json.dumps({"jax": jax.__version__, "hits": xcache.stats().hits, "ledger": xcache.ledger()}))
-"""
 
 
 class Check(NamedTuple):
@@ -63,7 +57,8 @@ def doctor(no_compile: bool, as_json: bool) -> None:
     """Check that everything is in place, one line each, with what to do about it.
 
     The last check compiles a small program in two processes: the second must find what the first has stored. It may
-    start a daemon, as a program would.
+    start a daemon, as a program would. It leaves no entry and no run, and `xcache stats` counts only that something was
+    stored.
 
     \b
     JSON: {"checks": [{"name": str, "state": "ok", "note" or "wrong", "found": str, "advice": str}]}
@@ -71,7 +66,7 @@ def doctor(no_compile: bool, as_json: bool) -> None:
     Exit status 1 if something is wrong.
     """
     checks: list[Check] = []
-    for check in (_plugin, _versions, _switch, _settings, _daemon, _log, _store, _of_jax):
+    for check in (_plugin, _versions, _switch, _settings, _socket, _daemon, _log, _store, _programs, _of_jax):
         checks += _guarded(check)
     if not no_compile:
         checks += _guarded(_compile)
@@ -88,7 +83,8 @@ def _guarded(check: Callable[[], Iterator[Check]]) -> list[Check]:
     try:
         return list(check())
     except (XcacheError, OSError) as error:
-        return [Check(check.__name__.strip("_"), "wrong", str(error))]
+        advice = next((each for kind, each in _ADVICE.items() if isinstance(error, kind)), "")
+        return [Check(check.__name__.strip("_").replace("_", " "), "wrong", str(error), advice)]
 
 
 def _print(check: Check) -> None:
@@ -139,6 +135,16 @@ def _settings() -> Iterator[Check]:
     yield Check("settings", "ok", ", ".join(changed) if changed else "all are the defaults")
 
 
+def _socket() -> Iterator[Check]:
+    settings, _ = config.load_usable()
+    trusted = trusted_uids(settings.daemon_uid())
+    if settings.socket.parent.exists():
+        check_directory(settings.socket.parent, trusted)
+    if settings.socket.exists() and (owner := settings.socket.stat().st_uid) not in trusted:
+        raise UntrustedError(f"{settings.socket} belongs to another user (uid {owner})")
+    yield Check("socket", "ok", str(settings.socket))
+
+
 def _daemon() -> Iterator[Check]:
     settings, _ = config.load_usable()
     connection, problem = daemon.find_with_any_store(settings)
@@ -150,7 +156,7 @@ def _daemon() -> Iterator[Check]:
     version, pid = connection.welcome.version, connection.welcome.pid
     connection.close()
     if problem:
-        yield Check("daemon", "wrong", problem)
+        yield Check("daemon", "wrong", problem, "`xcache config` says where XCACHE_SOCKET and XCACHE_DIR come from.")
     elif version != __version__:
         advice = "It is replaced when programs of this version ask it; or `xcache restart`."
         yield Check("daemon", "note", f"process {pid} is xcache {version}, this is {__version__}", advice)
@@ -188,6 +194,10 @@ def _store() -> Iterator[Check]:
     if not os.access(place, os.W_OK):
         yield Check("store", "wrong", f"{place} cannot be written", "Choose another folder with XCACHE_DIR.")
         return
+    others = _files_of_others(settings.dir)
+    if others:
+        advice = f"Give them to the owner of the folder: chown -R {os.getuid()} {settings.dir}"
+        yield Check("store", "wrong", f"files of other users are in it: {', '.join(others)}", advice)
     status = os.statvfs(place)
     free = status.f_bavail * status.f_frsize
     advice = (
@@ -196,6 +206,14 @@ def _store() -> Iterator[Check]:
         else ""
     )
     yield Check("store", "wrong" if advice else "ok", f"{settings.dir}, {size(free)} free on its disk", advice)
+
+
+def _files_of_others(directory: Path) -> list[str]:
+    """Return the store's own files that belong to somebody else, as after a program was run with sudo."""
+    if not directory.is_dir():
+        return []
+    owner = directory.stat().st_uid
+    return sorted(each.name for each in directory.iterdir() if each.lstat().st_uid != owner)[:_MOST_LOG_LINES]
 
 
 def _existing(path: Path) -> Path:
@@ -210,15 +228,37 @@ def _least_free(settings: Config, status: os.statvfs_result) -> float:
     return max(float(text), 16 * 1024**2)
 
 
+def _programs() -> Iterator[Check]:
+    """Say what programs do that cannot be cached, such as callbacks into Python."""
+    settings, _ = config.load_usable()
+    with contextlib.suppress(XcacheError):
+        # The daemon holds counts back; what is wrong with it is another check's.
+        if (connection := daemon.find(settings)) is not None:
+            with contextlib.closing(connection):
+                connection.demand(commands.Sync(), protocol.Done, settings.timeout)
+    try:
+        with store_file.open_store(settings) as store:
+            counted = store.statistics() if store else {}
+    except ClosedStoreError:
+        return
+    reasons = {name.partition(":")[2]: n for name, n in counted.items() if name.startswith("uncacheable:") and n > 0}
+    if reasons:
+        listed = ", ".join(f"{reason} {count:g}" for reason, count in sorted(reasons.items(), key=itemgetter(1))[::-1])
+        advice = "docs/not-cached.md says what each means; `xcache why` names the programs of the last run."
+        yield Check("programs", "note", f"some were compiled each time: {listed}", advice)
+    else:
+        yield Check("programs", "ok", "none did what cannot be cached")
+
+
 def _of_jax() -> Iterator[Check]:
     there = False
     if folder := os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         there = True
         yield Check("jax", "note", f"JAX_COMPILATION_CACHE_DIR={folder} is not used while xcache is on")
-    for variable, values in _AGAINST.items():
-        if os.environ.get(variable) in values:
+    for variable, value in _AGAINST.items():
+        if os.environ.get(variable, "").lower() in (_TRUE if value else _FALSE):
             there = True
-            advice = "Programs then compile each time, because jax goes its own way."
+            advice = f"Programs compile each time, because jax goes its own way. Take {variable} away."
             yield Check("jax", "wrong", f"{variable}={os.environ[variable]}", advice)
     if re.search(r"xla_dump_(to|hlo_as)", os.environ.get("XLA_FLAGS", "")):
         there = True
@@ -229,51 +269,5 @@ def _of_jax() -> Iterator[Check]:
 
 
 def _compile() -> Iterator[Check]:
-    number = f"{1 + secrets.randbelow(10**9) / 10**9:.9f}"
-    cold, warm = (_run(number) for _ in range(2))
-    for ran in (cold, warm):
-        if isinstance(ran, str):
-            yield Check("compile", "wrong", ran, "Run a program with XCACHE=1 XCACHE_LOG=debug to see more.")
-            return
-    assert not isinstance(cold, str)  # noqa: S101 - returned above
-    assert not isinstance(warm, str)  # noqa: S101
-    of_ours = [row for row in warm["ledger"].get("programs", ()) if row["module_name"] == "jit__lambda"]
-    if of_ours and of_ours[0]["outcome"] in ("hit", "loaded ahead"):
-        yield Check("compile", "ok", "what one process compiled, the next one found")
-    else:
-        why = of_ours[0]["cause"] if of_ours else "xcache was not asked"
-        advice = "`xcache why` says more; XCACHE_LOG=debug shows each step."
-        yield Check("compile", "wrong", f"the second process compiled the same program again: {why}", advice)
-    _forget([row["key"] for row in of_ours])
-
-
-def _run(number: str) -> dict[str, Any] | str:
-    """Return the facts of a process that compiled the program, or the reason why there are none."""
-    command = [sys.executable, "-c", _PROGRAM, number]
-    try:
-        done = subprocess.run(
-            command,
-            env=os.environ | {"XCACHE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=_COMPILE_SECONDS,
-            check=False,
-        )
-        lines = done.stdout.strip().splitlines()
-        found: dict[str, Any] = json.loads(lines[-1]) if done.returncode == 0 and lines else {}
-    except subprocess.TimeoutExpired:
-        return f"a small program did not end within {_COMPILE_SECONDS} s"
-    except ValueError:
-        found = {}
-    if found:
-        return found
-    return (done.stderr.strip().splitlines() or [f"the program ended with status {done.returncode}"])[-1]
-
-
-def _forget(keys: list[str]) -> None:
-    """Remove the program of the check from the store."""
-    settings, _ = config.load_usable()
-    connection = daemon.find(settings)
-    if connection is not None and keys:
-        connection.demand(commands.Remove([key for key in keys if key]), commands.Removed, settings.timeout)
-        connection.close()
+    verdict = trial.compile_twice()
+    yield Check("compile", "ok" if verdict.is_found else "wrong", verdict.text, verdict.advice)

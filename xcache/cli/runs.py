@@ -124,6 +124,7 @@ def _print(shown: dict[str, Any], programs: list[dict[str, Any]], *, show_all: b
     print_line(f"began {moment(shown['began_at'])} in {shown['directory'] or 'an unknown folder'}")
     print_line(_total(shown))
     print_line(_counts(shown["outcomes"]))
+    programs = [row for row in programs if row["outcome"] != ledger.UNUSED]
     dearest = sorted(programs, key=lambda row: -row["seconds"])[:most]
     if dearest:
         click.echo()
@@ -144,8 +145,9 @@ def _total(shown: dict[str, Any]) -> str:
 
 
 def _counts(outcomes: dict[str, int]) -> str:
-    programs = counted(sum(outcomes.values()), "program")
-    listed = ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items()))
+    programs = counted(sum(count for outcome, count in outcomes.items() if outcome != ledger.UNUSED), "program")
+    words = {ledger.UNUSED: "loaded ahead in vain"}
+    listed = ", ".join(f"{count} {words.get(outcome, outcome)}" for outcome, count in sorted(outcomes.items()))
     return f"{programs}: {listed}" if listed else programs
 
 
@@ -154,7 +156,7 @@ def _hits(outcomes: dict[str, int]) -> int:
 
 
 def _most_of(row: dict[str, Any]) -> str:
-    own = [span for span in row["spans"] if not span["thread"].startswith("xcache-")]
+    own = [span for span in row["spans"] if not span["thread"].startswith(ledger.OWN_THREADS)]
     if not own:
         return ""
     longest = max(own, key=lambda span: span["seconds"])

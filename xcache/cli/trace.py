@@ -5,8 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+from collections import defaultdict
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -15,9 +17,12 @@ from xcache.cli.ledger_file import open_ledger
 from xcache.cli.output import json_option, note
 from xcache.config import config
 from xcache.start_up import Run
+from xcache.wire import ledger
 from xcache.wire.ledger import Row
 
 _MICROSECONDS = 1e6
+# Where the daemon's part is shown. No process of Linux has this number.
+_DAEMON = 2**22 + 1
 
 
 @click.command()
@@ -27,7 +32,8 @@ _MICROSECONDS = 1e6
 def trace(wanted: str, output: str, as_json: bool) -> None:
     """Write where the time of a run went, as a trace that opens in Perfetto.
 
-    RUN is as in `xcache run`. A name that ends in .gz is compressed.
+    RUN is as in `xcache run`. A name that ends in .gz is compressed. Each thread has a line, xcache's own too: those
+    that load ahead (what was not asked for as well) and that store, and the daemon's part of each look-up.
 
     \b
     JSON: {"file": str, "events": int}
@@ -47,35 +53,80 @@ def trace(wanted: str, output: str, as_json: bool) -> None:
         note(f"{len(events)} events of run {run.run[:8]} written to {output}; open it at ui.perfetto.dev")
 
 
+class _Slice(NamedTuple):
+    """A stage of a program, as one bar of the trace."""
+
+    stage: str
+    start: float
+    seconds: float
+    of: str = ""
+    arguments: Mapping[str, str] = {}
+
+    @property
+    def end(self) -> float:
+        return self.start + self.seconds
+
+
 def _events(run: Run, rows: list[Row]) -> list[dict[str, Any]]:
     """Return the events of a run: the imports, each stage of each program, and the names of the threads."""
-    threads: dict[str, int] = {}
-    events: list[dict[str, Any]] = []
-
-    def add(name: str, start: float, seconds: float, thread: str, **arguments: Any) -> None:
-        number = threads.setdefault(thread, len(threads) + 1)
-        events.append(
-            {
-                "name": name,
-                "cat": "xcache",
-                "ph": "X",
-                "ts": round(start * _MICROSECONDS),
-                "dur": max(1, round(seconds * _MICROSECONDS)),
-                "pid": run.pid,
-                "tid": number,
-                "args": arguments,
-            }
-        )
-
-    add("start and imports", 0.0, run.seconds_to_hook, "MainThread")
+    threads: defaultdict[str, list[_Slice]] = defaultdict(list)
+    threads["MainThread"].append(_Slice("start and imports", 0.0, run.seconds_to_hook))
     for row in rows:
         facts = {"function": row.module_name, "arguments": row.shapes, "called at": row.site, "key": row.key}
+        facts |= {"came from": row.outcome, "cause": row.cause}
+        told = {name: fact for name, fact in facts.items() if fact}
         for span in start_up.spans_of(row):
-            shown = facts | {"came from": row.outcome, "cause": row.cause}
-            add(f"{span.stage} {row.module_name}", span.start, span.seconds, span.thread, **shown)
-    named = [{"name": "process_name", "ph": "M", "pid": run.pid, "args": {"name": run.command}}]
-    named += [
-        {"name": "thread_name", "ph": "M", "pid": run.pid, "tid": number, "args": {"name": thread}}
-        for thread, number in threads.items()
-    ]
+            of = row.module_name or row.outcome
+            threads[span.thread].append(_Slice(span.stage, span.start, span.seconds, of, told))
+    named = [_naming("process_name", run.pid, 0, run.command)]
+    named += [_naming("process_name", _DAEMON, 0, "xcached")] if ledger.DAEMON in threads else []
+    events = []
+    for thread, slices in threads.items():
+        process = _DAEMON if thread == ledger.DAEMON else run.pid
+        for count, lane in enumerate(_lanes(slices), 1):
+            number = len(named)
+            named.append(_naming("thread_name", process, number, thread if count == 1 else f"{thread} ({count})"))
+            events += [_event(each, process, number) for each in lane.slices]
     return named + events
+
+
+class _Lane:
+    """Slices of one thread, each within another of them or beside it, as a viewer needs it."""
+
+    def __init__(self) -> None:
+        self.slices: list[_Slice] = []
+        # Those that have not ended where the next one begins, the outermost first.
+        self._around: list[_Slice] = []
+
+    def takes(self, each: _Slice) -> bool:
+        """Add the next slice, unless it must be another thread's."""
+        while self._around and self._around[-1].end <= each.start:
+            self._around.pop()
+        if self._around and (each.end > self._around[-1].end or each.stage == self._around[-1].stage):
+            return False
+        self._around.append(each)
+        self.slices.append(each)
+        return True
+
+
+def _lanes(slices: list[_Slice]) -> list[_Lane]:
+    """Divide slices among lanes: threads of one name, such as those that load ahead, overlap."""
+    lanes: list[_Lane] = []
+    for each in sorted(slices, key=lambda each: (each.start, -each.seconds)):
+        if not any(lane.takes(each) for lane in lanes):
+            lanes.append(_Lane())
+            lanes[-1].takes(each)
+    return lanes
+
+
+def _event(each: _Slice, process: int, thread: int) -> dict[str, Any]:
+    # Both ends are rounded, so that what lies within another slice still does.
+    start = round(each.start * _MICROSECONDS)
+    took = round(each.end * _MICROSECONDS) - start
+    name = f"{each.stage} {each.of}".rstrip()
+    shown = {"name": name, "cat": "xcache", "ph": "X", "ts": start, "dur": took}
+    return shown | {"pid": process, "tid": thread, "args": each.arguments}
+
+
+def _naming(kind: str, process: int, thread: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": process, "tid": thread, "args": {"name": name}}

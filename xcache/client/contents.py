@@ -33,6 +33,8 @@ class SealedEntry(NamedTuple):
     """Seconds spent waiting for another program to compile it."""
     wait: Wait | None = None
     """The program's wait for the daemon, which was charged to its allowance."""
+    daemon_seconds: float = 0.0
+    """What the daemon took to look it up, as it says."""
 
 
 class HeldLease:
@@ -62,6 +64,8 @@ class Absent(NamedTuple):
     """One of ``ledger.CAUSES``, or empty."""
     nearest: list[str] | None = None
     """The key and components of the entry that is most like the wanted one, as in ``protocol.Missing``."""
+    daemon_seconds: float = 0.0
+    """What the daemon took to look for it, as it says."""
     complaints: tuple[protocol.Complain, ...] = ()
     """Complaints about unusable entries, sent once the same program has been compiled."""
 
@@ -69,7 +73,7 @@ class Absent(NamedTuple):
 def found_in(connection: Connection, answer: protocol.Message) -> SealedEntry | Absent:
     """Return the entry in the answer to a Get, or Absent; raise UncacheableError if the key is marked so."""
     if isinstance(answer, protocol.Missing):
-        return Absent(answer.lease, cause=answer.cause, nearest=answer.nearest)
+        return Absent(answer.lease, cause=answer.cause, nearest=answer.nearest, daemon_seconds=answer.seconds)
     if isinstance(answer, protocol.NotCacheable):
         if answer.reason == protocol.SERIALIZE_FIRST:
             return Absent(0, serialize_first=True)
@@ -77,7 +81,7 @@ def found_in(connection: Connection, answer: protocol.Message) -> SealedEntry | 
     if not isinstance(answer, protocol.Found):
         raise ProtocolError(f"the daemon answered {type(answer).__name__} instead of Found")
     if answer.payload is not None:
-        return SealedEntry(answer.digest, answer.compile_seconds, answer.payload)
+        return SealedEntry(answer.digest, answer.compile_seconds, answer.payload, daemon_seconds=answer.seconds)
     return _read_descriptor(connection.take_descriptor(), answer)
 
 
@@ -129,7 +133,7 @@ def _read_descriptor(descriptor: int, found: protocol.Found) -> SealedEntry:
         if status.st_size != found.stored_size or not 0 < found.stored_size <= MAX_RAW_SIZE:
             raise DamagedError(f"its file has {status.st_size} bytes and not {found.stored_size}", found.digest)
         sealed = b"".join(_chunks(descriptor, found.stored_size))
-        return SealedEntry(found.digest, found.compile_seconds, sealed)
+        return SealedEntry(found.digest, found.compile_seconds, sealed, daemon_seconds=found.seconds)
     except OSError as error:
         reraise_if_the_programs(error)
         raise DamagedError(f"its file cannot be read ({error})", found.digest) from None

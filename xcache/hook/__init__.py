@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import sys
 from collections.abc import Iterator
@@ -55,7 +56,7 @@ class Handle:
             self._undo.enter_context(surroundings.watching_libtpu())
             compiler = self._jax.compiler
             self._original = compiler.compile_or_get_cached
-            noted = stages.Stages(lambda: self._cache.ledger)
+            self.stages = noted = stages.Stages(lambda: self._cache.ledger)
             self._undo.enter_context(noted.listening())
             skipping = self._skipping(settings, mode, noted)
             self.calls = self._call_records(skipping, settings)
@@ -228,12 +229,31 @@ def ledger() -> dict[str, Any]:
 def no_compiles() -> Iterator[None]:
     """Have every compile within raise CompileInGuardError, on any thread of the process; a hit is no compile.
 
-    While the cache is off, nothing is seen and nothing is raised.
+    While the cache is off, nothing is seen and nothing is raised, and a warning says so once.
     """
     from xcache.guard import guard
 
+    if _is_off():
+        _warn_of_guard()
     with guard.forbidding():
         yield
+
+
+def _is_off() -> bool:
+    """Return whether the cache is off and will not come with jax's backends."""
+    from xcache import process_cache
+
+    try:
+        is_wanted = process_cache.may_be_made() and config.mode() != "off"
+    except XcacheError:
+        # This was said where the cache could not be switched on.
+        is_wanted = True
+    return process_cache.current() is None and not is_wanted
+
+
+@functools.cache
+def _warn_of_guard() -> None:
+    logs.complain("xcache is off, so that no_compiles() sees none of jax's compiles; XCACHE=1 switches it on")
 
 
 def warmed_up() -> None:
@@ -247,6 +267,11 @@ def current_calls() -> call_records.CallRecords | None:
     """Return the records of calls, if the cache is on and jax compiles through it."""
     handle = _installed
     return handle.calls if handle is not None and handle._is_in_place() else None
+
+
+def current_stages() -> stages.Stages | None:
+    """Return what notes the stages of programs, if the cache is on."""
+    return None if _installed is None else _installed.stages
 
 
 def install_from_environment() -> None:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import Any
 
 from xcache.clock import monotonic
-from xcache.recording import Ledger, Program
+from xcache.recording import Ledger, Program, place_of
 from xcache.signals import reraise_if_the_programs
 from xcache.wire import ledger
 
@@ -43,6 +43,8 @@ class _State(threading.local):
     def __init__(self) -> None:
         self.pending: list[tuple[str, str, float, float]] = []
         self.arguments: tuple[str, Sequence[Any]] = "", ()
+        # The place that asked another thread for this one's programs.
+        self.site = ""
 
 
 class Stages:
@@ -105,9 +107,18 @@ class Stages:
             program.shapes = lambda: _as_text(types)
             self._state.arguments = "", ()
         program.module_name = module_name
-        program.site = self._site()
+        program.site = self._state.site or self.site()
 
-    def _site(self) -> str:
+    @contextlib.contextmanager
+    def asked_from(self, site: str) -> Iterator[None]:
+        """Note that a place in the user's code asked for what this thread does meanwhile."""
+        try:
+            self._state.site = site
+            yield
+        finally:
+            self._state.site = ""
+
+    def site(self) -> str:
         """Return the place in the user's code that this thread is in: else in a library's, other than jax."""
         library: FrameType | None = None
         frame: FrameType | None = sys._getframe(1)
@@ -117,20 +128,16 @@ class Stages:
             if is_users is None:
                 is_users = self._is_users[file] = not file.startswith((*self._libraries, "<frozen"))
             if is_users and not file.startswith(self._machinery):
-                return _place(frame)
+                return place_of(frame)
             if library is None and not file.startswith(self._machinery):
                 library = frame
             frame = frame.f_back
-        return _place(library) if library is not None else ""
+        return place_of(library) if library is not None else ""
 
 
 def _module_name(name: str) -> str:
     """Return the name of the module that jax makes of a function of this name."""
     return _NOT_IN_NAMES.sub("_", name).rstrip("_")
-
-
-def _place(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
 
 
 def _folder(name: str) -> str:

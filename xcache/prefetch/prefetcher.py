@@ -91,17 +91,28 @@ class _Slot:
         self.patience = 0.0
         self.done = False
         self.loaded: LoadedAhead | None = None
+        self.is_taken = False
         self.since = monotonic()
 
 
 class Prefetcher:
     """Loads executables ahead of one program. Thread-safe."""
 
-    def __init__(self, work: Work, memory: int, dropped: Callable[[int], None]) -> None:
-        """Hold at most ``memory`` bytes (0: load nothing ahead); report executables nobody asked for to ``dropped``."""
+    def __init__(
+        self,
+        work: Work,
+        memory: int,
+        dropped: Callable[[int], None],
+        unused: Callable[[str, LoadedAhead], None],
+    ) -> None:
+        """Hold at most ``memory`` bytes (0: load nothing ahead); report executables nobody asked for to ``dropped``.
+
+        ``unused`` gets the key of each load that the program did not use, for whatever reason.
+        """
         self._work = work
         self._memory = memory
         self._dropped = dropped
+        self._unused = unused
         # Take this lock, never the condition: Ctrl-C in Condition.__enter__, which is Python, would leave it held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -146,6 +157,7 @@ class Prefetcher:
             if slot.target is not None and slot.target.is_same(target):
                 self._wait_for(slot)
                 loaded = slot.loaded
+                slot.is_taken = True
             else:
                 loaded = None
             self._forget(slot)
@@ -295,6 +307,7 @@ class Prefetcher:
                     slot.loaded = loaded
                     self._held += loaded.size
                 else:
+                    self._unused(slot.item.key, loaded)
                     self._forget(slot)
                 self._changed.notify_all()
 
@@ -376,6 +389,8 @@ class Prefetcher:
             del self._slots[slot.item.key]
         if slot.loaded is not None:
             self._held -= slot.loaded.size
+            if not slot.is_taken:
+                self._unused(slot.item.key, slot.loaded)
             slot.loaded = None
         # Other changes wake no thread, which would take the GIL from the program.
         if was_full or not self._slots:

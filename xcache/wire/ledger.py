@@ -13,8 +13,15 @@ LEFT_OUT = "... {} more ..."
 # How a program came about.
 COMPILING, HIT, AHEAD, MISS, UNCACHEABLE, FAILED = "compiling", "hit", "loaded ahead", "miss", "uncacheable", "failed"
 
-# The stages of a start-up, in their order.
+# An executable that was loaded ahead in vain. Its row has no name: only programs that were asked for have one.
+UNUSED = "not asked for"
+
+# The stages of a start-up, in their order. The stage "daemon" is the daemon's part of a look-up.
 STAGES = ("trace", "lower", "key", "lookup", "wait", "load", "compile", "serialize", "store")
+
+# The threads of stages that the program's own threads do not do; other threads of xcache's begin like the first one.
+OWN_THREADS = ("xcache-", "xcached")
+LOADING_AHEAD, DAEMON = "xcache-prefetch", "xcached"
 
 
 class Row(NamedTuple):

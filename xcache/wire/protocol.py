@@ -97,24 +97,30 @@ class Get(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The entry: its digest, size and compile time, and its bytes (or a descriptor)."""
+    """The entry: its digest, size and compile time, and its bytes (or a descriptor).
+
+    ``seconds`` is what the daemon took to find it; 0 if the client has waited for it.
+    """
 
     digest: str
     stored_size: int
     compile_seconds: float
     payload: bytes | None
+    seconds: float = 0.0
 
 
 class Missing(NamedTuple):
     """There is no entry. With a lease (not 0), the client compiles it for all clients that ask from now on.
 
     ``cause`` is one of ``ledger.CAUSES``, or empty. ``nearest`` is the key of the stored entry that is most
-    like the wanted one, with the digests of its options, flags, platform and toolchain; or None.
+    like the wanted one, with the digests of its options, flags, platform and toolchain; or None. ``seconds`` is
+    what the daemon took to look; 0 if the client has waited.
     """
 
     lease: int
     cause: str = ""
     nearest: list[str] | None = None
+    seconds: float = 0.0
 
 
 class Wait(NamedTuple):

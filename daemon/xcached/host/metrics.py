@@ -1,18 +1,22 @@
-"""Serves the daemon's numbers to Prometheus, in its own text format or OpenMetrics, on threads of their own."""
+"""The daemon's numbers for Prometheus, in its own text format or OpenMetrics.
+
+They are sums over all users and programs. No label names a program, a user or a file.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import http.server
 import logging
-import socketserver
 import sqlite3
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from xcache import errors
 from xcache.errors import ConfigError
+from xcache.wire.ledger import CAUSES
+from xcached.host.scrapes import Scrapes
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
@@ -21,6 +25,8 @@ logger = logging.getLogger("xcached")
 
 # From a tenth of a millisecond, a usual answer, to a compile that others wait for.
 _BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0, 300.0)
+# Scrapes within this time get the same page, so that many of them cost little.
+_FRESH_SECONDS = 1.0
 # Statistics that only grow, and what they mean.
 _COUNTERS = {
     "requests": ("requests", "programs that were asked for"),
@@ -43,6 +49,15 @@ _LABELED = {
     "lowerings": ("lowerings", "outcome", "lowerings: skipped, or why not"),
     "calls": ("calls", "outcome", "calls of xcache.jit: skipped, or why not"),
 }
+_UNKNOWN_CAUSE = "causes:unknown"
+# Labels that are there from the start: Prometheus sees no increase in a series that begins with its first count.
+_KNOWN = dict.fromkeys(
+    (
+        *(f"causes:{cause}" for cause in CAUSES),
+        *(f"errors:{each.kind}" for each in vars(errors).values() if isinstance(getattr(each, "kind", None), str)),
+    ),
+    0.0,
+)
 _GAUGES = {
     "entries": ("store_entries", "entries in the store"),
     "bytes": ("store_bytes", "bytes of the contents in the store"),
@@ -50,7 +65,7 @@ _GAUGES = {
     "connections": ("connections", "connected clients"),
     "compiles": ("leases", "compiles in progress"),
     "waiting": ("waiting", "requests that wait for another process's compile"),
-    "saved_seconds": ("saved_seconds", "seconds that programs saved"),
+    "saved_seconds": ("saved_seconds", "seconds that programs saved; a hit may cost more than it saves"),
 }
 
 
@@ -65,14 +80,16 @@ class Metrics:
             raise ConfigError("metrics need prometheus_client: install jax-xcache[metrics]") from None
         self._database = database
         self._state = state
+        self._counted: dict[str, float] = {}
+        # By type: when each page was made, and the page.
+        self._pages: dict[str, tuple[float, bytes]] = {}
         self._registry = prometheus_client.CollectorRegistry()
         self._registry.register(self)
+        prometheus_client.ProcessCollector(registry=self._registry)
         self._seconds = prometheus_client.Histogram(
             "xcache_request_seconds", "time to answer a request", ["request"], registry=self._registry, buckets=_BUCKETS
         )
-        handler = prometheus_client.MetricsHandler.factory(self._registry)
-        self._path, self._server = _listening(address, handler)
-        threading.Thread(target=self._server.serve_forever, name="xcached-metrics", daemon=True).start()
+        self._scrapes = Scrapes(address, self._page)
         logger.info("serves metrics on %s", address)
 
     def observe(self, request: str, seconds: float) -> None:
@@ -81,59 +98,50 @@ class Metrics:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        if self._path is not None:
-            with contextlib.suppress(OSError):
-                self._path.unlink()
+        self._scrapes.close()
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what the store's statistics say now; prometheus_client calls this for each scrape."""
+        """Yield what the store's statistics say now; prometheus_client calls this for each page."""
         from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
-        counted = self._statistics()
+        self._update()
         for name, (metric, meaning) in _COUNTERS.items():
-            yield CounterMetricFamily(f"xcache_{metric}", meaning, value=max(0.0, counted.get(name, 0.0)))
+            yield CounterMetricFamily(f"xcache_{metric}", meaning, value=self._counted.get(name, 0.0))
         for group, (metric, label, meaning) in _LABELED.items():
             family = CounterMetricFamily(f"xcache_{metric}", meaning, labels=[label])
-            of_group = {
-                name.partition(":")[2]: value for name, value in counted.items() if name.startswith(f"{group}:")
-            }
-            if group == "causes":
-                of_group["unknown"] = counted.get("misses", 0.0) - sum(of_group.values())
-            for value_of_label, amount in of_group.items():
-                family.add_metric([value_of_label], max(0.0, amount))
+            for name, amount in (_KNOWN | self._counted).items():
+                if name.startswith(f"{group}:"):
+                    family.add_metric([name.partition(":")[2]], amount)
             yield family
-        now = {**counted, **self._state()}
+        now = {**self._counted, **self._state()}
         for name, (metric, meaning) in _GAUGES.items():
             yield GaugeMetricFamily(f"xcache_{metric}", meaning, value=now.get(name, 0.0))
 
-    def _statistics(self) -> dict[str, float]:
+    def _page(self, accepted: str) -> tuple[bytes, str]:
+        from prometheus_client.exposition import choose_encoder
+
+        encode, kind = choose_encoder(accepted)
+        made_at, page = self._pages.get(kind, (0.0, b""))
+        if not page or time.monotonic() - made_at >= _FRESH_SECONDS:
+            page = encode(self._registry)
+            self._pages[kind] = time.monotonic(), page
+        return page, kind
+
+    def _update(self) -> None:
+        """Read the statistics; a counter does not get less, as Prometheus would take the daemon for a new one.
+
+        Programs take counts back: of a miss that turned out not to be cacheable, say.
+        """
         try:
             with contextlib.closing(sqlite3.connect(f"{self._database.as_uri()}?mode=ro", uri=True)) as connection:
                 rows = connection.execute("SELECT name, amount FROM statistics UNION SELECT name, amount FROM totals")
-                return {str(name): float(amount) for name, amount in rows}
+                found = {str(name): float(amount) for name, amount in rows}
         except sqlite3.Error as error:
             logger.warning("the statistics cannot be read for metrics: %s", error)
-            return {}
-
-
-def _listening(address: str, handler: Any) -> tuple[Path | None, socketserver.BaseServer]:
-    """Return a server at ``host:port``, or at the path of a socket, which is returned, too."""
-    try:
-        if "/" in address:
-            path = Path(address)
-            path.unlink(missing_ok=True)
-            return path, _UnixServer(address, handler)
-        host, _, port = address.rpartition(":")
-        return None, _TcpServer((host.strip("[]"), int(port)), handler)
-    except OSError as error:
-        raise ConfigError(f"metrics cannot be served on {address}: {error.strerror or error}") from None
-
-
-class _TcpServer(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-
-
-class _UnixServer(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
+            return
+        causes = sum(amount for name, amount in found.items() if name.startswith("causes:"))
+        found[_UNKNOWN_CAUSE] = found.get("misses", 0.0) - causes
+        # `xcache stats --zero` begins anew.
+        before = self._counted if found.get("since") == self._counted.get("since") else {}
+        only_grow = (name for name in found if name in _COUNTERS or ":" in name)
+        self._counted = found | {name: max(0.0, found[name], before.get(name, 0.0)) for name in only_grow}

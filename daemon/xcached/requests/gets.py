@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from xcache.wire import protocol
 from xcache.wire.hashing import is_digest
 from xcached.caller import Answer, Caller, Handlers, Reply
@@ -18,6 +20,15 @@ class Gets:
         self.handlers: Handlers = {protocol.Get: self._get, protocol.Release: self._release}
 
     def _get(self, caller: Caller, message: protocol.Get) -> Answer:
+        start = time.monotonic()
+        answer = self._answer(caller, message)
+        if isinstance(answer, Reply) and isinstance(answer.message, protocol.Found | protocol.Missing):
+            # For the ledger of the client's run.
+            said = answer.message._replace(seconds=round(time.monotonic() - start, 6))
+            return answer._replace(message=said)
+        return answer
+
+    def _answer(self, caller: Caller, message: protocol.Get) -> Answer:
         if not is_digest(message.key):
             # No entry can have such a key, so no lease is needed either.
             return Reply(protocol.Missing(0))

@@ -36,6 +36,27 @@ def test_the_executables_of_last_time_are_loaded_in_that_order_and_taken():
     assert program.take("a") is None
 
 
+def test_loads_that_the_program_does_not_use_are_reported():
+    program = Program("abc")
+    program.prefetcher.start()
+    assert until(lambda: program.is_done(*"abc"))
+    assert program.take("b") == "executable b"
+    assert program.unused == []
+    program.prefetcher.end()
+    assert program.unused == ["a", "c"]
+
+
+def test_a_load_that_ends_after_the_program_has_given_it_up_is_reported():
+    program = Program("a")
+    program.entries, program.patience = True, 0.01
+    program.may_go_on.clear()
+    program.prefetcher.start()
+    assert until(lambda: program.loads == ["a"])
+    assert program.take("a") == "entry a"
+    program.may_go_on.set()
+    assert until(lambda: program.unused == ["a"])
+
+
 def test_an_executable_whose_load_has_not_begun_is_left_to_the_program():
     program = Program("abc")
     program.may_go_on.clear()

@@ -23,7 +23,7 @@ from jax._src.lib import _jax
 
 from xcache import logs
 from xcache.errors import UnsupportedError, WrongVersionError
-from xcache.hook import current_calls, late_module
+from xcache.hook import current_calls, current_stages, late_module
 from xcache.hook.call_records import CallRecords
 from xcache.hook.calls import record_format, second_trace, sources, trees
 from xcache.hook.calls.description import Call, describe, parsed
@@ -127,10 +127,12 @@ class RecordedFunction:
 
     def prepare(self, wanted: list[Arguments]) -> None:
         """Load or compile what these calls need, several at once; each has its arguments and keywords."""
-        records, settings = _current_records(), late_module.settings()
+        records, settings, stages = _current_records(), late_module.settings(), current_stages()
+        site = "" if stages is None else stages.site()
 
         def under_settings(function: Callable[..., Any], *arguments: Any) -> Any:
-            with late_module.under(settings):
+            noted = contextlib.nullcontext() if stages is None else stages.asked_from(site)
+            with late_module.under(settings), noted:
                 return function(*arguments)
 
         # With check each call is traced when it is made, and compared then.
