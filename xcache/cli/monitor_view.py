@@ -1,0 +1,244 @@
+"""The picture that ``xcache monitor`` draws: lines for a terminal of any width and height."""
+
+from __future__ import annotations
+
+import math
+import os
+import pwd
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from rich.text import Text
+
+from xcache import start_up
+from xcache.cli.following import Told
+from xcache.cli.output import counted, duration, printable, size
+from xcache.wire import commands, ledger
+
+# On a narrower terminal each program takes several lines.
+_WIDE = 66
+# Seconds over which hits and misses are averaged, and misses that are kept to be shown.
+_PACE_SECONDS, _MOST_MISSES = 10.0, 200
+_MOST_ACTIVITIES = 4
+_STYLES = {"compiling": "yellow", "waiting": "cyan", "loading": "green"}
+
+Row = Mapping[str, Any]
+
+
+class View:
+    """What is known, and how it looks."""
+
+    def __init__(self, *, ascii_only: bool = False) -> None:
+        self._seen: commands.Seen | None = None
+        self._problem = ""
+        self._heard = self._began = time.time()
+        self._hits = self._misses = self._left_out = 0
+        # Seconds, hits and misses of the last notices.
+        self._pace: deque[tuple[float, int, int]] = deque()
+        # By run and position, because a row comes again when it has changed; with the time when it came first.
+        self._missed: dict[tuple[str, int], tuple[float, Row]] = {}
+        self._ellipsis, self._full, self._empty = ("...", "#", ".") if ascii_only else ("…", "█", "░")
+
+    def take(self, told: Told) -> None:
+        """Take in what was told."""
+        if isinstance(told, str):
+            self._problem = told
+            return
+        self._problem, self._seen, self._heard = "", told, time.time()
+        facts: dict[str, Any] = told.facts
+        self._hits += facts["hits"]
+        self._misses += facts["misses"]
+        self._left_out += facts["left_out"]
+        self._pace.append((facts["seconds"], facts["hits"], facts["misses"]))
+        while sum(seconds for seconds, _, _ in self._pace) > _PACE_SECONDS and len(self._pace) > 1:
+            self._pace.popleft()
+        for row in told.missed:
+            number = str(row["run"]), int(str(row["position"]))
+            since, _ = self._missed.pop(number, (self._heard, row))
+            self._missed[number] = since, row
+        for number in list(self._missed)[:-_MOST_MISSES]:
+            del self._missed[number]
+
+    def lines(self, width: int, height: int) -> list[Text]:
+        """Return the picture, of at most ``height`` lines."""
+        head = self._head(width)
+        programs = self._programs(width)
+        misses = self._misses_shown(width)
+        # Each part gets what it needs if there is room for both, and the misses a third at least.
+        room = max(0, height - len(head) - 2)
+        for_misses = min(len(misses), max(room // 3, room - sum(map(len, programs)), 2))
+        shown = [*head, Text(""), *self._fitting(programs, room - for_misses), Text(""), *misses[:for_misses]]
+        for line in shown:
+            line.truncate(width, overflow="ellipsis" if self._ellipsis == "…" else "crop")
+        return shown[:height]
+
+    def _head(self, width: int) -> list[Text]:
+        title = Text("xcache monitor", "bold")
+        keys = "q leaves"
+        if self._seen is not None:
+            facts: dict[str, Any] = self._seen.facts
+            age = time.time() - self._heard
+            about = f"  daemon {facts['pid']}, up {duration(math.floor(facts['uptime_seconds'] + age))}"
+            title.append(about if width >= len(title) + len(about) + len(keys) + 2 else "")
+        title.append(" " * max(2, width - len(title) - len(keys)) + keys, "dim")
+        lines = [title]
+        if self._problem:
+            lines += _wrapped(Text(self._problem, "bold red"), width)
+        if self._seen is not None:
+            lines += [self._fill(self._seen.facts, width), *_wrapped(Text(self._rates()), width)]
+            lines += _wrapped(Text(self._numbers(self._seen.facts)), width)
+        return lines
+
+    def _fill(self, facts: Row, width: int) -> Text:
+        """Return how full the store is."""
+        if facts["entries"] is None:
+            return Text("the store cannot be read", "red")
+        share = max(
+            facts["bytes"] / facts["max_size"] if facts["max_size"] else 0.0,
+            facts["entries"] / facts["max_entries"] if facts["max_entries"] else 0.0,
+        )
+        most = f" of {size(facts['max_size'])}" if facts["max_size"] else ""
+        entries = f" of {facts['max_entries']}" if facts["max_entries"] else ""
+        text = f"{facts['entries']}{entries} entries, {size(facts['bytes'])}{most}"
+        if facts["max_size"] or facts["max_entries"]:
+            text += f" ({share:.0%})"
+        bar = min(30, width - len(text) - 4)
+        line = Text(text)
+        if bar >= 10 and (facts["max_size"] or facts["max_entries"]):
+            full = min(bar, math.ceil(share * bar))
+            line.append("  ").append(self._full * full, "red" if share > 0.95 else "green")
+            line.append(self._empty * (bar - full), "dim")
+        return line
+
+    def _rates(self) -> str:
+        seconds = sum(seconds for seconds, _, _ in self._pace) or 1.0
+        hits, misses = (max(0, sum(each)) / seconds for each in zip(*((h, m) for _, h, m in self._pace), strict=True))
+        since = time.strftime("%H:%M", time.localtime(self._began))
+        return f"{hits:.1f} hits/s, {misses:.1f} misses/s; since {since} {self._hits} hits, {self._misses} misses"
+
+    def _numbers(self, facts: Row) -> str:
+        text = f"{counted(facts['connected'], 'program')}: {facts['compiling']} compiling, {facts['waiting']} waiting"
+        if facts["other_connected"] or facts["other_compiling"]:
+            text += f"; of other users {facts['other_connected']}: {facts['other_compiling']} compiling"
+        return text
+
+    def _programs(self, width: int) -> list[list[Text]]:
+        """Return the lines of each program, after the title."""
+        if self._seen is None:
+            return []
+        if not self._seen.programs:
+            return [[Text("no program is connected", "dim")]]
+        doing: dict[object, list[Row]] = {}
+        for activity in self._seen.doing:
+            doing.setdefault(activity["pid"], []).append(activity)
+        programs: Sequence[Row] = self._seen.programs
+        if width < _WIDE:
+            return [self._narrow(row, doing.get(row["pid"], []), width) for row in programs]
+        names = [_label(row) for row in programs]
+        name_width = min(max(map(len, (*names, "program"))), 20)
+        title = Text(f"{'process':>8}  {'program':{name_width}}  {'hits':>6}  {'misses':>6}  doing", "bold")
+        lines = [[title]]
+        indent = 8 + 2 + name_width + 2 + 6 + 2 + 6 + 2
+        for row, name in zip(programs, names, strict=True):
+            first = f"{row['pid']:>8}  {self._cut(name, name_width):{name_width}}  {row['hits']:>6}  {row['misses']:>6}  "
+            each = self._activities(doing.get(row["pid"], []), width - indent, "process ") or [Text("-", "dim")]
+            lines.append([Text(first if number == 0 else " " * indent) + text for number, text in enumerate(each)])
+        return lines
+
+    def _narrow(self, row: Row, doing: Sequence[Row], width: int) -> list[Text]:
+        count = f", {row['hits']} hits, {row['misses']} misses"
+        name = self._cut(f"{row['pid']} {_label(row)}", max(8, width - len(count)))
+        title = Text(name, "bold").append(count, "not bold")
+        return [title, *(Text("  ") + text for text in self._activities(doing, width - 2, ""))]
+
+    def _activities(self, doing: Sequence[Row], width: int, of: str) -> list[Text]:
+        texts = [self._activity(row, width, of) for row in doing[:_MOST_ACTIVITIES]]
+        if len(doing) > _MOST_ACTIVITIES:
+            texts.append(Text(f"and {len(doing) - _MOST_ACTIVITIES} more", "dim"))
+        return texts
+
+    def _activity(self, row: Row, width: int, of: str) -> Text:
+        """Return what a program does; only the name is cut, so that the time is always seen."""
+        # Seconds go on between two notices.
+        took = duration(row["seconds"] + (0.0 if self._problem else time.time() - self._heard))
+        before, after = f"{row['kind']} ", f" for {took}"
+        if row["kind"] == "waiting":
+            before, after = "waiting for ", f" of {of}{row['of_pid']}, {took}"
+        elif row["kind"] == "compiling" and row["waiting"]:
+            after += f", {row['waiting']} wait"
+        elif row.get("ahead"):
+            before = "loading ahead "
+        room = max(6, width - len(before) - len(after))
+        name = self._cut(printable(row["module_name"]) or str(row["key"])[:12], room)
+        return Text(f"{before}{name}{after}", _STYLES.get(str(row["kind"]), ""))
+
+    def _misses_shown(self, width: int) -> list[Text]:
+        """Return the title and a line for each miss, the latest first."""
+        if not self._missed:
+            return [] if self._seen is None else [Text("no miss yet", "dim")]
+        more = f" ({self._left_out} were left out)" if self._left_out else ""
+        shown = list(islice(reversed(self._missed.values()), _MOST_MISSES))
+        names = [printable(str(row["module_name"])) for _, row in shown]
+        name_width = min(max(map(len, names)), max(12, width // 3))
+        return [
+            Text(f"last misses{more}", "bold"),
+            *(self._miss(*each, name_width, width) for each in shown),
+        ]
+
+    def _miss(self, since: float, row: Row, name_width: int, width: int) -> Text:
+        name = self._cut(printable(row["module_name"]), name_width)
+        line = Text(time.strftime("%H:%M:%S", time.localtime(since)), "dim")
+        cause = printable(row["cause"] if row["outcome"] == ledger.MISS else f"not cacheable: {row['cause']}")
+        if width < _WIDE:
+            return line.append(f" {name}: {cause}", "not dim")
+        seconds = _compile_seconds(row)
+        line.append(f" {row['pid']:>8}  {name:{name_width}}  ", "not dim")
+        line.append(cause, "not dim yellow")
+        line.append(f"  compiled in {duration(seconds)}" if seconds else "", "not dim")
+        site = printable(str(row["site"]))
+        room = width - len(line) - 2
+        return line.append(f"  {site if len(site) <= room else self._tail(site, room)}" if site and room >= 8 else "")
+
+    def _fitting(self, programs: Sequence[Sequence[Text]], room: int) -> list[Text]:
+        """Return as many programs as there is room for, and say how many are left out."""
+        if sum(map(len, programs)) <= room:
+            return [line for lines in programs for line in lines]
+        shown: list[Text] = []
+        for number, lines in enumerate(programs):
+            if len(shown) + len(lines) > room - 1:
+                return [*shown, Text(f"and {counted(len(programs) - number, 'more program')}", "dim")][: max(0, room)]
+            shown += lines
+        return shown
+
+    def _cut(self, text: str, width: int) -> str:
+        return text if len(text) <= width else text[: max(0, width - len(self._ellipsis))] + self._ellipsis
+
+    def _tail(self, text: str, width: int) -> str:
+        return self._ellipsis + text[len(text) - width + len(self._ellipsis) :]
+
+
+def _compile_seconds(row: Row) -> float:
+    """Return how long the compile took; 0 while that is not known."""
+    fields = {name: row[name] for name in ledger.Row._fields}
+    return sum(span.seconds for span in start_up.spans_of(ledger.Row(**fields)) if span.stage == "compile")
+
+
+def _label(row: Row) -> str:
+    """Return a program's name, with its user's if that is another one."""
+    name = printable(str(row["program"])) or "?"
+    if row["uid"] == os.getuid():
+        return name
+    try:
+        return f"{name} ({pwd.getpwuid(row['uid']).pw_name})"
+    except (KeyError, OverflowError):
+        return f"{name} (uid {row['uid']})"
+
+
+def _wrapped(text: Text, width: int) -> list[Text]:
+    """Return a text in lines of this width, broken between words."""
+    from rich.console import Console
+
+    return list(text.wrap(Console(width=max(width, 10)), max(width, 10)))
