@@ -8,6 +8,7 @@ import click
 
 from xcache import start_up
 from xcache.cli import option_lines, store_file
+from xcache.cli.completion import complete_key, complete_run
 from xcache.cli.ledger_file import open_ledger
 from xcache.cli.output import counted, emit, json_option, note, print_line
 from xcache.cli.programs import located_bytecode
@@ -35,8 +36,16 @@ _ADVICE = {
 
 
 @click.command()
-@click.argument("wanted", metavar="[KEY|NAME]", default="")
-@click.option("--run", "run_wanted", metavar="RUN", default="last", show_default=True, help="The run to explain.")
+@click.argument("wanted", metavar="[KEY|NAME]", default="", shell_complete=complete_key)
+@click.option(
+    "--run",
+    "run_wanted",
+    metavar="RUN",
+    default="last",
+    show_default=True,
+    shell_complete=complete_run,
+    help="The run to explain.",
+)
 @json_option
 def why(wanted: str, run_wanted: str, as_json: bool) -> None:
     """Say why programs of a run were compiled: for each miss its cause, what differs, and what to do about it.
