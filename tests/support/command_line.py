@@ -24,7 +24,7 @@ from xcache.wire import envelope, hashing, protocol
 LONG = 60
 NAMES = (
     *("status", "stats", "ls", "show", "toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
-    *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace"),
+    *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace", "monitor"),
 )
 
 

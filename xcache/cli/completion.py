@@ -5,11 +5,10 @@ Completing reads the store's file or offers nothing. It asks no daemon, starts n
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -51,44 +50,49 @@ def completion(shell: str) -> None:
 
 def complete_key(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Offer the keys that begin so, and the functions whose names do; for a name that fits alone, its keys."""
-    found: list[CompletionItem] = []
-    with _rows() as rows:
-        if _DIGITS.fullmatch(typed):
-            found += _keys(rows, "key >= ? AND key < ?", typed.lower(), f"{typed.lower()}g")
-        sql = "SELECT DISTINCT module_name FROM entries WHERE module_name >= ? AND module_name < ? LIMIT ?"
-        names = [name for (name,) in rows(sql, typed, f"{typed}\U0010ffff", _MOST_OFFERED)] if typed else []
-        for name in names:
-            keys = _keys(rows, "module_name = ?", name) if name == typed or len(names) == 1 else []
-            if name == typed or len(keys) == 1:
-                found += keys
-            elif _NAME.fullmatch(name):
-                found.append(CompletionItem(name))
-    return found
+    return _found(lambda rows: _entries(rows, typed))
 
 
 def complete_run(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Offer `last`, and the latest runs that begin so."""
-    found = [CompletionItem("last", help="the last run")] if "last".startswith(typed) else []
-    with _rows() as rows:
-        sql = "SELECT run, program, began_at FROM runs WHERE run >= ? AND run < ? ORDER BY id DESC LIMIT ?"
-        for run, program, began_at in rows(sql, typed.lower(), f"{typed.lower()}g", _MOST_OFFERED):
-            found.append(_item(run[:_SHORT_RUN], f"{program}, {ago(began_at)} ago"))
+    last = [CompletionItem("last", help="the last run")] if "last".startswith(typed) else []
+    return last + _found(lambda rows: _runs(rows, typed.lower()))
+
+
+def _entries(rows: _Rows, typed: str) -> list[CompletionItem]:
+    found: list[CompletionItem] = []
+    if _DIGITS.fullmatch(typed):
+        found += _keys(rows, "key >= ? AND key < ?", typed.lower(), f"{typed.lower()}g")
+    sql = "SELECT DISTINCT module_name FROM entries WHERE module_name >= ? AND module_name < ? LIMIT ?"
+    names = [name for (name,) in rows(sql, typed, f"{typed}\U0010ffff", _MOST_OFFERED)] if typed else []
+    for name in names:
+        keys = _keys(rows, "module_name = ?", name) if name == typed or len(names) == 1 else []
+        if name == typed or len(keys) == 1:
+            found += keys
+        elif _NAME.fullmatch(name):
+            found.append(CompletionItem(name))
     return found
 
 
 def _keys(rows: _Rows, where: str, *values: str) -> list[CompletionItem]:
     """Return the keys for which a condition holds, those used last first."""
-    sql = f"SELECT key, module_name FROM entries WHERE {where} GROUP BY key ORDER BY max(last_used_at) DESC LIMIT ?"  # noqa: S608 - our own words
+    order = "GROUP BY key ORDER BY max(last_used_at) DESC LIMIT ?"
+    sql = f"SELECT key, module_name FROM entries WHERE {where} {order}"  # noqa: S608 - our own words
     return [_item(key[:_SHORT_KEY], name) for key, name in rows(sql, *values, _MOST_OFFERED)]
+
+
+def _runs(rows: _Rows, typed: str) -> list[CompletionItem]:
+    sql = "SELECT run, program, began_at FROM runs WHERE run >= ? AND run < ? ORDER BY id DESC LIMIT ?"
+    found = rows(sql, typed, f"{typed}g", _MOST_OFFERED)
+    return [_item(run[:_SHORT_RUN], f"{program}, {ago(began_at)} ago") for run, program, began_at in found]
 
 
 def _item(value: str, described: str) -> CompletionItem:
     return CompletionItem(value, help=printable(described))
 
 
-@contextlib.contextmanager
-def _rows() -> Iterator[_Rows]:
-    """Yield a function that queries the store; whatever fails, or takes too long, only ends the block."""
+def _found(find: Callable[[_Rows], list[CompletionItem]]) -> list[CompletionItem]:
+    """Return what is found by queries of the store; nothing if anything fails, or takes too long."""
     # SQLite may wait for a lock, and the disk for anything: neither can be interrupted from this thread.
     alarm = threading.Timer(_SECONDS, os._exit, [0])
     alarm.daemon = True
@@ -99,12 +103,11 @@ def _rows() -> Iterator[_Rows]:
         from xcache.config import config
 
         with store_file.open_store(config.load()) as store:
-            if store is not None:
-                connection = store.connection
-                yield lambda sql, *values: connection.execute(sql, values).fetchall()
-            else:
-                yield lambda *_: []
-    except Exception:  # noqa: BLE001, S110 - the user is typing a command, and this is no place to complain
-        pass
+            if store is None:
+                return []
+            connection = store.connection
+            return find(lambda sql, *values: connection.execute(sql, values).fetchall())
+    except Exception:  # noqa: BLE001 - the user is typing a command, and this is no place to complain
+        return []
     finally:
         alarm.cancel()

@@ -19,6 +19,7 @@ from xcache.config import config
 from xcache.wire import commands
 
 _PIPE_WIDTH = 120
+_MOST_REMEMBERED = 10_000
 _FACTS = (
     *("pid", "version", "uptime_seconds", "entries", "bytes", "max_size", "max_entries"),
     *("seconds", "hits", "misses", "left_out", "connected", "compiling", "waiting"),
@@ -28,14 +29,16 @@ _FACTS = (
 
 @click.command()
 @click.option("--once", is_flag=True, help="Show this moment, and leave.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON, of the shape shown above, for each notice.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print a line of JSON, of the shape shown above, for each notice."
+)
 def monitor(once: bool, as_json: bool) -> None:
     """Show what the programs do that use the cache, and their hits and misses, as it happens.
 
     On a terminal it is a picture that is drawn again and again; q and Ctrl-C leave. In a pipe, and on a terminal that
-    can only append (TERM=dumb), it prints a line for each event. The daemon tells twice a second what it sees: of
-    your own programs, and as root or its own account of all programs. If it leaves, the command says so and waits for
-    the next one.
+    can only append (TERM=dumb), it prints a line for each event. The daemon tells twice a second what it sees. Users
+    of a machine's daemon see their own programs, and how many others there are; root and the daemon's account see all.
+    If the daemon leaves, the command says so and waits for the next one.
 
     \b
     JSON, in one line: {"at": float, "running": bool, "problem": str or null (why not), "pid": int, "version": str,
@@ -101,7 +104,8 @@ class _Lines:
     def __init__(self) -> None:
         self._problem = ""
         self._last: commands.Seen | None = None
-        self._missed: set[tuple[Any, Any]] = set()
+        # By run and position, because a row comes again when it has changed; the oldest are forgotten.
+        self._missed: dict[tuple[Any, Any], None] = {}
 
     def tell(self, told: Told) -> None:
         """Print what is new."""
@@ -131,10 +135,12 @@ class _Lines:
                 yield f"{_name(row)}: {_doing(row)}"
         for row in told.missed:
             if (number := (row["run"], row["position"])) not in self._missed:
-                self._missed.add(number)
+                self._missed[number] = None
+                if len(self._missed) > _MOST_REMEMBERED:
+                    del self._missed[next(iter(self._missed))]
                 yield f"{_name(row)}: {row['outcome']} of {printable(str(row['module_name']))} ({row['cause']})"
         if facts["left_out"]:
-            yield f"{counted(facts['left_out'], 'more miss')} left out: too many at once"
+            yield f"{facts['left_out']} more compiled programs are left out: too many at once"
         for pid, row in now.items():
             hits, misses = (row[each] - int(str(before.get(pid, row)[each])) for each in ("hits", "misses"))
             if hits > 0 or misses > 0:

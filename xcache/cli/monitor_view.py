@@ -22,7 +22,8 @@ from xcache.wire import commands, ledger
 _WIDE = 66
 # Seconds over which hits and misses are averaged, and misses that are kept to be shown.
 _PACE_SECONDS, _MOST_MISSES = 10.0, 200
-_MOST_ACTIVITIES = 4
+# Activities of one program that are shown, and characters of a place in the code that are worth showing.
+_MOST_ACTIVITIES, _LEAST_SITE = 4, 12
 _STYLES = {"compiling": "yellow", "waiting": "cyan", "loading": "green"}
 
 Row = Mapping[str, Any]
@@ -76,7 +77,7 @@ class View:
         return shown[:height]
 
     def _head(self, width: int) -> list[Text]:
-        title = Text("xcache monitor", "bold")
+        title = Text.assemble(("xcache monitor", "bold"))
         keys = "q leaves"
         if self._seen is not None:
             facts: dict[str, Any] = self._seen.facts
@@ -143,7 +144,9 @@ class View:
         lines = [[title]]
         indent = 8 + 2 + name_width + 2 + 6 + 2 + 6 + 2
         for row, name in zip(programs, names, strict=True):
-            first = f"{row['pid']:>8}  {self._cut(name, name_width):{name_width}}  {row['hits']:>6}  {row['misses']:>6}  "
+            first = (
+                f"{row['pid']:>8}  {self._cut(name, name_width):{name_width}}  {row['hits']:>6}  {row['misses']:>6}  "
+            )
             each = self._activities(doing.get(row["pid"], []), width - indent, "process ") or [Text("-", "dim")]
             lines.append([Text(first if number == 0 else " " * indent) + text for number, text in enumerate(each)])
         return lines
@@ -151,7 +154,7 @@ class View:
     def _narrow(self, row: Row, doing: Sequence[Row], width: int) -> list[Text]:
         count = f", {row['hits']} hits, {row['misses']} misses"
         name = self._cut(f"{row['pid']} {_label(row)}", max(8, width - len(count)))
-        title = Text(name, "bold").append(count, "not bold")
+        title = Text.assemble((name, "bold"), count)
         return [title, *(Text("  ") + text for text in self._activities(doing, width - 2, ""))]
 
     def _activities(self, doing: Sequence[Row], width: int, of: str) -> list[Text]:
@@ -189,18 +192,18 @@ class View:
         ]
 
     def _miss(self, since: float, row: Row, name_width: int, width: int) -> Text:
+        when = Text(time.strftime("%H:%M:%S", time.localtime(since)), "dim")
         name = self._cut(printable(row["module_name"]), name_width)
-        line = Text(time.strftime("%H:%M:%S", time.localtime(since)), "dim")
         cause = printable(row["cause"] if row["outcome"] == ledger.MISS else f"not cacheable: {row['cause']}")
         if width < _WIDE:
-            return line.append(f" {name}: {cause}", "not dim")
+            return Text.assemble(when, f" {name}: {cause}")
         seconds = _compile_seconds(row)
-        line.append(f" {row['pid']:>8}  {name:{name_width}}  ", "not dim")
-        line.append(cause, "not dim yellow")
-        line.append(f"  compiled in {duration(seconds)}" if seconds else "", "not dim")
-        site = printable(str(row["site"]))
-        room = width - len(line) - 2
-        return line.append(f"  {site if len(site) <= room else self._tail(site, room)}" if site and room >= 8 else "")
+        took = f"  compiled in {duration(seconds)}" if seconds else ""
+        line = Text.assemble(when, f" {row['pid']:>8}  {name:{name_width}}  ", (cause, "yellow"), took)
+        site, room = printable(str(row["site"])), width - len(line) - 2
+        if len(site) > room:
+            site = self._ellipsis + site[len(site) - room + len(self._ellipsis) :] if room >= _LEAST_SITE else ""
+        return line.append(f"  {site}" if site else "")
 
     def _fitting(self, programs: Sequence[Sequence[Text]], room: int) -> list[Text]:
         """Return as many programs as there is room for, and say how many are left out."""
@@ -215,9 +218,6 @@ class View:
 
     def _cut(self, text: str, width: int) -> str:
         return text if len(text) <= width else text[: max(0, width - len(self._ellipsis))] + self._ellipsis
-
-    def _tail(self, text: str, width: int) -> str:
-        return self._ellipsis + text[len(text) - width + len(self._ellipsis) :]
 
 
 def _compile_seconds(row: Row) -> float:

@@ -122,8 +122,8 @@ class Seen(NamedTuple):
     """What the daemon sees at this moment, and what has happened since the last Seen, or since the Watch.
 
     ``facts`` describe the daemon and the store, and count. ``programs`` are the connected processes, and ``doing`` what
-    they compile, wait for and load. ``missed`` are rows of ledgers, of programs that were compiled; a row may come again
-    when it has changed. Of other users' programs only an administrator of the daemon gets more than their number.
+    they compile, wait for and load. ``missed`` are rows of ledgers, of what was compiled; a row may come again when it
+    has changed. Only an administrator of the daemon gets more than numbers about other users' programs.
     """
 
     facts: dict[str, Scalar]
