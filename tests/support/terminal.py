@@ -35,7 +35,7 @@ class Terminal:
             stdout=self._its,
             stderr=self._its,
             start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),  # noqa: PLW1509 - the tests have one thread
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
 
     def resize(self, columns: int, rows: int, *, tell: bool = True) -> None:

@@ -118,9 +118,9 @@ class Commands(click.Group):
 def main() -> None:
     """Inspect the compilation cache and manage its daemon.
 
-    Commands that only read work without a daemon and never start one. With --json each prints one JSON document (monitor
-    one a line), whose shape its --help shows: sizes in bytes, durations in seconds, moments in seconds since 1970. A command that fails
-    prints {"error": str} instead, and the same text on stderr.
+    Commands that only read work without a daemon and never start one. With --json each prints one JSON document, and
+    monitor one a line, whose shape its --help shows: sizes in bytes, durations in seconds, moments in seconds since
+    1970. A command that fails prints {"error": str} instead, and the same text on stderr.
 
     Exit status: 0 done, 1 failed, 2 wrong usage or settings.
     """

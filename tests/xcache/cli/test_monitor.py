@@ -165,7 +165,7 @@ def test_a_reader_that_goes_ends_it(shell, busy):
         lines.process.stdout.close()
         assert lines.process.wait(LONG) == 1
         assert lines.process.stderr.read() == ""
-        lines.process.stdout = open(os.devnull)  # noqa: SIM115, PTH123 - for communicate
+        lines.process.stdout = open(os.devnull)  # noqa: SIM115 - for communicate
 
 
 # On a terminal.

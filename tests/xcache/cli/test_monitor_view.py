@@ -12,16 +12,35 @@ from xcache.wire import commands
 
 ME = os.getuid()
 FACTS = {
-    **{"pid": 77, "version": "1", "uptime_seconds": 3723.0, "entries": 120, "bytes": 3 * 2**30},
-    **{"max_size": 20 * 2**30, "max_entries": 0, "seconds": 0.5, "hits": 4, "misses": 1, "left_out": 0},
-    **{"connected": 2, "compiling": 1, "waiting": 0},
-    **{"other_connected": 0, "other_compiling": 0, "other_waiting": 0},
+    "pid": 77,
+    "version": "1",
+    "uptime_seconds": 3723.0,
+    "entries": 120,
+    "bytes": 3 * 2**30,
+    "max_size": 20 * 2**30,
+    "max_entries": 0,
+    "seconds": 0.5,
+    "hits": 4,
+    "misses": 1,
+    "left_out": 0,
+    "connected": 2,
+    "compiling": 1,
+    "waiting": 0,
+    "other_connected": 0,
+    "other_compiling": 0,
+    "other_waiting": 0,
 }
 
 
 def program(pid: int, name: str = "train.py", uid: int = ME, **changes: object) -> dict[str, object]:
     return {
-        **{"pid": pid, "uid": uid, "program": name, "seconds": 9.0, "connections": 1, "hits": 12, "misses": 3},
+        "pid": pid,
+        "uid": uid,
+        "program": name,
+        "seconds": 9.0,
+        "connections": 1,
+        "hits": 12,
+        "misses": 3,
         **changes,
     }
 
@@ -35,9 +54,20 @@ def activity(pid: int, kind: str = "compiling", name: str = "jit_step", **change
 def miss(position: int, **changes: object) -> dict[str, object]:
     spans = json.dumps([["compile", 1.0, 2.5, "MainThread"]])
     return {
-        **{"pid": 4711, "uid": ME, "program": "train.py", "run": "r", "position": position},
-        **{"module_name": f"jit_{position}", "site": "/home/someone/project/train.py:12", "shapes": "f32[8]"},
-        **{"key": "ab" * 32, "outcome": "miss", "cause": "other flags", "stored": "", "nearest": "", "spans": spans},
+        "pid": 4711,
+        "uid": ME,
+        "program": "train.py",
+        "run": "r",
+        "position": position,
+        "module_name": f"jit_{position}",
+        "site": "/home/someone/project/train.py:12",
+        "shapes": "f32[8]",
+        "key": "ab" * 32,
+        "outcome": "miss",
+        "cause": "other flags",
+        "stored": "",
+        "nearest": "",
+        "spans": spans,
         **changes,
     }
 

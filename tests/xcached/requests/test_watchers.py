@@ -90,7 +90,10 @@ def test_hits_and_misses_are_told_once_and_to_every_watcher(watching, speakers):
         assert (seen.facts["hits"], seen.facts["misses"], seen.facts["left_out"]) == (2, 1, 0)
         (missed,) = seen.missed or watcher.next().missed
         assert missed == {
-            **{"pid": os.getpid(), "uid": os.getuid(), "program": "test.py", "run": RUN},
+            "pid": os.getpid(),
+            "uid": os.getuid(),
+            "program": "test.py",
+            "run": RUN,
             **ledger.Row(*MISS)._asdict(),
         }
         assert [(row["hits"], row["misses"]) for row in seen.programs] == [(2, 1)]
