@@ -124,7 +124,7 @@ class _Lines:
     def _events(self, told: commands.Seen) -> Iterator[str]:
         facts: dict[str, Any] = told.facts
         if self._last is None:
-            yield f"the daemon (process {facts['pid']}) has {_held(facts)}"
+            yield f"the daemon (process {facts['pid']}) {_held(facts)}"
         before = {row["pid"]: row for row in self._last.programs} if self._last is not None else {}
         now: dict[Any, dict[str, Any]] = {row["pid"]: row for row in told.programs}
         for pid in now.keys() - before.keys():
@@ -151,9 +151,9 @@ class _Lines:
 
 def _held(facts: dict[str, Any]) -> str:
     if facts["entries"] is None:
-        return "a store that cannot be read"
+        return "cannot read its store"
     most = f" of {size(facts['max_size'])}" if facts["max_size"] else ""
-    return f"{counted(facts['entries'], 'entry')}, {size(facts['bytes'])}{most}"
+    return f"holds {counted(facts['entries'], 'entry')}, {size(facts['bytes'])}{most}"
 
 
 def _activity(row: dict[str, Any]) -> tuple[Any, ...]:

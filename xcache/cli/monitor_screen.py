@@ -78,7 +78,7 @@ def _show_once(told: queue.SimpleQueue[Told | XcacheError], view: View, signals:
     console = Console(file=sys.stdout, highlight=False)
     # The terminal may be gone when this ends; then nothing can be drawn or restored.
     with contextlib.suppress(OSError), _keys() as is_leaving, _screen(console) as live:
-        drawn_at, drawn_size = 0.0, console.size
+        drawn_at, drawn_size = 0.0, (0, 0)
         while not signals.asked and not is_leaving(_LOOK_SECONDS):
             changed = False
             with contextlib.suppress(queue.Empty):
@@ -88,10 +88,17 @@ def _show_once(told: queue.SimpleQueue[Told | XcacheError], view: View, signals:
                         raise news
                     view.take(news)
                     changed = True
-            now, there = time.monotonic(), console.size
+            now, there = time.monotonic(), _size()
             if changed or there != drawn_size or now >= drawn_at + _DRAW_SECONDS:
-                drawn_at, drawn_size = now, there
-                live.update(Group(*view.lines(there.width, there.height)), refresh=True)
+                drawn_at = now
+                drawn_size = console.size = there  # type: ignore[assignment] # rich takes any pair
+                live.update(Group(*view.lines(*there)), refresh=True)
+
+
+def _size() -> tuple[int, int]:
+    """Return the terminal's size as it is now; rich would believe COLUMNS, which a shell may have set long ago."""
+    columns, lines = os.get_terminal_size(sys.stdout.fileno())
+    return columns or 80, lines or 24
 
 
 @contextlib.contextmanager

@@ -139,7 +139,7 @@ class View:
         if width < _WIDE:
             return [self._narrow(row, doing.get(row["pid"], []), width) for row in programs]
         names = [_label(row) for row in programs]
-        name_width = min(max(map(len, (*names, "program"))), 20)
+        name_width = min(max(map(len, (*names, "program"))), 24)
         title = Text(f"{'process':>8}  {'program':{name_width}}  {'hits':>6}  {'misses':>6}  doing", "bold")
         lines = [[title]]
         indent = 8 + 2 + name_width + 2 + 6 + 2 + 6 + 2

@@ -112,8 +112,8 @@ def test_a_wide_picture():
     ]
     assert lines[9] == " " * 36 + "loading ahead jit_g for 12.3 s"
     assert lines[11] == "last misses"
-    assert lines[12][8:] == "     4711  jit_1  not cacheable: callback  compiled in 2.5 s  …ct/train.py:12"
-    assert lines[13][8:] == "     4711  jit_0  other flags  compiled in 2.5 s  …one/project/train.py:12"
+    assert lines[12][8:] == "     4711  jit_1  not cacheable: callback  compiled in 2.5 s"
+    assert lines[13][8:] == "     4711  jit_0  other flags  compiled in 2.5 s  …e/project/train.py:12"
 
 
 def test_a_narrow_picture():

@@ -113,18 +113,18 @@ def test_a_slow_watcher_delays_nobody_and_is_told_later_what_there_was_room_for(
     watcher, program = Watching(speakers()), speakers()
     # Each notice is about as large as it can be, so that a few of them fill the socket.
     text = "x" * ledger.MAX_TEXT
-    rows = [[position, text, text, text, KEY, "miss", text, text, KEY, text] for position in range(200)]
-    for number in range(20):
+    rows = [[position, text, text, text, KEY, "miss", text, text, KEY, text] for position in range(100)]
+    for number in range(8):
         assert program.ask(record(rows, f"{number:016}")) == protocol.Done()
         assert program.ask(protocol.Report({"hits": 1})) == protocol.Done()
-        until(lambda: False, 0.2)
+        until(lambda: False, 0.25)
     hits = missed = left_out = 0
-    while hits < 20 or missed + left_out < 20 * len(rows):
+    while hits < 8 or missed + left_out < 8 * len(rows):
         seen = watcher.next()
         assert len(seen.missed) <= protocol.MAX_SEEN_MISSES
         hits, missed = hits + seen.facts["hits"], missed + len(seen.missed)
         left_out += seen.facts["left_out"]
-    assert (hits, missed + left_out) == (20, 20 * len(rows))
+    assert (hits, missed + left_out) == (8, 8 * len(rows))
 
 
 def test_the_largest_notice_fits_into_a_frame(speakers):
