@@ -75,13 +75,13 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find a command by its name; for a misspelt one, suggest the most similar one."""
+        """Find a command by its name; for a misspelt one, suggest similar ones."""
         name = args[0]
         if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             import difflib
 
-            alike = difflib.get_close_matches(name, _COMMANDS, n=1)
-            meant = f"; did you mean {alike[0]}?" if alike else ""
+            alike = difflib.get_close_matches(name, _COMMANDS, n=2)
+            meant = f"; did you mean {' or '.join(alike)}?" if alike else ""
             raise click.UsageError(f"there is no command {name!r}{meant}", ctx)
         return super().resolve_command(ctx, args)
 

@@ -8,7 +8,6 @@ import pwd
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from rich.text import Text
@@ -22,8 +21,8 @@ from xcache.wire import commands, ledger
 _WIDE = 66
 # Seconds over which hits and misses are averaged, and misses that are kept to be shown.
 _PACE_SECONDS, _MOST_MISSES = 10.0, 200
-# Activities of one program that are shown, and characters of a place in the code that are worth showing.
-_MOST_ACTIVITIES, _LEAST_SITE = 4, 12
+# Activities of one program that are shown.
+_MOST_ACTIVITIES = 4
 _STYLES = {"compiling": "yellow", "waiting": "cyan", "loading": "green"}
 
 Row = Mapping[str, Any]
@@ -58,7 +57,7 @@ class View:
             self._pace.popleft()
         for row in told.missed:
             number = str(row["run"]), int(str(row["position"]))
-            since, _ = self._missed.pop(number, (self._heard, row))
+            since, _ = self._missed.get(number, (self._heard, row))
             self._missed[number] = since, row
         for number in list(self._missed)[:-_MOST_MISSES]:
             del self._missed[number]
@@ -66,7 +65,7 @@ class View:
     def lines(self, width: int, height: int) -> list[Text]:
         """Return the picture, of at most ``height`` lines."""
         head = self._head(width)
-        programs = self._programs(width)
+        programs = self._programs(width, height)
         misses = self._misses_shown(width)
         # Each part gets what it needs if there is room for both, and the misses a third at least.
         room = max(0, height - len(head) - 2)
@@ -118,7 +117,7 @@ class View:
         seconds = sum(seconds for seconds, _, _ in self._pace) or 1.0
         hits, misses = (max(0, sum(each)) / seconds for each in zip(*((h, m) for _, h, m in self._pace), strict=True))
         since = time.strftime("%H:%M", time.localtime(self._began))
-        return f"{hits:.1f} hits/s, {misses:.1f} misses/s; since {since} {self._hits} hits, {self._misses} misses"
+        return f"{hits:.1f} hits/s, {misses:.1f} misses/s; since {since}: {self._hits} hits, {self._misses} misses"
 
     def _numbers(self, facts: Row) -> str:
         text = f"{counted(facts['connected'], 'program')}: {facts['compiling']} compiling, {facts['waiting']} waiting"
@@ -126,7 +125,7 @@ class View:
             text += f"; of other users {facts['other_connected']}: {facts['other_compiling']} compiling"
         return text
 
-    def _programs(self, width: int) -> list[list[Text]]:
+    def _programs(self, width: int, height: int) -> list[list[Text]]:
         """Return the lines of each program, after the title."""
         if self._seen is None:
             return []
@@ -136,40 +135,45 @@ class View:
         for activity in self._seen.doing:
             doing.setdefault(activity["pid"], []).append(activity)
         programs: Sequence[Row] = self._seen.programs
+        if len(programs) <= height // 2:
+            # The daemon names busy programs first. If there is room for all, each stays in its line.
+            programs = sorted(programs, key=lambda row: (-row["seconds"], row["pid"]))
         if width < _WIDE:
             return [self._narrow(row, doing.get(row["pid"], []), width) for row in programs]
         names = [_label(row) for row in programs]
-        name_width = min(max(map(len, (*names, "program"))), 24)
-        title = Text(f"{'process':>8}  {'program':{name_width}}  {'hits':>6}  {'misses':>6}  doing", "bold")
-        lines = [[title]]
-        indent = 8 + 2 + name_width + 2 + 6 + 2 + 6 + 2
+        name_width = min(max(map(len, (*names, "program"))), width // 4)
+        pid, hits, misses = (
+            max(len(title), *(len(str(row[title])) for row in programs)) for title in ("pid", "hits", "misses")
+        )
+        lines = [
+            [Text(f"{'pid':>{pid}}  {'program':{name_width}}  {'hits':>{hits}} {'misses':>{misses}}  doing", "bold")]
+        ]
         for row, name in zip(programs, names, strict=True):
-            first = (
-                f"{row['pid']:>8}  {self._cut(name, name_width):{name_width}}  {row['hits']:>6}  {row['misses']:>6}  "
-            )
-            each = self._activities(doing.get(row["pid"], []), width - indent, "process ") or [Text("-", "dim")]
-            lines.append([Text(first if number == 0 else " " * indent) + text for number, text in enumerate(each)])
+            first = f"{row['pid']:>{pid}}  {self._cut(name, name_width):{name_width}}  "
+            first += f"{row['hits']:>{hits}} {row['misses']:>{misses}}  "
+            each = self._activities(doing.get(row["pid"], []), width - len(first)) or [Text("-", "dim")]
+            lines.append([Text(" " * len(first) if number else first) + text for number, text in enumerate(each)])
         return lines
 
     def _narrow(self, row: Row, doing: Sequence[Row], width: int) -> list[Text]:
         count = f", {row['hits']} hits, {row['misses']} misses"
         name = self._cut(f"{row['pid']} {_label(row)}", max(8, width - len(count)))
         title = Text.assemble((name, "bold"), count)
-        return [title, *(Text("  ") + text for text in self._activities(doing, width - 2, ""))]
+        return [title, *(Text("  ") + text for text in self._activities(doing, width - 2))]
 
-    def _activities(self, doing: Sequence[Row], width: int, of: str) -> list[Text]:
-        texts = [self._activity(row, width, of) for row in doing[:_MOST_ACTIVITIES]]
+    def _activities(self, doing: Sequence[Row], width: int) -> list[Text]:
+        texts = [self._activity(row, width) for row in doing[:_MOST_ACTIVITIES]]
         if len(doing) > _MOST_ACTIVITIES:
             texts.append(Text(f"and {len(doing) - _MOST_ACTIVITIES} more", "dim"))
         return texts
 
-    def _activity(self, row: Row, width: int, of: str) -> Text:
+    def _activity(self, row: Row, width: int) -> Text:
         """Return what a program does; only the name is cut, so that the time is always seen."""
         # Seconds go on between two notices.
         took = duration(row["seconds"] + (0.0 if self._problem else time.time() - self._heard))
         before, after = f"{row['kind']} ", f" for {took}"
         if row["kind"] == "waiting":
-            before, after = "waiting for ", f" of {of}{row['of_pid']}, {took}"
+            before, after = "waiting for ", f" of {row['of_pid']}, {took}"
         elif row["kind"] == "compiling" and row["waiting"]:
             after += f", {row['waiting']} wait"
         elif row.get("ahead"):
@@ -179,31 +183,31 @@ class View:
         return Text(f"{before}{name}{after}", _STYLES.get(str(row["kind"]), ""))
 
     def _misses_shown(self, width: int) -> list[Text]:
-        """Return the title and a line for each miss, the latest first."""
+        """Return a title and a line for each miss, the latest first."""
         if not self._missed:
             return [] if self._seen is None else [Text("no miss yet", "dim")]
-        more = f" ({self._left_out} were left out)" if self._left_out else ""
-        shown = list(islice(reversed(self._missed.values()), _MOST_MISSES))
-        names = [printable(str(row["module_name"])) for _, row in shown]
-        name_width = min(max(map(len, names)), max(12, width // 3))
-        return [
-            Text(f"last misses{more}", "bold"),
-            *(self._miss(*each, name_width, width) for each in shown),
-        ]
-
-    def _miss(self, since: float, row: Row, name_width: int, width: int) -> Text:
-        when = Text(time.strftime("%H:%M:%S", time.localtime(since)), "dim")
-        name = self._cut(printable(row["module_name"]), name_width)
-        cause = printable(row["cause"] if row["outcome"] == ledger.MISS else f"not cacheable: {row['cause']}")
+        shown = [*reversed(self._missed.values())]
+        more = f" ({self._left_out} left out)" if self._left_out else ""
         if width < _WIDE:
-            return Text.assemble(when, f" {name}: {cause}")
-        seconds = _compile_seconds(row)
-        took = f"  compiled in {duration(seconds)}" if seconds else ""
-        line = Text.assemble(when, f" {row['pid']:>8}  {name:{name_width}}  ", (cause, "yellow"), took)
-        site, room = printable(str(row["site"])), width - len(line) - 2
-        if len(site) > room:
-            site = self._ellipsis + site[len(site) - room + len(self._ellipsis) :] if room >= _LEAST_SITE else ""
-        return line.append(f"  {site}" if site else "")
+            return [Text(f"last misses{more}", "bold"), *(self._narrow_miss(*each) for each in shown)]
+        pid = max(len("pid"), *(len(str(row["pid"])) for _, row in shown))
+        name = min(max(len("function"), *(len(str(row["module_name"])) for _, row in shown)), width // 3)
+        title = f"{'missed':8}  {'pid':>{pid}}  {'function':{name}}  {'compile':>7}  cause{more}"
+        return [Text(title, "bold"), *(self._miss(*each, pid, name, width) for each in shown)]
+
+    def _narrow_miss(self, since: float, row: Row) -> Text:
+        return Text.assemble(_clock(since), f" {printable(str(row['module_name']))}: {_cause(row)}")
+
+    def _miss(self, since: float, row: Row, pid: int, name: int, width: int) -> Text:
+        function = self._cut(printable(str(row["module_name"])), name)
+        line = Text.assemble(
+            _clock(since),
+            f"  {row['pid']:>{pid}}  {function:{name}}  {_compile_time(row):>7}  ",
+            (_cause(row), "yellow"),
+        )
+        # The file and the line, without the folders that lead there.
+        site = printable(str(row["site"])).partition(" in ")[0].rpartition("/")[2]
+        return line.append(f"  {site}" if line.cell_len + 2 + len(site) <= width else "")
 
     def _fitting(self, programs: Sequence[Sequence[Text]], room: int) -> list[Text]:
         """Return as many programs as there is room for, and say how many are left out."""
@@ -220,10 +224,21 @@ class View:
         return text if len(text) <= width else text[: max(0, width - len(self._ellipsis))] + self._ellipsis
 
 
-def _compile_seconds(row: Row) -> float:
-    """Return how long the compile took; 0 while that is not known."""
+def _clock(moment: float) -> tuple[str, str]:
+    """Return a time of day, dim."""
+    return time.strftime("%H:%M:%S", time.localtime(moment)), "dim"
+
+
+def _cause(row: Row) -> str:
+    """Return why a program was compiled."""
+    return printable(str(row["cause"]) if row["outcome"] == ledger.MISS else f"not cacheable: {row['cause']}")
+
+
+def _compile_time(row: Row) -> str:
+    """Return how long the compile took; empty while that is not known."""
     fields = {name: row[name] for name in ledger.Row._fields}
-    return sum(span.seconds for span in start_up.spans_of(ledger.Row(**fields)) if span.stage == "compile")
+    seconds = sum(span.seconds for span in start_up.spans_of(ledger.Row(**fields)) if span.stage == "compile")
+    return duration(seconds) if seconds else ""
 
 
 def _label(row: Row) -> str:

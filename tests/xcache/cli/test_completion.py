@@ -74,16 +74,16 @@ def filled(shell):
 
 
 def test_keys_are_completed_by_their_digits_and_by_the_name_of_the_function(filled):
-    for command in (("show",), ("rm",), ("pin",), ("unpin",), ("why",), ("rm", "ef" * 6)):
-        assert sorted(offered(filled, *command, "a")) == ["abab" * 3, "acac" * 3]
+    assert sorted(offered(filled, "show", "a")) == ["abab" * 3, "acac" * 3]
+    # The name fits one function, which has one key.
+    assert offered(filled, "show", "jit_e") == ["acac" * 3]
+    assert offered(filled, "show", "jit_s") == ["jit_step"]
+    assert sorted(offered(filled, "show", "jit_step")) == ["abab" * 3, "cdcd" * 3]
+    assert sorted(offered(filled, "show", "jit_")) == ["jit_eval", "jit_step"]
+    assert offered(filled, "show", "nothing") == []
+    assert len(offered(filled, "show", "")) == 4
+    for command in (("rm",), ("pin",), ("unpin",), ("why",), ("rm", "ef" * 6)):
         assert offered(filled, *command, "CD") == ["cdcd" * 3]
-        # The name fits one function, which has one key.
-        assert offered(filled, *command, "jit_e") == ["acac" * 3]
-        assert offered(filled, *command, "jit_s") == ["jit_step"]
-        assert sorted(offered(filled, *command, "jit_step")) == ["abab" * 3, "cdcd" * 3]
-        assert sorted(offered(filled, *command, "jit_")) == ["jit_eval", "jit_step"]
-        assert offered(filled, *command, "nothing") == []
-        assert len(offered(filled, *command, "")) == 4
     # A shell would take a name with a blank or a line's end for several words.
     filled.change("UPDATE entries SET module_name = 'odd name 2' WHERE key = ?", "cd" * 32)
     assert offered(filled, "show", "od") == []
@@ -92,11 +92,11 @@ def test_keys_are_completed_by_their_digits_and_by_the_name_of_the_function(fill
 
 def test_runs_are_completed(filled):
     run = "01234567"
+    assert offered(filled, "run", "0123") == [run]
+    assert offered(filled, "run", "l") == ["last"]
+    assert offered(filled, "run", "x") == []
     for command in (("run",), ("trace",), ("compare",), ("compare", "last"), ("why", "--run")):
         assert offered(filled, *command, "") == ["last", run]
-        assert offered(filled, *command, "0123") == [run]
-        assert offered(filled, *command, "l") == ["last"]
-        assert offered(filled, *command, "x") == []
 
 
 def test_shells_that_show_descriptions_get_the_names(filled):
