@@ -144,7 +144,7 @@ class _Lines:
         for pid, row in now.items():
             hits, misses = (row[each] - int(str(before.get(pid, row)[each])) for each in ("hits", "misses"))
             if hits > 0 or misses > 0:
-                yield f"{_name(row)}: {hits} hits, {misses} misses more"
+                yield f"{_name(row)}: hits +{hits}, misses +{misses}"
         for pid in before.keys() - now.keys():
             yield f"{_name(before[pid])}: left"
 

@@ -88,8 +88,10 @@ class View:
         if self._problem:
             lines += _wrapped(Text(self._problem, "bold red"), width)
         if self._seen is not None:
-            lines += [self._fill(self._seen.facts, width), *_wrapped(Text(self._rates()), width)]
-            lines += _wrapped(Text(self._numbers(self._seen.facts)), width)
+            lines.append(self._fill(self._seen.facts, width))
+            for parts in (self._rates(), self._numbers(self._seen.facts)):
+                together = Text("; ".join(parts))
+                lines += [together] if together.cell_len <= width else map(Text, parts)
         return lines
 
     def _fill(self, facts: Row, width: int) -> Text:
@@ -113,17 +115,22 @@ class View:
             line.append(self._empty * (bar - full), "dim")
         return line
 
-    def _rates(self) -> str:
+    def _rates(self) -> list[str]:
         seconds = sum(seconds for seconds, _, _ in self._pace) or 1.0
         hits, misses = (max(0, sum(each)) / seconds for each in zip(*((h, m) for _, h, m in self._pace), strict=True))
         since = time.strftime("%H:%M", time.localtime(self._began))
-        return f"{hits:.1f} hits/s, {misses:.1f} misses/s; since {since}: {self._hits} hits, {self._misses} misses"
+        return [
+            f"{hits:.1f} hits/s, {misses:.1f} misses/s",
+            f"since {since}: hits {self._hits}, misses {self._misses}",
+        ]
 
-    def _numbers(self, facts: Row) -> str:
-        text = f"{counted(facts['connected'], 'program')}: {facts['compiling']} compiling, {facts['waiting']} waiting"
-        if facts["other_connected"] or facts["other_compiling"]:
-            text += f"; of other users {facts['other_connected']}: {facts['other_compiling']} compiling"
-        return text
+    def _numbers(self, facts: Row) -> list[str]:
+        texts = [
+            f"{counted(facts['connected'], 'program')}: {facts['compiling']} compiling, {facts['waiting']} waiting"
+        ]
+        if facts["other_connected"]:
+            texts.append(f"other users' {facts['other_connected']}: {facts['other_compiling']} compiling")
+        return texts
 
     def _programs(self, width: int, height: int) -> list[list[Text]]:
         """Return the lines of each program, after the title."""
@@ -156,7 +163,7 @@ class View:
         return lines
 
     def _narrow(self, row: Row, doing: Sequence[Row], width: int) -> list[Text]:
-        count = f", {row['hits']} hits, {row['misses']} misses"
+        count = f", hits {row['hits']}, misses {row['misses']}"
         name = self._cut(f"{row['pid']} {_label(row)}", max(8, width - len(count)))
         title = Text.assemble((name, "bold"), count)
         return [title, *(Text("  ") + text for text in self._activities(doing, width - 2))]

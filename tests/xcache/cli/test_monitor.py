@@ -93,7 +93,7 @@ def test_in_a_pipe_each_event_is_a_line(shell, busy):
         # The row comes again with its end, and is no other miss.
         miss(busy)
         busy.ask(protocol.Report({"hits": 2, "misses": 1}))
-        lines.until(f"{mine}: 2 hits, 1 misses more")
+        lines.until(f"{mine}: hits +2, misses +1")
         assert "\x1b" not in "".join(lines.all)
         assert sum("jit_step" in line for line in lines.all) == 1
 

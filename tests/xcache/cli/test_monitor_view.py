@@ -119,7 +119,7 @@ def test_a_wide_picture():
 def test_a_narrow_picture():
     lines = drawn(BUSY, width=40)
     assert lines[0] == "xcache monitor                  q leaves"
-    assert "4711 train.py, 12 hits, 3 misses" in lines
+    assert "4711 train.py, hits 12, misses 3" in lines
     assert "  compiling jit_step for 12.3 s, 2 wait" in lines
     assert "  waiting for jit_step of 4711, 12.3 s" in lines
     assert any(line[8:] == " jit_0: other flags" for line in lines)
@@ -172,7 +172,7 @@ def test_a_row_that_comes_again_stays_in_its_place_in_time():
 
 
 def test_other_users_are_counted_or_named():
-    assert "2 programs: 1 compiling, 0 waiting; of other users 5: 3 compiling" in drawn(
+    assert "2 programs: 1 compiling, 0 waiting; other users' 5: 3 compiling" in drawn(
         seen(other_connected=5, other_compiling=3)
     )
     assert any("train.py (root)" in line for line in drawn(seen([program(1, uid=0)]))) or ME == 0
