@@ -125,8 +125,7 @@ class _Lines:
         facts: dict[str, Any] = told.facts
         if self._last is None:
             yield f"the daemon (process {facts['pid']}) {_held(facts)}"
-        before = {row["pid"]: row for row in self._last.programs} if self._last is not None else {}
-        now: dict[Any, dict[str, Any]] = {row["pid"]: row for row in told.programs}
+        before, now = _by_process(self._last), _by_process(told)
         for pid in now.keys() - before.keys():
             yield f"{_name(now[pid])}: connected"
         old = {_activity(row) for row in self._last.doing} if self._last is not None else set()
@@ -142,11 +141,15 @@ class _Lines:
         if facts["left_out"]:
             yield f"{facts['left_out']} more compiled programs are left out: too many at once"
         for pid, row in now.items():
-            hits, misses = (row[each] - int(str(before.get(pid, row)[each])) for each in ("hits", "misses"))
+            hits, misses = (row[each] - before.get(pid, row)[each] for each in ("hits", "misses"))
             if hits > 0 or misses > 0:
                 yield f"{_name(row)}: hits +{hits}, misses +{misses}"
         for pid in before.keys() - now.keys():
             yield f"{_name(before[pid])}: left"
+
+
+def _by_process(seen: commands.Seen | None) -> dict[Any, dict[str, Any]]:
+    return {row["pid"]: row for row in seen.programs} if seen is not None else {}
 
 
 def _held(facts: dict[str, Any]) -> str:

@@ -12,7 +12,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from rich.console import Console, Group
@@ -21,7 +21,6 @@ from rich.live import Live
 from xcache.cli.following import Told, follow
 from xcache.cli.monitor_view import View
 from xcache.config.config import Config
-from xcache.errors import XcacheError
 
 # Seconds between two looks at what was told, and at most between two drawings, because times go on.
 _LOOK_SECONDS, _DRAW_SECONDS = 0.2, 1.0
@@ -50,12 +49,12 @@ class _Signals:
 
 def show(settings: Config) -> int:
     """Show the live view until the user leaves; return the exit status."""
-    told: queue.SimpleQueue[Told | XcacheError] = queue.SimpleQueue()
+    told: queue.SimpleQueue[Told | Exception] = queue.SimpleQueue()
 
     def follow_on() -> None:
         try:
             follow(settings, told.put)
-        except XcacheError as error:
+        except Exception as error:  # noqa: BLE001 - the main thread raises it, once the terminal is restored
             told.put(error)
 
     # The thread may have to wait for a daemon, and the user may leave meanwhile.
@@ -63,15 +62,17 @@ def show(settings: Config) -> int:
     view = View(ascii_only=not (sys.stdout.encoding or "").lower().startswith("utf"))
     while True:
         with _Signals() as signals:
-            _show_once(told, view, signals)
+            failure = _show_once(told, view, signals)
+        if failure is not None:
+            raise failure
         if signals.asked != signal.SIGTSTP:
             return 128 + signals.asked if signals.asked not in (0, signal.SIGINT) else 0
         # Ctrl-Z: the terminal is as it was before, until the shell lets this process go on.
         os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def _show_once(told: queue.SimpleQueue[Told | XcacheError], view: View, signals: _Signals) -> None:
-    """Show the view until the user leaves or a signal comes; raise an error that was told."""
+def _show_once(told: queue.SimpleQueue[Told | Exception], view: View, signals: _Signals) -> Exception | None:
+    """Show the view until the user leaves or a signal comes, or an exception is told, and return that."""
     # A name may have characters that the terminal's encoding lacks.
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
@@ -84,15 +85,16 @@ def _show_once(told: queue.SimpleQueue[Told | XcacheError], view: View, signals:
             with contextlib.suppress(queue.Empty):
                 while True:
                     news = told.get_nowait()
-                    if isinstance(news, XcacheError):
-                        raise news
+                    if isinstance(news, Exception):
+                        return news
                     view.take(news)
                     changed = True
             now, there = time.monotonic(), _size()
             if changed or there != drawn_size or now >= drawn_at + _DRAW_SECONDS:
                 drawn_at = now
-                drawn_size = console.size = there  # type: ignore[assignment] # rich takes any pair
+                drawn_size = console.size = there
                 live.update(Group(*view.lines(*there)), refresh=True)
+    return None
 
 
 def _size() -> tuple[int, int]:
@@ -109,7 +111,7 @@ def _screen(console: Console) -> Iterator[Live]:
 
 
 @contextlib.contextmanager
-def _keys() -> Iterator[object]:
+def _keys() -> Iterator[Callable[[float], bool]]:
     """Have keys come one by one and unseen; yield a function that waits for one, and returns whether it says leave."""
     descriptor = sys.stdin.fileno() if sys.stdin is not None and sys.stdin.isatty() else None
 

@@ -204,9 +204,9 @@ class Watchers:
             told = _activity(lease.holder, "compiling", lease.key, lease.module_name, now - lease.since)
             yield told | {"waiting": len(lease.waiters)}
         for waiter in self._leases.waits(visible):
-            wanted, lease = waiter.wanted, waiter.lease
+            wanted, of = waiter.wanted, waiter.lease
             told = _activity(waiter.caller, "waiting", wanted.key, wanted.module_name, now - waiter.since)
-            yield told | {"of_pid": lease.holder.pid if lease is not None else None}
+            yield told | {"of_pid": of.holder.pid if of is not None else None}
         for caller in itertools.chain.from_iterable(mine.values()):
             if (load := caller.loading) is not None:
                 told = _activity(caller, "loading", load.key, self._name_of(load), now - load.since)

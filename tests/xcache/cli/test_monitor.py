@@ -277,3 +277,12 @@ def test_a_wrong_setting_is_one_sentence(shell):
         assert terminal.wait() == 2
         assert "XCACHE_TIMEOUT='never'" in terminal.text
         assert terminal.is_restored
+
+
+def test_a_daemon_that_cannot_be_used_is_one_sentence_on_a_restored_terminal(shell, place, tmp_path):
+    place.start_daemon()
+    with on_terminal(shell.env, "monitor", XCACHE_DIR=str(tmp_path)) as terminal:
+        assert terminal.wait() == 2
+        assert terminal.is_restored
+        assert "serves" in terminal.text.rpartition("\x1b[?1049l")[2]
+        assert "Traceback" not in terminal.text
