@@ -196,14 +196,17 @@ class View:
         shown = [*reversed(self._missed.values())]
         more = f" ({self._left_out} left out)" if self._left_out else ""
         if width < _WIDE:
-            return [Text(f"last misses{more}", "bold"), *(self._narrow_miss(*each) for each in shown)]
+            return [Text(f"last misses{more}", "bold"), *(self._narrow_miss(*each, width) for each in shown)]
         pid = max(len("pid"), *(len(str(row["pid"])) for _, row in shown))
         name = min(max(len("function"), *(len(str(row["module_name"])) for _, row in shown)), width // 3)
         title = f"{'missed':8}  {'pid':>{pid}}  {'function':{name}}  {'compile':>7}  cause{more}"
         return [Text(title, "bold"), *(self._miss(*each, pid, name, width) for each in shown)]
 
-    def _narrow_miss(self, since: float, row: Row) -> Text:
-        return Text.assemble(_clock(since), f" {printable(str(row['module_name']))}: {_cause(row)}")
+    def _narrow_miss(self, since: float, row: Row, width: int) -> Text:
+        cause = f": {_cause(row)}"
+        clock = _clock(since)
+        name = self._cut(printable(str(row["module_name"])), max(12, width - len(clock[0]) - 1 - len(cause)))
+        return Text.assemble(clock, f" {name}{cause}")
 
     def _miss(self, since: float, row: Row, pid: int, name: int, width: int) -> Text:
         function = self._cut(printable(str(row["module_name"])), name)

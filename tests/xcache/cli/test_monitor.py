@@ -281,6 +281,7 @@ def test_a_wrong_setting_is_one_sentence(shell):
 
 def test_a_daemon_that_cannot_be_used_is_one_sentence_on_a_restored_terminal(shell, place, tmp_path):
     place.start_daemon()
+    (tmp_path / "daemon.lock").touch()
     with on_terminal(shell.env, "monitor", XCACHE_DIR=str(tmp_path)) as terminal:
         assert terminal.wait() == 2
         assert terminal.is_restored

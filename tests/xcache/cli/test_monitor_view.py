@@ -123,6 +123,10 @@ def test_a_narrow_picture():
     assert "  compiling jit_step for 12.3 s, 2 wait" in lines
     assert "  waiting for jit_step of 4711, 12.3 s" in lines
     assert any(line[8:] == " jit_0: other flags" for line in lines)
+    (line,) = (
+        line for line in drawn(seen(missed=[miss(0, module_name="jit_" + "x" * 99)]), width=40) if "jit_" in line
+    )
+    assert line.endswith("…: other flags") and len(line) == 40
 
 
 @pytest.mark.parametrize("width", [20, 40, 65, 66, 80, 200])
