@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from xcache.config.config import Config
+from xcache.config.config import Config, misspelt
 
 logger = logging.getLogger("xcache")
 
@@ -22,10 +24,18 @@ def shown(settings: Config) -> Iterator[None]:
         if asked:
             logger.setLevel(settings.log.upper())
         try:
+            _warn_of_misspelt_variables()
             yield
         finally:
             if asked:
                 logger.setLevel(before)
+
+
+@functools.cache
+def _warn_of_misspelt_variables() -> None:
+    """Warn of variables that look like misspelt settings; once, however often the cache is switched on."""
+    for variable, meant in misspelt(os.environ).items():
+        logger.warning("%s is not a setting, and nothing reads it; did you mean %s?", variable, meant)
 
 
 def complain(message: str, *arguments: object) -> None:

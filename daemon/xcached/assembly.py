@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from xcache._version import __version__
 from xcache.config.config import Config
 from xcache.errors import ConfigError
 from xcache.wire import protocol
+from xcached.caller import Caller
 from xcached.host.metrics import Metrics
 from xcached.host.reload import LiveSettings
 from xcached.requests.administration import Administration
@@ -31,6 +32,7 @@ from xcached.requests.runs import RunRequests
 from xcached.requests.service import Service
 from xcached.requests.strikes import Strikes
 from xcached.requests.trust import ROOT, Trust
+from xcached.requests.watchers import Watchers
 from xcached.store.aliases import AliasRows
 from xcached.store.evictor import Evictor
 from xcached.store.histories import Histories
@@ -64,10 +66,12 @@ def assemble(
     stop: Callable[[str], None],
     restart: Callable[[str], None],
     connections: Callable[[], int],
+    callers: Callable[[], Iterable[Caller]],
 ) -> Service:
     """Return a service that answers requests on the running loop.
 
-    ``restart`` restarts the daemon, which then replaces a damaged store; ``connections`` returns how many are open.
+    ``restart`` restarts the daemon, which then replaces a damaged store; ``connections`` returns how many are open, and
+    ``callers`` whose they are.
     """
     loop = asyncio.get_running_loop()
 
@@ -105,6 +109,7 @@ def assemble(
     leases = Leases(
         trusts=trust.reads, look_up=lookup.find, expected=lookup.expected_seconds, call_later=loop.call_later
     )
+    watchers = Watchers(store, settings, leases, trust, callers, loop.call_later)
     alias_rows = AliasRows(store, trust.reads)
     loads = Loads(endings, strikes, quarantine, writer, lookup.note_use)
     clear_other_data = quarantine.clear, histories.clear, alias_rows.clear, ledger.clear
@@ -113,14 +118,15 @@ def assemble(
         | Puts(store, settings, writer, intake, strikes, leases).handlers
         | loads.handlers
         | Predictions(histories, lookup, writer).handlers
-        | RunRequests(ledger, writer, trust).handlers
+        | RunRequests(ledger, writer, trust, watchers).handlers
         | Programs(store, lookup).handlers
         | AliasRequests(alias_rows, lookup, writer).handlers
         | Announcements(toolchains).handlers
         | Inspection(store, evictor.shortage, settings, writer, leases, trust, connections).handlers
         | Pinning(store, evictor.pins, settings, writer, trust).handlers
         | Removals(store, writer, trust, rows, strikes, clear_other_data).handlers
-        | Administration(store, evictor, writer, trust, stop).handlers
+        | Administration(store, evictor, writer, trust, watchers, stop).handlers
+        | watchers.handlers
     )
 
     metrics = _metrics(store, settings.now, leases, connections)
@@ -142,7 +148,7 @@ def assemble(
     writer.start()
     welcome = protocol.Welcome(protocol.VERSION, __version__, os.getpid(), protocol.path_text(settings.now.dir))
     observe = None if metrics is None else metrics.observe
-    return Service(handlers, leases, loads, welcome, damaged, finish, observe)
+    return Service(handlers, leases, loads, watchers, welcome, damaged, finish, observe)
 
 
 def _metrics(store: Store, config: Config, leases: Leases, connections: Callable[[], int]) -> Metrics | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
@@ -20,6 +21,9 @@ class Process:
         self.pid = pid
         self.uid = uid
         self.connections = 0
+        self.since = time.monotonic()
+        # As the process has reported them.
+        self.hits = self.misses = 0
         # Digests of the entries it was loading when it ended, so that each counts once for all its connections.
         self.ended_in: set[str] = set()
         # The entries it was given, oldest first; with the writer while the first use is still to be counted, else None.
@@ -97,10 +101,10 @@ class Later:
 
     def __init__(self) -> None:
         self._said: protocol.Message | None = None
-        self._say: Callable[[protocol.Message], None] | None = None
+        self._say: Callable[[protocol.Message], object] | None = None
         self._give: Callable[[Reply], None] | None = None
 
-    def connect(self, say: Callable[[protocol.Message], None], give: Callable[[Reply], None]) -> None:
+    def connect(self, say: Callable[[protocol.Message], object], give: Callable[[Reply], None]) -> None:
         """Set the functions that send notices and the answer; the latest notice is sent at once."""
         self._say, self._give = say, give
         if self._said is not None:
@@ -119,12 +123,22 @@ class Later:
             give(reply)
 
 
-Answer = Reply | Later | Future[protocol.Message] | None
-"""The answer to a request, of one of four kinds:
+class Stream:
+    """Notices without an end; nobody waits for them, so the daemon may leave. The session sets ``say``."""
+
+    def __init__(self, first: protocol.Message) -> None:
+        self.first = first
+        self.say: Callable[[protocol.Message], bool] = lambda _: False
+        """Sends a notice, and returns whether it did: not if the client is slow to read the earlier ones."""
+
+
+Answer = Reply | Later | Stream | Future[protocol.Message] | None
+"""The answer to a request, of one of five kinds:
 
 * a ``Reply``, if the serving thread knows the answer at once;
 * a ``Later``, if the serving thread will know it after something else has happened: notices may precede it, and nobody
   needs it any more when the client has gone;
+* a ``Stream``, if the client wants to be told again and again;
 * a ``Future``, if another thread resolves it: its work goes on, and is charged to its user, when the client has gone;
 * None, if the message takes no answer.
 """

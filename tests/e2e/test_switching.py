@@ -57,6 +57,25 @@ def test_a_wrong_setting_is_one_line_and_off(place):
 
 
 @pytest.mark.once
+def test_a_misspelt_variable_is_one_line_and_one_that_may_be_another_program_s_is_none(place):
+    twice = "import xcache\nxcache.enable()\nxcache.enable()\n"
+    found, stderr = stats(place, twice + COMPILE, XCACHE="1", XCACHE_MAXSIZE="10G", XCACHE_HOME="/srv")
+    assert found["misses"] == 1
+    assert stderr == ("xcache: XCACHE_MAXSIZE is not a setting, and nothing reads it; did you mean XCACHE_MAX_SIZE?\n")
+    assert stats(place, XCACHE="0", XCACHE_MAXSIZE="10G")[1] == ""
+
+
+@pytest.mark.once
+def test_a_relative_directory_means_the_same_to_the_program_and_its_daemon(place):
+    """The daemon runs in another folder, and the program may go to another one."""
+    source = COMPILE + "import os; os.chdir('/'); jax.jit(lambda v: v * 3)(x)\n"
+    found, stderr = stats(place, source, XCACHE="1", XCACHE_DIR="store")
+    assert (found["misses"], found["errors"], stderr) == (2, {}, "")
+    assert place.query("SELECT count(*) FROM entries") == [(2,)]
+    assert stats(place, source, XCACHE="1")[0]["hits"] == 2
+
+
+@pytest.mark.once
 def test_readonly_looks_up_and_never_stores(place):
     nothing, _ = stats(place, XCACHE="readonly")
     assert (nothing["misses"], nothing["stores"]) == (1, 0)

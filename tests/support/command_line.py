@@ -25,7 +25,7 @@ from xcache.wire.ledger import Row
 LONG = 60
 NAMES = (
     *("status", "stats", "ls", "show", "toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
-    *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace", "report"),
+    *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace", "report", "monitor"),
 )
 
 

@@ -24,7 +24,7 @@ ANSWERS = frozenset(
         *(protocol.Welcome, protocol.Found, protocol.Missing, protocol.Wait, protocol.Prediction),
         *(protocol.Alias, protocol.NoAlias, protocol.NotCacheable, protocol.Files, protocol.Stored),
         *(protocol.Done, protocol.Refused, commands.Removed, commands.Pinned, commands.Entries, commands.Runs),
-        *(commands.LedgerRows, commands.StoredProgram, commands.Collected, protocol.Status),
+        *(commands.LedgerRows, commands.StoredProgram, commands.Collected, commands.Seen, protocol.Status),
     )
 )
 # The command line sends these, and a person waits for the answer; a program pins only when an alias is wrong.

@@ -15,6 +15,7 @@ from xcache.errors import ConfigError, ConnectionLostError, RefusedError, Xcache
 # Every command and its module, in the order in which --help shows them.
 _COMMANDS = {
     "status": "status",
+    "monitor": "monitor",
     "stats": "stats",
     "ls": "ls",
     "doctor": "doctor",
@@ -37,6 +38,7 @@ _COMMANDS = {
     "stop": "control",
     "restart": "control",
     "service": "service",
+    "completion": "completion",
 }
 # These messages need a subject in front of them.
 _PREFIXES = {ConnectionLostError: "the daemon does not answer: ", RefusedError: "the daemon refuses: "}
@@ -71,6 +73,19 @@ class Commands(click.Group):
         command: click.Command = getattr(module, cmd_name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find a command by its name; for a misspelt one, suggest similar ones."""
+        name = args[0]
+        if name not in _COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
+            import difflib
+
+            alike = difflib.get_close_matches(name, _COMMANDS, n=2)
+            meant = f"; did you mean {' or '.join(alike)}?" if alike else ""
+            raise click.UsageError(f"there is no command {name!r}{meant}", ctx)
+        return super().resolve_command(ctx, args)
+
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; with --json, a failure prints a JSON document, too."""
         # Read now: click empties the list as it parses.
@@ -104,9 +119,9 @@ class Commands(click.Group):
 def main() -> None:
     """Inspect the compilation cache and manage its daemon.
 
-    Commands that only read work without a daemon and never start one. With --json each prints one JSON document, whose
-    shape its --help shows: sizes in bytes, durations in seconds, moments in seconds since 1970. A command that fails
-    prints {"error": str} instead, and the same text on stderr.
+    Commands that only read work without a daemon and never start one. With --json each prints one JSON document, and
+    monitor one a line, whose shape its --help shows: sizes in bytes, durations in seconds, moments in seconds since
+    1970. A command that fails prints {"error": str} instead, and the same text on stderr.
 
     Exit status: 0 done, 1 failed, 2 wrong usage or settings.
     """

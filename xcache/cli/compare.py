@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from xcache import start_up
+from xcache.cli.completion import complete_run
 from xcache.cli.ledger_file import open_ledger
 from xcache.cli.output import Column, emit, json_option, print_facts, print_line, print_table, printable, shortened
 from xcache.config import config
@@ -28,8 +29,8 @@ _COLUMNS = (
 
 
 @click.command()
-@click.argument("first", metavar="A")
-@click.argument("second", metavar="B", default="last")
+@click.argument("first", metavar="A", shell_complete=complete_run)
+@click.argument("second", metavar="B", default="last", shell_complete=complete_run)
 @json_option
 def compare(first: str, second: str, as_json: bool) -> None:
     """Show two runs side by side: what was compiled in one and found in the other, and what took longer.

@@ -7,6 +7,7 @@ import contextlib
 import click
 
 from xcache.cli import Failure, daemon
+from xcache.cli.completion import complete_key
 from xcache.cli.output import counted, emit, json_option, size
 from xcache.cli.selection import KEYS_PER_MESSAGE, chosen, print_few
 from xcache.config import config
@@ -14,7 +15,7 @@ from xcache.wire import commands
 
 
 @click.command()
-@click.argument("prefixes", metavar="KEY...", nargs=-1, required=True)
+@click.argument("prefixes", metavar="KEY...", nargs=-1, required=True, shell_complete=complete_key)
 @json_option
 def pin(prefixes: tuple[str, ...], as_json: bool) -> None:
     """Keep entries, whatever the limits say.
@@ -31,7 +32,7 @@ def pin(prefixes: tuple[str, ...], as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("prefixes", metavar="KEY...", nargs=-1, required=True)
+@click.argument("prefixes", metavar="KEY...", nargs=-1, required=True, shell_complete=complete_key)
 @json_option
 def unpin(prefixes: tuple[str, ...], as_json: bool) -> None:
     """Subject entries to the limits again.

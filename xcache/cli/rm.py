@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import click
 
 from xcache.cli import daemon, store_file
+from xcache.cli.completion import complete_key
 from xcache.cli.output import counted, emit, json_option, size
 from xcache.cli.selection import KEYS_PER_MESSAGE, chosen, print_few
 from xcache.config import config
@@ -20,7 +21,7 @@ _SECONDS_PER_ENTRY = 0.02
 
 
 @click.command()
-@click.argument("prefixes", metavar="KEY...", nargs=-1, required=True)
+@click.argument("prefixes", metavar="KEY...", nargs=-1, required=True, shell_complete=complete_key)
 @json_option
 def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
     """Remove entries, pinned ones too.

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from xcache import start_up
+from xcache.cli.completion import complete_run
 from xcache.cli.ledger_file import open_ledger
 from xcache.cli.output import (
     Column,
@@ -72,7 +73,7 @@ def runs(program: str | None, here: bool, limit: int, as_json: bool) -> None:
 
 
 @click.command()
-@click.argument("wanted", metavar="[RUN]", default="last")
+@click.argument("wanted", metavar="[RUN]", default="last", shell_complete=complete_run)
 @click.option(
     "--all", "show_all", is_flag=True, help="Show all programs, not only those that took longest, and cut no text."
 )

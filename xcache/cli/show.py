@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 import click
 
 from xcache.cli import daemon, store_file
+from xcache.cli.completion import complete_key
 from xcache.cli.output import duration, emit, json_option, moment, note, print_facts, print_line, printable, size
 from xcache.cli.programs import as_text, bytecode
 from xcache.cli.selection import full_key
@@ -23,7 +24,7 @@ _MAX_LINES = 30
 
 
 @click.command()
-@click.argument("prefix", metavar="KEY")
+@click.argument("prefix", metavar="KEY", shell_complete=complete_key)
 @click.option("--program", is_flag=True, help="Print the program it was compiled from, as MLIR text. Needs jaxlib.")
 @click.option(
     "--program-bytes",

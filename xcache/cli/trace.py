@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import click
 
 from xcache import start_up
+from xcache.cli.completion import complete_run
 from xcache.cli.ledger_file import open_ledger
 from xcache.cli.output import json_option, note
 from xcache.config import config
@@ -26,7 +27,7 @@ _DAEMON = 2**22 + 1
 
 
 @click.command()
-@click.argument("wanted", metavar="[RUN]", default="last")
+@click.argument("wanted", metavar="[RUN]", default="last", shell_complete=complete_run)
 @click.option("-o", "--output", metavar="FILE", default="trace.json.gz", show_default=True, help="- for stdout.")
 @json_option
 def trace(wanted: str, output: str, as_json: bool) -> None:

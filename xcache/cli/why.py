@@ -12,6 +12,7 @@ import click
 
 from xcache import start_up
 from xcache.cli import Failure, advice
+from xcache.cli.completion import complete_key, complete_run
 from xcache.cli.ledger_file import LedgerReader, StoredRun, open_ledger
 from xcache.cli.nearest import Comparison, Neighbours
 from xcache.cli.output import ago, counted, emit, json_option, print_line, print_wrapped, short_site, shortened
@@ -34,8 +35,14 @@ _COMPILED = (ledger.MISS, ledger.UNCACHEABLE, ledger.COMPILING)
 
 
 @click.command()
-@click.argument("wanted", metavar="[KEY|NAME]", default="")
-@click.option("--run", "run_wanted", metavar="RUN", help="The run to explain, as in `xcache run`.")
+@click.argument("wanted", metavar="[KEY|NAME]", default="", shell_complete=complete_key)
+@click.option(
+    "--run",
+    "run_wanted",
+    metavar="RUN",
+    shell_complete=complete_run,
+    help="The run to explain, as in `xcache run`.",
+)
 @click.option("--all", "show_all", is_flag=True, help="Show all programs and differences, however many.")
 @json_option
 def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> None:

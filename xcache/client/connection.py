@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Container
 from pathlib import Path
 from time import sleep
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from xcache.clock import own_time
 from xcache.descriptors import identity, is_still
@@ -26,10 +26,11 @@ from xcache.errors import (
     TurnedAwayError,
 )
 from xcache.signals import reraise_if_the_programs
-from xcache.wire import framing, protocol
+from xcache.wire import commands, framing, protocol
 from xcache.wire.ownership import check_directory, check_peer
 
 Reply = TypeVar("Reply")
+_NOTICES = (protocol.Wait, commands.Seen)
 
 # Answers to other requests before the one that is waited for, and reads after the deadline: the answer may be there.
 _MOST_STRAYS, _MOST_LATE_READS = 1000, 32
@@ -95,12 +96,12 @@ class Connection:
         self,
         message: protocol.Message,
         timeout: float,
-        waiting: Callable[[protocol.Wait], float] | None = None,
+        waiting: Callable[[Any], float] | None = None,
     ) -> protocol.Message:
         """Send a message and return its answer; raise RefusedError if the daemon refuses.
 
-        With ``waiting``, Wait messages may precede the answer. For each, ``waiting`` returns the seconds that the next
-        message may take.
+        With ``waiting``, notices (Wait, or Seen) may precede the answer. For each, ``waiting`` returns the seconds that
+        the next message may take.
         """
         deadline = own_time() + timeout
         self._request += 1
@@ -121,7 +122,7 @@ class Connection:
                         raise ProtocolError("the daemon keeps answering what was not asked")
                     if strays > _MOST_LATE_READS:
                         left(deadline)
-                elif waiting is not None and isinstance(reply, protocol.Wait):
+                elif waiting is not None and isinstance(reply, _NOTICES):
                     self._drop_descriptors()
                     timeout = waiting(reply)
                     deadline = own_time() + timeout

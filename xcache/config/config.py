@@ -23,6 +23,8 @@ SYSTEM_FILE = Path("/etc/xcache/config.toml")
 MACHINE_DIRECTORY = Path("/var/cache/xcache")
 MACHINE_SOCKET = Path("/run/xcache/xcached.sock")
 _MODES = {"1": "on", "on": "on", "0": "off", "off": "off", "": "off", "readonly": "readonly", "refresh": "refresh"}
+# The similarity of two spellings (difflib's) of which one is probably meant to be the other.
+_NEARLY_RIGHT = 0.8
 _MODES_SAID = "1, on, 0, off, readonly or refresh"
 
 
@@ -240,8 +242,30 @@ def _read_file(path: Path, known: Mapping[str, Setting], problems: list[str] | N
                 raise ConfigError(f"{path}: {name!r} is not a setting{_alike(name, known)}")
             if type(value) not in TYPES[known[name].kind]:
                 raise ConfigError(f"{name}={value!r} ({path}) cannot be used; it must be {known[name].allowed}")
-            right[name] = value
+            right[name] = _from_folder_of(path, value) if known[name].kind == "path" else value
     return right
+
+
+def _from_folder_of(file: Path, value: Any) -> str:
+    """Return a path in a file of settings: a relative one starts from the file's folder, wherever it is read."""
+    path = str(value)
+    return path if not path.strip() or path.startswith("~") else str(file.absolute().parent / path)
+
+
+def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are probably meant to set something and do not, each with the one that is meant.
+
+    Other programs may have variables that begin like ours, so only a spelling that is nearly right counts.
+    """
+    known = {setting.variable for setting in SETTINGS} | {"XCACHE_CONFIG"}
+    others = [name for name in environ if name.startswith("XCACHE_") and name not in known]
+    if not others:
+        return {}
+    import difflib
+
+    names = [name.removeprefix("XCACHE_") for name in known]
+    alike = {name: difflib.get_close_matches(name.removeprefix("XCACHE_"), names, 1, _NEARLY_RIGHT) for name in others}
+    return {name: f"XCACHE_{found[0]}" for name, found in alike.items() if found}
 
 
 def _alike(name: str, known: Mapping[str, Setting]) -> str:

@@ -59,7 +59,14 @@ _KIB, _MIB, _GIB = 1024, 1024**2, 1024**3
 # A smaller store holds nothing; max_size = 10 is meant in another unit.
 _LEAST_STORE = 16 * _KIB
 SETTINGS = (
-    Setting("dir", "path", None, "where the store is kept", "a directory", parsing.parse_path),
+    Setting(
+        "dir",
+        "path",
+        None,
+        "where the store is kept",
+        "a directory (a relative path starts from the working directory; in a file, from the file's folder)",
+        parsing.parse_path,
+    ),
     Setting(
         "socket",
         "path",

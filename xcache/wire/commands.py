@@ -133,6 +133,24 @@ class ZeroStatistics(NamedTuple):
     """Reset the statistics."""
 
 
+class Watch(NamedTuple):
+    """Ask for a Seen twice a second, until the connection ends; a client that reads too slowly gets fewer."""
+
+
+class Seen(NamedTuple):
+    """What the daemon sees at this moment, and what has happened since the last Seen, or since the Watch.
+
+    ``facts`` describe the daemon and the store, and count. ``programs`` are the connected processes, and ``doing`` what
+    they compile, wait for and load. ``missed`` are rows of ledgers, of what was compiled; a row may come again when it
+    has changed. Only an administrator of the daemon gets more than numbers about other users' programs.
+    """
+
+    facts: dict[str, Scalar]
+    programs: list[dict[str, Scalar]]
+    doing: list[dict[str, Scalar]]
+    missed: list[dict[str, Scalar]]
+
+
 class Stop(NamedTuple):
     """Finish the requests in progress and exit; the connection ends when that is done."""
 
@@ -141,5 +159,5 @@ class Stop(NamedTuple):
 
 Message = (
     AskRuns | Runs | AskLedger | LedgerRows | Remove | Clear | Removed | Pin | Unpin | Pinned | AskEntries | Entries
-    | AskProgram | StoredProgram | CollectGarbage | Collected | Sync | ZeroStatistics | Stop
+    | AskProgram | StoredProgram | CollectGarbage | Collected | Sync | ZeroStatistics | Watch | Seen | Stop
 )  # fmt: skip

@@ -35,6 +35,8 @@ MAX_ROWS, MAX_FIELDS, MAX_CONTAINERS = 2048, 16, 5000
 MAX_LISTED = 400
 # Runs in one answer to AskRuns, and rows in one to AskLedger.
 MAX_LISTED_RUNS, MAX_LISTED_ROWS = 100, 60
+# Programs in one Seen, what they do, and misses; and characters of each text in them.
+MAX_SEEN_PROGRAMS, MAX_SEEN_DOING, MAX_SEEN_MISSES, MAX_SEEN_TEXT = 100, 200, 50, 120
 # Keys in the list of what one run wanted.
 MAX_WANTED = 2000
 # Bytes of an alias's facts: without the record of a call, unless a name is very long, and with one.

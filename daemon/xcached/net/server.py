@@ -11,6 +11,7 @@ import select
 import socket
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 
 from xcache.errors import StoreError
@@ -80,6 +81,10 @@ class Server:
     def connections(self) -> int:
         """Return how many connections are open."""
         return len(self._connections)
+
+    def callers(self) -> Iterator[Caller]:
+        """Return the clients that are connected."""
+        return (connection.caller for connection in self._connections)
 
     def describe(self) -> str:
         """Return a few words for the service manager's status line."""

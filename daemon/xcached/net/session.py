@@ -14,7 +14,7 @@ from typing import Protocol
 
 from xcache.errors import ProtocolError, XcacheError
 from xcache.wire import commands, framing, protocol
-from xcached.caller import Caller, Later, Reply, close_all
+from xcached.caller import Caller, Later, Reply, Stream, close_all
 from xcached.host.reload import LiveSettings
 from xcached.net.sockets import is_unread, read_from
 from xcached.net.turns import DESCRIPTOR_CHARGE, LEAST_CHARGE, Account, Turns
@@ -31,7 +31,7 @@ _ANSWERED_AT_ONCE = frozenset(
     kind.__name__
     for kind in (
         protocol.Hello, protocol.Get, protocol.Predict, protocol.AskAlias, protocol.Loading, protocol.Loaded,
-        protocol.Release, protocol.Report, protocol.AskStatus, commands.Stop, commands.AskProgram,
+        protocol.Release, protocol.Report, protocol.AskStatus, commands.Stop, commands.AskProgram, commands.Watch,
     )
 )  # fmt: skip
 # The kernel counts unread descriptors against their sender, the daemon.
@@ -201,6 +201,9 @@ class Session:
             answer = Reply(refusal(error))
         if isinstance(answer, Reply):
             self._send(request, answer)
+        elif isinstance(answer, Stream):
+            answer.say = lambda word: self._say(request, word)
+            answer.say(answer.first)
         elif answer is not None:
             self.in_flight += 1
             self.account.in_hand += charge
@@ -215,10 +218,12 @@ class Session:
                     lambda done: self._loop.call_soon_threadsafe(self._answer, request, charge, Reply(done.result()))
                 )
 
-    def _say(self, request: int, word: protocol.Message) -> None:
-        """Send a notice before the answer, unless the client is slow to read the earlier ones."""
-        if not self._writing:
-            self._send(request, Reply(word))
+    def _say(self, request: int, word: protocol.Message) -> bool:
+        """Send a notice, unless the client is slow to read the earlier ones; return whether it was sent."""
+        if self._writing:
+            return False
+        self._send(request, Reply(word))
+        return True
 
     def _answer_awaited(self, awaited: Later, request: int, reply: Reply) -> None:
         """Send an answer that was promised by a Later."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from xcache.wire import commands, protocol
 from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.requests.trust import Trust
+from xcached.requests.watchers import Watchers
 from xcached.store.evictor import Evictor, Tally
 from xcached.store.store import Store
 from xcached.store.writer import WriterThread
@@ -24,12 +25,19 @@ class Administration:
     """Answers requests about the whole store; only an administrator may reset counts, collect garbage or stop."""
 
     def __init__(
-        self, store: Store, evictor: Evictor, writer: WriterThread, trust: Trust, stop: Callable[[str], None]
+        self,
+        store: Store,
+        evictor: Evictor,
+        writer: WriterThread,
+        trust: Trust,
+        watchers: Watchers,
+        stop: Callable[[str], None],
     ) -> None:
         self._store = store
         self._evictor = evictor
         self._writer = writer
         self._trust = trust
+        self._watchers = watchers
         self._stop = stop
         self.handlers: Handlers = {
             protocol.Report: self._report,
@@ -48,6 +56,7 @@ class Administration:
             if name in _COUNTERS or (name.startswith(_GROUPS) and len(name) < 200)
         }
         self._writer.note_counts(counts)
+        self._watchers.note_counts(caller, counts)
         return Reply(protocol.Done())
 
     def _collect_garbage(self, caller: Caller, message: commands.CollectGarbage) -> Answer:

@@ -34,6 +34,7 @@ class Waiter:
         self.caller = caller
         self.wanted = wanted
         self.answer = answer
+        self.since = time.monotonic()
         self.until = until
         self.lease: Lease | None = None
         """The lease it waits for; None when the wait is over or the client is gone."""
@@ -181,8 +182,6 @@ class Leases:
     def compiles(self, visible: Callable[[int], bool]) -> list[dict[str, protocol.Scalar]]:
         """Return the compiles in progress of the users that are ``visible``, the longest first."""
         now = time.monotonic()
-        seen = [leases.keys() for uid, leases in self._of_user.items() if visible(uid)]
-        leases = heapq.merge(*seen, key=lambda lease: lease.number)
         return [
             {
                 "key": lease.key,
@@ -192,8 +191,23 @@ class Leases:
                 "seconds": round(now - lease.since, 3),
                 "waiting": len(lease.waiters),
             }
-            for lease in itertools.islice(leases, _MOST_SHOWN)
+            for lease in itertools.islice(self.held(visible), _MOST_SHOWN)
         ]
+
+    def held(self, visible: Callable[[int], bool]) -> Iterator[Lease]:
+        """Yield the leases of the users that are ``visible``, the oldest first."""
+        seen = [leases.keys() for uid, leases in self._of_user.items() if visible(uid)]
+        return heapq.merge(*seen, key=lambda lease: lease.number)
+
+    def waits(self, visible: Callable[[int], bool]) -> Iterator[Waiter]:
+        """Yield the waits of the users that are ``visible``."""
+        for lease in self._waited_for:
+            yield from (waiter for waiter in lease.waiters if visible(waiter.caller.uid))
+
+    def counts(self) -> dict[int, tuple[int, int]]:
+        """Return the numbers of leases and waits of each user that has any."""
+        users = {*self._of_user, *self._wait_counts}
+        return {uid: (len(self._of_user.get(uid, ())), self._wait_counts[uid]) for uid in users}
 
     def _grant(self, caller: Caller, wanted: protocol.Get) -> Lease:
         self._last_number += 1

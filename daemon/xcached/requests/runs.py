@@ -8,6 +8,7 @@ from xcache.wire import commands, ledger, protocol
 from xcache.wire.hashing import is_digest
 from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.requests.trust import Trust
+from xcached.requests.watchers import Watchers
 from xcached.store.ledger import Ledger
 from xcached.store.writer import WriterThread
 
@@ -15,10 +16,11 @@ from xcached.store.writer import WriterThread
 class RunRequests:
     """Has the writer thread keep the ledgers of runs, and list those that a user may see."""
 
-    def __init__(self, ledger: Ledger, writer: WriterThread, trust: Trust) -> None:
+    def __init__(self, ledger: Ledger, writer: WriterThread, trust: Trust, watchers: Watchers) -> None:
         self._ledger = ledger
         self._writer = writer
         self._trust = trust
+        self._watchers = watchers
         self.handlers: Handlers = {
             protocol.RecordRun: self._record,
             commands.AskRuns: self._list,
@@ -39,6 +41,7 @@ class RunRequests:
         sound = [row for row in rows if row is not None]
         if len(sound) != len(rows) or len(rows) > ledger.MAX_SENT_ROWS or not _is_run(message):
             return Reply(protocol.Refused("protocol error", "the ledger of the run is malformed"))
+        self._watchers.note_rows(caller, message.run, sound)
         program = caller.program[: protocol.MAX_NAME]
         return self._writer.call(
             lambda: self._ledger.record(caller.uid, caller.pid, program, message, sound), caller.uid

@@ -11,6 +11,7 @@ from xcache.wire import protocol
 from xcached.caller import Answer, Caller, Handlers, Later, Reply
 from xcached.requests.leases import Leases
 from xcached.requests.loads import Loads
+from xcached.requests.watchers import Watchers
 from xcached.store.database import is_damage
 
 
@@ -22,6 +23,7 @@ class Service:
         handlers: Handlers,
         leases: Leases,
         loads: Loads,
+        watchers: Watchers,
         welcome: protocol.Welcome,
         damaged: Callable[[Exception], None],
         finish: Callable[[float], bool],
@@ -34,6 +36,7 @@ class Service:
         self._handlers = handlers
         self._leases = leases
         self._loads = loads
+        self._watchers = watchers
         self.welcome = welcome
         """The answer to Hello."""
         self._damaged = damaged
@@ -73,6 +76,7 @@ class Service:
         caller.leave()
         self._leases.leave(caller)
         self._loads.leave(caller)
+        self._watchers.leave(caller)
 
     def busy(self) -> bool:
         """Return whether any lease is held: its waiters would not learn of the end if the daemon left."""
@@ -82,3 +86,4 @@ class Service:
         """Tell waiting clients to compile, and stop the background work."""
         self._leases.close()
         self._loads.close()
+        self._watchers.close()

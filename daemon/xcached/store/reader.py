@@ -75,6 +75,11 @@ class Reader:
         row = self._db.execute("SELECT content FROM blobs WHERE digest = ?", (digest,)).fetchone()
         return row[0] if row and isinstance(row[0], bytes) else None
 
+    def module_name(self, key: str, digest: str) -> str:
+        """Return the name in the entry of these bytes; empty if there is none."""
+        row = self._db.execute("SELECT module_name FROM entries WHERE key = ? AND blob = ?", (key, digest)).fetchone()
+        return str(row[0]) if row else ""
+
     def alias_rows(self, structure: str) -> list[AliasRow]:
         """Return the aliases of a structure, one for each writer."""
         return [AliasRow(*row) for row in self._db.execute(f"{_ALIAS_ROWS} WHERE structure = ?", (structure,))]

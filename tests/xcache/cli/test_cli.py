@@ -426,14 +426,18 @@ def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
     for command in NAMES:
         arguments = {name: [key] for name in ("show", "rm", "pin", "unpin")}
         arguments |= {"clear": ["--yes"], "invalidate": ["--name", "x"], "doctor": ["--no-compile"]}
-        arguments |= {"compare": ["last"], "trace": ["-o", str(tmp_path / "trace.json")]}
+        # The command before stops the daemon.
+        if command == "monitor":
+            shell.say("start")
+            shell.record_run(key)
+        arguments |= {"monitor": ["--once"], "compare": ["last"], "trace": ["-o", str(tmp_path / "trace.json")]}
         arguments |= {"report": ["-o", str(tmp_path / "report.html")]}
         found = documented(shell.json(command, *arguments.get(command, []))) - set(protocol.DESCRIBED_COMPONENTS)
         text = shell.say(command, "--help")
         for name in found:
             assert f'"{name}"' in text, (command, name)
-    # The commands about the service need a systemd: tests/service.
-    assert set(main.list_commands(None)) == {*NAMES, "service"}
+    # The commands about the service need a systemd: tests/service. The code for shells is no data.
+    assert set(main.list_commands(None)) == {*NAMES, "service", "completion"}
 
 
 def test_the_version_is_quick():
@@ -444,8 +448,18 @@ def test_the_version_is_quick():
     assert result.stdout.splitlines()[1] == "[]"
 
 
-def test_an_unknown_command(shell):
-    assert "frobnicate" in shell.say("frobnicate", code=2)
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("stauts", "stats or status"), ("moniter", "monitor"), ("frobnicate", None), ("", None)],
+)
+def test_an_unknown_command(shell, typed, meant):
+    said = shell.say(typed, code=2)
+    assert f"there is no command {typed!r}" in said
+    assert (f"; did you mean {meant}?" in said) if meant else "did you mean" not in said
+
+
+def test_an_unknown_option_is_not_taken_for_a_command(shell):
+    assert "No such option" in shell.say("--jsno", code=2)
 
 
 def test_sizes():

@@ -161,6 +161,39 @@ def test_directories_are_absolute_whatever_home_is():
         config.load({"HOME": "/h", "XCACHE_DIR": "~nobody-of-that-name/x"})
 
 
+def test_a_relative_path_in_a_file_starts_from_the_file_s_folder(tmp_path, monkeypatch):
+    """Every program and the daemon mean the same store, wherever each of them runs."""
+    folder = tmp_path / "settings"
+    folder.mkdir()
+    (folder / "config.toml").write_text('dir = "cache"\nsocket = "../run/s"\n')
+    for place, named in ((tmp_path, "settings/config.toml"), (folder, "config.toml")):
+        monkeypatch.chdir(place)
+        found = config.load({"HOME": "/h", "XCACHE_CONFIG": named})
+        assert (found.dir, found.socket) == (folder / "cache", folder / ".." / "run" / "s")
+    (folder / "config.toml").write_text('dir = "~/x"\n')
+    assert config.load({"XCACHE_CONFIG": "config.toml"}).dir == Path.home() / "x"
+    (folder / "config.toml").write_text('dir = " "\n')
+    with pytest.raises(ConfigError, match="must be a directory"):
+        config.load({"XCACHE_CONFIG": "config.toml"})
+
+
+def test_variables_that_are_nearly_settings_are_misspelt_and_others_are_not():
+    known = dict.fromkeys(setting.variable for setting in SETTINGS)
+    others = dict.fromkeys(
+        ("XCACHE", "XCACHE_CONFIG", "XCACHE_FILE", "XCACHE_ADMINS", "XCACHE_ROOT", "XCACH_DIR", "_XCACHE_COMPLETE")
+    )
+    assert config.misspelt(known | others) == {}
+    wrong = {
+        "XCACHE_MAXSIZE": "XCACHE_MAX_SIZE",
+        "XCACHE_MAX_SIZ": "XCACHE_MAX_SIZE",
+        "XCACHE_TIME_OUT": "XCACHE_TIMEOUT",
+        "XCACHE_SOKET": "XCACHE_SOCKET",
+        "XCACHE_CONFG": "XCACHE_CONFIG",
+        "XCACHE_PREFETCH_": "XCACHE_PREFETCH",
+    }
+    assert config.misspelt(known | dict.fromkeys(wrong)) == wrong
+
+
 def test_the_default_socket_belongs_to_the_store(tmp_path):
     home = pwd.getpwuid(os.getuid()).pw_dir
     usual = {"HOME": home, "XDG_RUNTIME_DIR": str(tmp_path)}
