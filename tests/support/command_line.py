@@ -25,6 +25,7 @@ LONG = 60
 NAMES = (
     *("status", "stats", "ls", "show", "toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
     *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace"),
+    *("hlo", "graph", "cost"),
 )
 
 

@@ -99,7 +99,7 @@ def run(
         how = f"crashed ({signal.strsignal(-status)})" if status < 0 else "failed"
         raise Failure(f"jaxlib {entry.jaxlib} {how}{': ' if said else ''}{said}") from None
     if error:
-        raise Failure(f"jaxlib {printable(version)} cannot do this: {printable(error.partition(chr(10))[0])}")
+        raise Failure(f"jaxlib {printable(version)}: {printable(error.partition(chr(10))[0])}")
     return Result(version, found, files)
 
 

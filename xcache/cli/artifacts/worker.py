@@ -14,6 +14,10 @@ import sys
 from pathlib import Path
 
 
+class Refusal(Exception):
+    """Why the task cannot be done here."""
+
+
 def main():
     """Do what the task says."""
     # A terminal's Ctrl-C ends the command, which ends this process.
@@ -33,10 +37,12 @@ def main():
 
     result = {"jaxlib": jaxlib.__version__}
     if jaxlib.__version__ != task["jaxlib"] and (task["place"] or executable):
-        result["error"] = f"jaxlib {task['jaxlib']} is needed, and this one is there now"
+        result["error"] = f"this one is there now, and jaxlib {task['jaxlib']} is needed"
     else:
         try:
             result["found"] = ACTIONS[task["action"]](task, program, executable)
+        except Refusal as error:
+            result["error"] = str(error)
         except (RuntimeError, ValueError, TypeError, ImportError, AttributeError) as error:
             result["error"] = f"{type(error).__name__}: {error}"
     Path("result.json").write_text(json.dumps(result))
@@ -141,13 +147,15 @@ def placed(task):
     else:
         import jax
 
-        # Raises RuntimeError where there is no such device.
-        devices = jax.local_devices(backend=task["platform"])
+        try:
+            devices = jax.local_devices(backend=task["platform"])
+        except RuntimeError:
+            raise Refusal(f"this machine has no {task['platform']} device; only stablehlo and hlo need none") from None
         client = devices[0].client
     by_id = {device.id: device for device in devices}
     ids = task["ids"] or list(by_id)[: task["count"]]
     if len(devices) < task["devices"] or not by_id.keys() >= set(ids):
-        raise RuntimeError(f"it needs {task['devices']} devices, and this machine has {len(devices)}")
+        raise Refusal(f"it needs {task['devices']} devices, and this machine has {len(devices)}")
     return client, xla_client.DeviceList(tuple(by_id[number] for number in ids))
 
 
