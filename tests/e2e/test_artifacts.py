@@ -91,6 +91,8 @@ def test_the_cost_is_computed_once(shell):
     assert (first["argument_bytes"], first["output_bytes"]) == (8 * 8 * 4, 8 * 8 * 4)
     assert json.loads(said(shell, "cost", "step", "--json")) == first
     assert "256 B" in said(shell, "cost", "step")
+    help_text = said(shell, "cost", "--help")
+    assert not [name for name in first if f'"{name}"' not in help_text]
 
 
 @pytest.mark.once
