@@ -91,7 +91,8 @@ def run(
         if rights:
             os.chown(folder, rights["user"], rights["group"])
         status, said = _run(python.path, content, folder, seconds, environment or {}, rights)
-        files = {each.name: _content(each.path) for each in sorted(os.scandir(folder), key=lambda each: each.name)}
+        left = sorted(each.name for each in os.scandir(folder) if each.is_file(follow_symlinks=False))
+        files = {name: _content(Path(folder, name)) for name in left}
     try:
         result = json.loads(files.pop(_RESULT))
         version, error, found = str(result["jaxlib"]), str(result.get("error", "")), result.get("found")
@@ -149,7 +150,7 @@ def _rights(writer: int) -> dict[str, Any]:
     return {"user": writer, "group": group, "extra_groups": []}
 
 
-def _content(path: str) -> bytes:
+def _content(path: Path) -> bytes:
     # Whoever wrote it may have put a link or a pipe there.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:

@@ -5,19 +5,22 @@ and ``result.json`` when all is done. It imports only the standard library and j
 the CPU. No file of the environment that runs code at start (``.pth``, ``sitecustomize``) is read.
 """
 
+from __future__ import annotations
+
 import importlib.util
 import json
 import site
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 
 class Refusal(Exception):
     """Why the task cannot be done here."""
 
 
-def main():
+def main() -> None:
     """Do what the task says."""
     task = json.loads(sys.stdin.buffer.readline())
     program = sys.stdin.buffer.read(task["program"])
@@ -45,23 +48,23 @@ def main():
     Path("result.json").write_text(json.dumps(result))
 
 
-def stablehlo(task, program, _executable):
+def stablehlo(task: dict[str, Any], program: bytes, _executable: bytes) -> None:
     """Write the program as MLIR text."""
     Path("program.mlir").write_text(str(parsed(task, program)))
 
 
-def hlo(_task, program, _executable):
+def hlo(_task: dict[str, Any], program: bytes, _executable: bytes) -> None:
     """Write the program as HLO text."""
     Path("program.hlo.txt").write_text(computation(program).as_hlo_text())
 
 
-def optimized(task, _program, executable):
+def optimized(task: dict[str, Any], _program: bytes, executable: bytes) -> None:
     """Write the HLO that the executable was made from."""
     for number, module in enumerate(loaded(task, executable).hlo_modules()):
         Path(f"optimized{number or ''}.hlo.txt").write_text(module.to_string())
 
 
-def compiled(task, program, _executable):
+def compiled(task: dict[str, Any], program: bytes, _executable: bytes) -> bool:
     """Compile, and leave what XLA dumps; return whether assembly could be made of object files, which the CPU gets."""
     client, devices = placed(task)
     client.compile_and_load(program, devices, options(task))
@@ -74,7 +77,7 @@ def compiled(task, program, _executable):
     return True
 
 
-def graph(task, program, executable):
+def graph(task: dict[str, Any], program: bytes, executable: bytes) -> str:
     """Write the graph of the program, or of the HLO that the executable was made from; return why it is not drawn."""
     from jaxlib import xla_client
 
@@ -96,7 +99,7 @@ def graph(task, program, executable):
     return ""
 
 
-def cost(task, _program, executable):
+def cost(task: dict[str, Any], _program: bytes, executable: bytes) -> dict[str, dict[str, float]]:
     """Return what XLA knows of the executable's cost."""
     found = loaded(task, executable)
     analysis = found.cost_analysis()
@@ -106,35 +109,35 @@ def cost(task, _program, executable):
     return {"analysis": {name: value for name, value in analysis.items() if isinstance(value, float)}, "memory": sizes}
 
 
-def parsed(task, program):
+def parsed(task: dict[str, Any], program: bytes) -> Any:
     """Return the program as an MLIR module."""
-    names = {}
+    names: dict[str, Any] = {}
     # The source of xcache.keys.stablehlo, which imports only jaxlib.
     exec(task["parser"], names)  # noqa: S102
     return names["parse"](program)
 
 
-def computation(program):
+def computation(program: bytes) -> Any:
     """Return the program as an XlaComputation."""
     from jaxlib import xla_client
 
     return xla_client._xla.mlir.mlir_module_to_xla_computation(program, use_tuple_args=False, return_tuple=False)
 
 
-def hlo_names():
+def hlo_names() -> Any:
     """Return the module of jaxlib that has the classes of HLO since 0.9."""
     from jaxlib import _hlo
 
     return _hlo
 
 
-def loaded(task, executable):
+def loaded(task: dict[str, Any], executable: bytes) -> Any:
     """Return the loaded executable."""
     client, devices = placed(task)
     return client.deserialize_executable(executable, devices, options(task) if task["options"] else None)
 
 
-def placed(task):
+def placed(task: dict[str, Any]) -> tuple[Any, Any]:
     """Return a client such as the entry's, and its devices."""
     from jaxlib import xla_client
 
@@ -156,7 +159,7 @@ def placed(task):
     return client, xla_client.DeviceList(tuple(by_id[number] for number in ids))
 
 
-def options(task):
+def options(task: dict[str, Any]) -> Any:
     """Return the compile options."""
     from jaxlib import xla_client
 
