@@ -34,8 +34,8 @@ def files(shell, name, stage, *arguments):
 
 
 def instructions(text):
-    """Return what an HLO module does, without the places in the code."""
-    return [line.partition(", metadata=")[0] for line in text.splitlines() if " = " in line]
+    """Return what an HLO module does, without the places in the code; XLA writes the signs % as it likes."""
+    return [line.partition(", metadata=")[0].replace("%", "") for line in text.splitlines() if " = " in line]
 
 
 def test_every_stage_is_shown(shell, tmp_path):

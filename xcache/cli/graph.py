@@ -23,7 +23,10 @@ _MOST_DRAWING_SECONDS = 120
 @click.argument("wanted", metavar="KEY")
 @click.option("--stage", type=click.Choice(("hlo", "optimized")), default="optimized", show_default=True)
 @click.option(
-    "-o", "--output", metavar="FILE", help="An .svg, .png, .pdf or .dot file, - for DOT on stdout. [default: NAME-KEY.svg]"
+    "-o",
+    "--output",
+    metavar="FILE",
+    help="An .svg, .png, .pdf or .dot file, - for DOT on stdout. [default: NAME-KEY.svg]",
 )
 @python_option
 @json_option
@@ -56,8 +59,6 @@ def graph(wanted: str, stage: str, output: str | None, python: str | None, as_js
         file = file.with_suffix(".dot")
     file.write_bytes(result.file(f"graph{file.suffix}"))
     if as_json:
-        emit(
-            {"key": entry.key, "module_name": entry.module_name, "stage": stage, "file": str(file), "remark": remark}
-        )
+        emit({"key": entry.key, "module_name": entry.module_name, "stage": stage, "file": str(file), "remark": remark})
     else:
         note(f"{remark}, so {file} is DOT" if remark else f"{file} written")

@@ -65,7 +65,9 @@ def hlo(
     if side_by_side and other is None:
         raise WrongUsage("--side-by-side needs --diff")
     settings = config.load()
-    chosen = [read(settings, each, with_executable=stage == "optimized") for each in (wanted, other) if each is not None]
+    chosen = [
+        read(settings, each, with_executable=stage == "optimized") for each in (wanted, other) if each is not None
+    ]
     made = [stages.make(entry, stage, python) for entry in chosen]
     for remark in dict.fromkeys(each.remark for each in made if each.remark):
         note(remark)

@@ -59,7 +59,7 @@ def full_key(store: store_file.StoreReader | None, wanted: str) -> str:
         return _entry(store, wanted)[0]
     rows, _ = store.entries(store_file.Wanted(name=wanted))
     # Several users may have one entry.
-    named = {row["key"]: row["module_name"] for row in rows}
+    named: dict[str, str] = {row["key"]: row["module_name"] for row in rows}
     found = {key: name for key, name in named.items() if name in (wanted, f"jit_{wanted}")} or named
     if not found:
         raise Failure(f"no {store.what} {'begins with or ' if is_prefix else ''}is named {printable(wanted)}")

@@ -48,7 +48,9 @@ def real_options():
 @pytest.mark.parametrize("serialized", [xla_client.CompileOptions().SerializeAsString(), real_options()])
 def test_rebuilt_options_are_those_of_the_key(serialized):
     text = options.canonical(serialized)
-    found = recipe.rebuilt({"options": component(text), "flags": component(flags.collect({"XLA_FLAGS": FLAGS}, ()))}, own=True)
+    found = recipe.rebuilt(
+        {"options": component(text), "flags": component(flags.collect({"XLA_FLAGS": FLAGS}, ()))}, own=True
+    )
     # jaxlib reads them, and writes them with what it adds on its own.
     parsed = xla_client.CompileOptions.ParseFromString(found.options)
     assert options.canonical(parsed.SerializeAsString()) == text
@@ -63,10 +65,10 @@ def test_the_devices_of_a_gpu_are_numbered_from_zero():
 
 def test_dumps_are_asked_for_beside_all_other_options():
     text = options.canonical(real_options())
-    parsed = xla_client.CompileOptions.ParseFromString(recipe.with_dumps(real_options(), "here", ".*"))
+    parsed = xla_client.CompileOptions.ParseFromString(recipe.with_dumps(real_options(), ".*"))
     build = parsed.executable_build_options
     debug = build.debug_options
-    assert (debug.xla_dump_to, debug.xla_dump_hlo_pass_re, debug.xla_dump_max_hlo_modules) == ("here", ".*", -1)
+    assert (debug.xla_dump_to, debug.xla_dump_hlo_pass_re, debug.xla_dump_max_hlo_modules) == (".", ".*", -1)
     assert options.canonical(parsed.SerializeAsString()) == text
 
 
@@ -120,7 +122,9 @@ def test_root_takes_the_rights_of_the_writer():
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         script = Path(folder, "script")
-        script.write_text("#!/bin/sh\necho $(id -u) $(id -G) $(cat /proc/self/stat | cut -d' ' -f7) >&2; ln -s /etc/shadow a; exit 1\n")
+        script.write_text(
+            "#!/bin/sh\necho $(id -u) $(id -G) $(cat /proc/self/stat | cut -d' ' -f7) >&2; ln -s /etc/shadow a; exit 1\n"
+        )
         script.chmod(0o755)
         with pytest.raises((Failure, OSError)) as caught:
             process.run(entry(54321), process.Python(str(script)), "stablehlo")
@@ -134,8 +138,8 @@ def test_nobody_looks_at_another_users_executable():
         process.run(entry(54321), process.Python("/bin/false"), "stablehlo")
 
 
-HERE = {"0001.simplify.txt": b"a\nb, metadata={op_name=\"f{}\" line=1}\nc\n", "after.txt": b"x\n"}
-THERE = {"0000.new.txt": b"n\n", "0002.simplify.txt": b"a\nb, metadata={op_name=\"g\" line=2}\nd\n", "after.txt": b"x\n"}
+HERE = {"0001.simplify.txt": b'a\nb, metadata={op_name="f{}" line=1}\nc\n', "after.txt": b"x\n"}
+THERE = {"0000.new.txt": b"n\n", "0002.simplify.txt": b'a\nb, metadata={op_name="g" line=2}\nd\n', "after.txt": b"x\n"}
 
 
 def test_a_pass_is_compared_with_the_same_pass_and_places_do_not_count():

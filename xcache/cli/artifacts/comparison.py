@@ -35,15 +35,15 @@ def pairs(here: Mapping[str, bytes], there: Mapping[str, bytes]) -> Iterator[Pai
 
 def unified(pair: Pair, names: tuple[str, str]) -> list[str]:
     """Return the differences as ``diff -u`` shows them."""
-    titles = [f"{name} {pair.name}" for name in names]
-    return list(difflib.unified_diff(pair.here or [], pair.there or [], *titles, n=_CONTEXT, lineterm=""))
+    here, there = (f"{name} {pair.name}" for name in names)
+    return list(difflib.unified_diff(pair.here or [], pair.there or [], here, there, n=_CONTEXT, lineterm=""))
 
 
 def side_by_side(pair: Pair, width: int) -> list[str]:
     """Return both programs in two columns; a sign between them marks the lines that differ."""
     half = (width - 3) // 2
     here, there = pair.here or [], pair.there or []
-    rows = []
+    rows: list[str] = []
     for group in difflib.SequenceMatcher(None, here, there).get_grouped_opcodes(_CONTEXT):
         if rows or group[0][1]:
             rows.append(_GAP)

@@ -70,9 +70,7 @@ def of_entry(entry: Entry) -> Python:
     raise Failure(f"the store does not know where jaxlib {entry.jaxlib}, which wrote this entry, is installed")
 
 
-def run(
-    entry: Entry, python: Python, action: str, *, environment: dict[str, str] | None = None, **task: Any
-) -> Result:
+def run(entry: Entry, python: Python, action: str, *, environment: dict[str, str] | None = None, **task: Any) -> Result:
     """Do an action of the worker; raise Failure if it fails."""
     description = {
         "action": action,

@@ -74,10 +74,10 @@ def client(components: Mapping[str, tuple[str, str | None]]) -> Client:
     return Client((facts.get("devices") or (len(kinds),))[0], kinds, facts.get("threads"))
 
 
-def with_dumps(serialized: bytes, folder: str, passes: str) -> bytes:
-    """Return compile options that have XLA write into a folder, with the passes that the pattern matches."""
+def with_dumps(serialized: bytes, passes: str) -> bytes:
+    """Return compile options that have XLA write into its current folder, also after passes that a pattern matches."""
     wanted = [
-        _field(_DUMP_TO, _SIZED, folder.encode()),
+        _field(_DUMP_TO, _SIZED, b"."),
         _field(_DUMP_PASSES, _SIZED, passes.encode()) if passes else b"",
         *(_field(number, _VARINT, 1) for number in (_DUMP_AS_TEXT, _DUMP_LLVM, _MAY_DUMP)),
         _field(_MOST_MODULES, _VARINT, _UNLIMITED),

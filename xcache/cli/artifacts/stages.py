@@ -48,7 +48,9 @@ def make(entry: Entry, stage: str, python: str | None) -> Made:
     disassembler = ""
     if how.action == "compiled":
         made_with = recipe.rebuilt(entry.components, own=entry.is_own)
-        task, environment = of_recipe(entry, made_with._replace(options=recipe.with_dumps(made_with.options, how.passes)))
+        task, environment = of_recipe(
+            entry, made_with._replace(options=recipe.with_dumps(made_with.options, how.passes))
+        )
         disassembler = "objdump" if stage == "asm" else ""
     else:
         task, environment = ({}, {}) if stage in _CONVERTED else of_loading(entry)
