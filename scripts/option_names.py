@@ -34,8 +34,16 @@ _BEGINNING = re.compile(rb"\x0a([\x01-\x7f])((?:xla|tensorflow|tsl)/[a-z0-9_/]*\
 _ROOT = ".xla.CompileOptionsProto"
 # How a value is written, by FieldDescriptorProto.Type. None of the compile options has one of the other types.
 _KINDS = {
-    **{1: "double", 2: "float", 3: "int64", 4: "uint64", 5: "int32", 8: "bool"},
-    **{_TEXT: "text", _BYTES: "bytes", 13: "uint32", 14: "enum"},
+    1: "double",
+    2: "float",
+    3: "int64",
+    4: "uint64",
+    5: "int32",
+    8: "bool",
+    _TEXT: "text",
+    _BYTES: "bytes",
+    13: "uint32",
+    14: "enum",
 }
 
 Table = dict[str, dict[str, list[str]]]

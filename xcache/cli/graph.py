@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from xcache.cli import WrongUsage
 from xcache.cli.artifacts import process, stages
 from xcache.cli.artifacts.entry import read
 from xcache.cli.hlo import python_option
@@ -44,7 +45,7 @@ def graph(wanted: str, stage: str, output: str | None, python: str | None, as_js
     file = Path(output or f"{entry.module_name}-{entry.key[:SHORT_KEY]}.svg".replace("/", "_"))
     wish = file.suffix.removeprefix(".")
     if output != "-" and wish not in (*_FORMATS, "dot"):
-        raise click.UsageError(f"{file} should end in .svg, .png, .pdf or .dot")
+        raise WrongUsage(f"{file} should end in .svg, .png, .pdf or .dot")
     chosen, remark = stages.chosen_python(entry, python, any_jaxlib=stage == "hlo")
     if remark:
         note(remark)

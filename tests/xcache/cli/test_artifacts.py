@@ -122,14 +122,10 @@ def test_root_takes_the_rights_of_the_writer():
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o755)
         script = Path(folder, "script")
-        script.write_text(
-            "#!/bin/sh\necho $(id -u) $(id -G) $(cat /proc/self/stat | cut -d' ' -f7) >&2; ln -s /etc/shadow a; exit 1\n"
-        )
+        script.write_text("#!/bin/sh\necho $(id -u) $(id -G) >&2; ln -s /etc/passwd result.json; exit 1\n")
         script.chmod(0o755)
-        with pytest.raises((Failure, OSError)) as caught:
+        with pytest.raises(Failure, match=r"failed: 54321 65534$"):
             process.run(entry(54321), process.Python(str(script)), "stablehlo")
-    assert "shadow" not in str(caught.value)
-    assert "54321 65534 0" in str(caught.value) or isinstance(caught.value, OSError)
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may look at all entries")

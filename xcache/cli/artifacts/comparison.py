@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 _CONTEXT = 3
 _METADATA = re.compile(r', metadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
+# Newer jaxlibs put the places into tables at the top.
+_TABLES = re.compile(r'FileNames|FunctionNames|FileLocations|StackFrames|\d+ ("|\{).*')
 _NUMBER = re.compile(r"^\d{4}\.")
 _GAP = "\N{HORIZONTAL ELLIPSIS}"
 
@@ -69,7 +71,12 @@ def _by_role(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _lines(content: bytes) -> list[str]:
-    return [_METADATA.sub("", line) for line in content.decode("utf-8", "replace").splitlines()]
+    kept: list[str] = []
+    for line in content.decode("utf-8", "replace").splitlines():
+        # The tables leave empty lines behind.
+        if not _TABLES.fullmatch(line) and (line or kept[-1:] != [""]):
+            kept.append(_METADATA.sub("", line))
+    return kept
 
 
 def _cut(line: str, width: int) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Refusal(Exception):
+class RefusedError(Exception):
     """Why the task cannot be done here."""
 
 
@@ -41,7 +41,7 @@ def main() -> None:
     else:
         try:
             result["found"] = ACTIONS[task["action"]](task, program, executable)
-        except Refusal as error:
+        except RefusedError as error:
             result["error"] = str(error)
         except Exception as error:  # noqa: BLE001 - whatever jaxlib raises
             result["error"] = f"{type(error).__name__}: {error}"
@@ -55,7 +55,7 @@ def stablehlo(task: dict[str, Any], program: bytes, _executable: bytes) -> None:
 
 def hlo(_task: dict[str, Any], program: bytes, _executable: bytes) -> None:
     """Write the program as HLO text."""
-    Path("program.hlo.txt").write_text(computation(program).as_hlo_text())
+    Path("program.hlo.txt").write_text(computation(program).as_hlo_module().to_string())
 
 
 def optimized(task: dict[str, Any], _program: bytes, executable: bytes) -> None:
@@ -150,12 +150,14 @@ def placed(task: dict[str, Any]) -> tuple[Any, Any]:
         try:
             devices = jax.local_devices(backend=task["platform"])
         except RuntimeError:
-            raise Refusal(f"this machine has no {task['platform']} device; only stablehlo and hlo need none") from None
+            raise RefusedError(
+                f"this machine has no {task['platform']} device; only stablehlo and hlo need none"
+            ) from None
         client = devices[0].client
     by_id = {device.id: device for device in devices}
     ids = task["ids"] or list(by_id)[: task["count"]]
     if len(devices) < task["devices"] or not by_id.keys() >= set(ids):
-        raise Refusal(f"it needs {task['devices']} devices, and this machine has {len(devices)}")
+        raise RefusedError(f"it needs {task['devices']} devices, and this machine has {len(devices)}")
     return client, xla_client.DeviceList(tuple(by_id[number] for number in ids))
 
 
