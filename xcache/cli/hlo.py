@@ -14,13 +14,14 @@ from xcache.cli import WrongUsage
 from xcache.cli.artifacts import comparison, stages
 from xcache.cli.artifacts.entry import read
 from xcache.cli.artifacts.stages import STAGES
-from xcache.cli.output import counted, emit, json_option, note
+from xcache.cli.output import counted, emit, json_option, note, print_line
 from xcache.cli.selection import SHORT_KEY
 from xcache.config import config
 
 # The width of two columns in a pipe.
 _PIPE_WIDTH = 160
-_STEERING = re.compile(r"[^\n\t\x20-\x7e\xa0-\u1fff\u2030-\u205f\u2070-\U0010ffff]")
+# Characters that could steer a terminal or hide text.
+_STEERING = re.compile(r"[^\n\t\x20-\x7e\xa0-\u200a\u2010-\u2027\u2030-\u205f\u2070-\U0010ffff]")
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 python_option = click.option(
@@ -97,7 +98,7 @@ def hlo(
     for name, text in texts.items():
         if len(texts) > 1:
             click.secho(f"==== {name}", bold=True)
-        click.echo(_STEERING.sub("\N{REPLACEMENT CHARACTER}", text), nl=not text.endswith("\n"))
+        print_line(_harmless(text.removesuffix("\n")))
 
 
 def _write(files: dict[str, bytes], folder: Path, facts: dict[str, Any], as_json: bool) -> None:
@@ -117,4 +118,9 @@ def _print_differences(compared: dict[str, list[str]], stage: str) -> None:
         if len(compared) > 1:
             click.secho(f"==== {name}", bold=True)
         for line in lines:
-            click.secho(_STEERING.sub("\N{REPLACEMENT CHARACTER}", line), fg=_COLOURS.get(line[:1]))
+            colour = _COLOURS.get(line[:1])
+            print_line(click.style(_harmless(line), fg=colour) if colour else _harmless(line))
+
+
+def _harmless(text: str) -> str:
+    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -137,6 +137,9 @@ def _print_lines(found: list[str] | None) -> None:
     lines = [printable(line) for line in found]
     if len(lines) > _MAX_LINES and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns - 2
-        lines = textwrap.wrap("  ".join(lines), width, break_long_words=False, break_on_hyphens=False)
+        # No break within an option.
+        text = "  ".join(line.replace(" ", "\N{NO-BREAK SPACE}") for line in lines)
+        wrapped = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        lines = [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped]
     for line in lines:
         print_line(f"  {line}")
