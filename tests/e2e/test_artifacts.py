@@ -11,7 +11,16 @@ from support.command_line import Shell
 from support.program_files import program_text
 
 ON = {"XCACHE": "1", "PYTHONHASHSEED": "0"}
-PROGRAM = program_text("compile_one_way") + "\njax.jit(lambda x: jnp.cos(jnp.tanh(x) + 1))(jnp.ones((8, 16)))\n"
+PROGRAM = (
+    program_text("compile_one_way")
+    + """
+def wave(x):
+    return jnp.cos(jnp.tanh(x) + 1)
+
+
+jax.jit(wave)(jnp.ones((8, 16)))
+"""
+)
 
 
 @pytest.fixture
@@ -41,17 +50,17 @@ def instructions(text):
 def test_every_stage_is_shown(shell, tmp_path):
     assert "stablehlo.dot_general" in files(shell, "step", "stablehlo")["program.mlir"]
     assert "ENTRY" in files(shell, "step", "hlo")["program.hlo.txt"]
-    (optimized,) = files(shell, "_lambda", "optimized").values()
-    passes = files(shell, "_lambda", "passes")
+    (optimized,) = files(shell, "wave", "optimized").values()
+    passes = files(shell, "wave", "passes")
     names = list(passes)
     assert names[0] == "before_optimizations.txt"
     assert names[-1].endswith("after_optimizations.txt")
     assert len(names) > 10
     # Compiled again with the options of the key, it is what the store has.
     assert instructions(passes[names[-1]]) == instructions(optimized) != []
-    assert any("define " in text for text in files(shell, "_lambda", "llvm").values())
+    assert any("define " in text for text in files(shell, "wave", "llvm").values())
     folder = tmp_path / "asm"
-    assert "written to" in shell.run("hlo", "_lambda", "--stage", "asm", "-o", str(folder)).stderr
+    assert "written to" in shell.run("hlo", "wave", "--stage", "asm", "-o", str(folder)).stderr
     assert any(file.suffix == ".o" for file in folder.iterdir())
     if shutil.which("objdump"):
         assert any("ret" in file.read_text() for file in folder.glob("*.s"))

@@ -23,9 +23,9 @@ from xcache.wire import envelope, hashing, protocol
 
 LONG = 60
 NAMES = (
-    *("status", "stats", "ls", "show", "toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
+    *("status", "stats", "ls", "show", "hlo", "graph", "cost"),
+    *("toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
     *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace"),
-    *("hlo", "graph", "cost"),
 )
 
 

@@ -55,8 +55,10 @@ def full_key(store: store_file.StoreReader | None, wanted: str) -> str:
     Raises Failure or WrongUsage unless there is exactly one.
     """
     is_prefix = bool(_PREFIX.fullmatch(wanted.lower()))
-    if store is None or (is_prefix and store.beginning_with(wanted.lower(), limit=1)):
+    if not wanted or (is_prefix and (store is None or store.beginning_with(wanted.lower(), limit=1))):
         return _entry(store, wanted)[0]
+    if store is None:
+        raise Failure(f"no entry is named {printable(wanted)}: {store_file.EMPTY}")
     rows, _ = store.entries(store_file.Wanted(name=wanted))
     # Several users may have one entry.
     named: dict[str, str] = {row["key"]: row["module_name"] for row in rows}

@@ -23,7 +23,9 @@ _FILES = "content of "
 # A device of a GPU: its number, process and slice.
 _PLACED = re.compile(r"(\d+)@\d+/\d+")
 # Fields of DebugOptions: these have XLA write every pass as text, of all modules.
-_DUMP_TO, _DUMP_PASSES, _DUMP_AS_TEXT, _MOST_MODULES, _DUMP_LLVM, _MAY_DUMP = 109, 111, 112, 132, 155, 253
+_DUMP_TO, _DUMP_PASSES, _DUMP_AS_TEXT, _MOST_MODULES, _MAY_DUMP = 109, 111, 112, 132, 253
+# LLVM IR on a GPU; on CPU from jaxlib 0.12 on.
+_DUMP_LLVM, _DUMP_EMITTERS = 155, 433
 _UNLIMITED = (1 << 64) - 1
 
 
@@ -79,6 +81,7 @@ def with_dumps(serialized: bytes, passes: str) -> bytes:
     wanted = [
         _field(_DUMP_TO, _SIZED, b"."),
         _field(_DUMP_PASSES, _SIZED, passes.encode()) if passes else b"",
+        _field(_DUMP_EMITTERS, _SIZED, b".*"),
         *(_field(number, _VARINT, 1) for number in (_DUMP_AS_TEXT, _DUMP_LLVM, _MAY_DUMP)),
         _field(_MOST_MODULES, _VARINT, _UNLIMITED),
     ]
