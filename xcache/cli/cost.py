@@ -67,8 +67,9 @@ def _computed(entry: Entry, python: str | None) -> dict[str, Any]:
     task, environment = stages.of_loading(entry)
     result = process.run(entry, chosen, "cost", environment=environment, **task).found
     try:
-        numbers = {name: result["analysis"].get(named) for name, named in _ANALYSIS.items()}
-        found = {name: None if number is None else float(number) for name, number in numbers.items()}
+        # XLA leaves out what is zero.
+        analysis = result["analysis"]
+        found = {name: float(analysis.get(named, 0)) if analysis else None for name, named in _ANALYSIS.items()}
         sizes = {name: int(result["memory"][named]) for name, named in _MEMORY.items()}
     except (AttributeError, KeyError, TypeError, ValueError):
         raise Failure("jaxlib says nothing of the cost of this executable") from None

@@ -27,8 +27,8 @@ from xcache.cli.artifacts.entry import Entry
 from xcache.cli.output import printable
 from xcache.keys import stablehlo
 
-# A compile may take as long as this, or ten times what the entry's took.
-_LEAST_SECONDS, _TIMES = 300.0, 10.0
+# A compile may take as long as the first of these, or as many times what the entry's took, but no more than the last.
+_LEAST_SECONDS, _TIMES, _MOST_SECONDS = 300.0, 10.0, 86400.0
 # For an account that is not there.
 _NOBODY = 65534
 _KEPT_VARIABLES = re.compile(r"PATH|LANG|LC_.*|LD_LIBRARY_PATH|CUDA_.*|NVIDIA_.*|TPU_.*")
@@ -83,7 +83,7 @@ def run(entry: Entry, python: Python, action: str, *, environment: dict[str, str
         **task,
     }
     content = b"".join((json.dumps(description).encode(), b"\n", entry.program, entry.executable))
-    seconds = max(_LEAST_SECONDS, _TIMES * entry.compile_seconds)
+    seconds = min(max(_LEAST_SECONDS, _TIMES * entry.compile_seconds), _MOST_SECONDS)
     rights = _rights(entry.writer)
     with tempfile.TemporaryDirectory(prefix="xcache-") as folder:
         if rights:
@@ -111,18 +111,22 @@ def _run(
     with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as said:
         task.write(given)
         task.seek(0)
-        process = subprocess.Popen(
-            [python, "-I", "-S", "-c", source],
-            stdin=task,
-            stdout=subprocess.DEVNULL,
-            stderr=said,
-            cwd=folder,
-            env=kept | environment,
-            # It has no terminal that it could type into.
-            start_new_session=True,
-            umask=0o077,
-            **rights,
-        )
+        try:
+            process = subprocess.Popen(
+                [python, "-I", "-S", "-c", source],
+                stdin=task,
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                cwd=folder,
+                env=kept | environment,
+                # It has no terminal that it could type into.
+                start_new_session=True,
+                umask=0o077,
+                **rights,
+            )
+        except OSError as error:
+            who = f" with the rights of uid {rights['user']}, who wrote this entry" if rights else ""
+            raise Failure(f"{printable(python)} cannot be run{who}: {error.strerror}") from None
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:

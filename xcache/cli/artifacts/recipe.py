@@ -24,7 +24,7 @@ _FILES = "content of "
 _PLACED = re.compile(r"(\d+)@\d+/\d+")
 # Fields of DebugOptions: these have XLA write every pass as text, of all modules.
 _DUMP_TO, _DUMP_PASSES, _DUMP_AS_TEXT, _MOST_MODULES, _MAY_DUMP = 109, 111, 112, 132, 253
-# LLVM IR on a GPU; on CPU from jaxlib 0.12 on.
+# LLVM IR on a GPU; on CPU from jaxlib 0.12 on. To dump what other emitters do crashes XLA, which runs them in parallel.
 _DUMP_LLVM, _DUMP_EMITTERS = 155, 433
 _UNLIMITED = (1 << 64) - 1
 
@@ -41,7 +41,8 @@ class Client(NamedTuple):
     """What an executable's client was made with."""
 
     devices: int
-    kinds: tuple[str, ...]
+    # How many devices the executable runs on.
+    used: int
     threads: int | None
 
 
@@ -70,10 +71,14 @@ def rebuilt(components: Mapping[str, tuple[str, str | None]], *, own: bool) -> R
 def client(components: Mapping[str, tuple[str, str | None]]) -> Client:
     """Return what an entry's client was made with; raise Failure if it was one of several processes."""
     facts = dict(_facts(_whole("platform", *components["platform"])))
-    if facts.get("processes", 1) != 1:
-        raise Failure(f"this entry is for a job of {facts['processes']} processes, which xcache cannot start again")
-    kinds = facts.get("kinds") or ("",)
-    return Client((facts.get("devices") or (len(kinds),))[0], kinds, facts.get("threads"))
+    try:
+        processes, kinds, threads = int(facts.get("processes", 1)), len(facts["kinds"]), facts.get("threads")
+        devices = int(facts["devices"][0]) if "devices" in facts else kinds
+    except (KeyError, TypeError, ValueError, IndexError):
+        raise Failure("the platform of this entry cannot be read") from None
+    if processes != 1:
+        raise Failure(f"this entry is for a job of {processes} processes, which xcache cannot start again")
+    return Client(devices, kinds, threads)
 
 
 def with_dumps(serialized: bytes, passes: str) -> bytes:
@@ -81,7 +86,7 @@ def with_dumps(serialized: bytes, passes: str) -> bytes:
     wanted = [
         _field(_DUMP_TO, _SIZED, b"."),
         _field(_DUMP_PASSES, _SIZED, passes.encode()) if passes else b"",
-        _field(_DUMP_EMITTERS, _SIZED, b".*"),
+        _field(_DUMP_EMITTERS, _SIZED, b"llvm"),
         *(_field(number, _VARINT, 1) for number in (_DUMP_AS_TEXT, _DUMP_LLVM, _MAY_DUMP)),
         _field(_MOST_MODULES, _VARINT, _UNLIMITED),
     ]
@@ -156,8 +161,9 @@ def _varint(number: int) -> bytes:
 def _environment(text: str) -> dict[str, str]:
     """Return XLA_FLAGS and LIBTPU_INIT_ARGS of which these are the lines."""
     found: dict[str, list[str]] = {"XLA_FLAGS": [], "LIBTPU_INIT_ARGS": []}
-    for name, value in _facts(text):
+    for name, fact in _facts(text):
         source, _, flag = name.partition(" ")
+        value = str(fact)
         if source == "XLA_FLAGS" and flag:
             escaped = value.replace("\\", r"\\").replace('"', r"\"")
             found[source].append(f'--{flag}="{escaped}"' if re.search(r"[\s'\"\\]", value) else f"--{flag}={value}")
@@ -178,5 +184,5 @@ def _facts(text: str) -> Iterator[tuple[str, Any]]:
         if line and not name.startswith(_FILES):
             try:
                 yield name, ast.literal_eval(value)
-            except (ValueError, SyntaxError):
+            except (ValueError, SyntaxError, MemoryError, RecursionError):
                 raise Failure(f"the description of {name} in this entry cannot be read") from None

@@ -93,7 +93,7 @@ def of_recipe(entry: Entry, found: recipe.Recipe) -> tuple[dict[str, Any], dict[
         "options": found.options.hex(),
         "ids": found.devices,
         "devices": client.devices,
-        "count": len(client.kinds),
+        "count": client.used,
     }
     threads = {name: str(client.threads) for name in ("PJRT_NPROC", "NPROC") if client.threads}
     return task, found.environment | threads
