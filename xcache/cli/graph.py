@@ -11,7 +11,7 @@ from xcache.cli import WrongUsage
 from xcache.cli.artifacts import process, stages
 from xcache.cli.artifacts.entry import read
 from xcache.cli.hlo import python_option
-from xcache.cli.output import emit, json_option, note
+from xcache.cli.output import emit, json_option, note, printable
 from xcache.cli.selection import SHORT_KEY
 from xcache.config import config
 
@@ -55,7 +55,7 @@ def graph(wanted: str, stage: str, output: str | None, python: str | None, as_js
     if output == "-":
         sys.stdout.buffer.write(result.file("graph.dot"))
         return
-    remark = str(result.found or "")
+    remark = printable(str(result.found or ""))
     if remark:
         file = file.with_suffix(".dot")
     file.write_bytes(result.file(f"graph{file.suffix}"))

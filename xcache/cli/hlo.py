@@ -12,9 +12,9 @@ import click
 
 from xcache.cli import WrongUsage
 from xcache.cli.artifacts import comparison, stages
-from xcache.cli.artifacts.entry import read
+from xcache.cli.artifacts.entry import Entry, read
 from xcache.cli.artifacts.stages import STAGES
-from xcache.cli.output import counted, emit, json_option, note, print_line
+from xcache.cli.output import counted, emit, json_option, note, print_line, printable
 from xcache.cli.selection import SHORT_KEY
 from xcache.config import config
 
@@ -70,35 +70,39 @@ def hlo(
         read(settings, each, with_executable=stage == "optimized") for each in (wanted, other) if each is not None
     ]
     made = [stages.make(entry, stage, python) for entry in chosen]
+    contents = [each.texts() for each in made] if output is None else []
     for remark in dict.fromkeys(each.remark for each in made if each.remark):
         note(remark)
-    facts = {"key": chosen[0].key, "module_name": chosen[0].module_name, "stage": stage}
     if other is not None:
-        names = (chosen[0].key[:SHORT_KEY], chosen[1].key[:SHORT_KEY])
-        found = list(comparison.pairs(made[0].files, made[1].files))
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
-        compared = {
-            pair.name: comparison.side_by_side(pair, width) if side_by_side else comparison.unified(pair, names)
-            for pair in found
-        }
+        compared = _compared(chosen, contents, side_by_side=side_by_side)
         if as_json:
             differences = [{"name": name, "lines": lines} for name, lines in compared.items()]
             emit({"key": chosen[0].key, "other": chosen[1].key, "stage": stage, "differences": differences})
+        elif compared:
+            _print(compared, {} if side_by_side else _COLOURS)
         else:
-            _print_differences(compared, stage)
+            note(f"the two programs are the same as {stage}")
         return
+    facts = {"key": chosen[0].key, "module_name": chosen[0].module_name, "stage": stage}
     facts["jaxlib_version"] = made[0].jaxlib
     if output is not None:
         _write(made[0].files, output, facts, as_json)
         return
-    texts = {name: content.decode("utf-8", "replace") for name, content in made[0].files.items() if name[-2:] != ".o"}
+    texts = {name: content.decode("utf-8", "replace") for name, content in contents[0].items()}
     if as_json:
         emit(facts | {"files": [{"name": name, "text": text} for name, text in texts.items()]})
-        return
-    for name, text in texts.items():
-        if len(texts) > 1:
-            click.secho(f"==== {name}", bold=True)
-        print_line(_harmless(text.removesuffix("\n")))
+    else:
+        _print({name: [text.removesuffix("\n")] for name, text in texts.items()}, {})
+
+
+def _compared(entries: list[Entry], files: list[dict[str, bytes]], *, side_by_side: bool) -> dict[str, list[str]]:
+    """Return the lines that show in what two programs differ, by file."""
+    here, there = (entry.key[:SHORT_KEY] for entry in entries)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_WIDTH
+    return {
+        pair.name: comparison.side_by_side(pair, width) if side_by_side else comparison.unified(pair, (here, there))
+        for pair in comparison.pairs(*files)
+    }
 
 
 def _write(files: dict[str, bytes], folder: Path, facts: dict[str, Any], as_json: bool) -> None:
@@ -111,16 +115,11 @@ def _write(files: dict[str, bytes], folder: Path, facts: dict[str, Any], as_json
         note(f"{counted(len(files), 'file')} written to {folder}")
 
 
-def _print_differences(compared: dict[str, list[str]], stage: str) -> None:
-    if not compared:
-        note(f"the two programs are the same as {stage}")
-    for name, lines in compared.items():
-        if len(compared) > 1:
-            click.secho(f"==== {name}", bold=True)
+def _print(files: dict[str, list[str]], colours: dict[str, str]) -> None:
+    """Print files, with their names if there are several, and lines in the colour of their first character."""
+    for name, lines in files.items():
+        if len(files) > 1:
+            click.secho(f"==== {printable(name)}", bold=True)
         for line in lines:
-            colour = _COLOURS.get(line[:1])
-            print_line(click.style(_harmless(line), fg=colour) if colour else _harmless(line))
-
-
-def _harmless(text: str) -> str:
-    return _STEERING.sub("\N{REPLACEMENT CHARACTER}", text)
+            text, colour = _STEERING.sub("\N{REPLACEMENT CHARACTER}", line), colours.get(line[:1])
+            print_line(click.style(text, fg=colour) if colour else text)

@@ -40,6 +40,13 @@ class Made(NamedTuple):
     jaxlib: str
     remark: str = ""
 
+    def texts(self) -> dict[str, bytes]:
+        """Return the files that are texts; raise Failure if there are none."""
+        found = {name: content for name, content in self.files.items() if not name.endswith(".o")}
+        if not found:
+            raise Failure(f"{self.remark}; -o writes them")
+        return found
+
 
 def make(entry: Entry, stage: str, python: str | None) -> Made:
     """Return an entry's program in a stage; ``python`` is to be used instead of the one that wrote the entry."""
@@ -73,7 +80,7 @@ def chosen_python(entry: Entry, python: str | None, *, any_jaxlib: bool) -> tupl
     except Failure as gone:
         if any_jaxlib:
             return Python(sys.executable), f"{gone.message}; the jaxlib of {sys.executable} made this"
-        raise Failure(f"{gone.message}; stablehlo and hlo need no other, and --python names another Python") from None
+        raise Failure(f"{gone.message}; any jaxlib can show stablehlo and hlo, and --python names another") from None
 
 
 def of_loading(entry: Entry) -> tuple[dict[str, Any], dict[str, str]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import site
 import subprocess
 import sys
@@ -68,12 +69,13 @@ def compiled(task: dict[str, Any], program: bytes, _executable: bytes) -> bool:
     """Compile, and leave what XLA dumps; return whether assembly could be made of object files, which the CPU gets."""
     client, devices = placed(task)
     client.compile_and_load(program, devices, options(task))
-    for file in Path().glob("*.o") if task["disassembler"] else ():
+    if not task["disassembler"]:
+        return True
+    if shutil.which(task["disassembler"]) is None:
+        return False
+    for file in Path().glob("*.o"):
         with open(file.with_suffix(".s"), "wb") as text:
-            try:
-                subprocess.run([task["disassembler"], "-d", "--no-show-raw-insn", file.name], stdout=text, check=True)
-            except FileNotFoundError:
-                return False
+            subprocess.run([task["disassembler"], "-d", "--no-show-raw-insn", file.name], stdout=text, check=True)
     return True
 
 
