@@ -84,11 +84,12 @@ def test_two_programs_are_compared(place, shell):
 def test_a_graph_is_made(shell, tmp_path):
     assert said(shell, "graph", "step", "-o", "-").startswith("digraph")
     wanted = tmp_path / "step.svg"
-    drawn = json.loads(said(shell, "graph", "step", "-o", str(wanted), "--json"))
+    drawn = json.loads(shell.run("graph", "step", "-o", str(wanted), "--json", PATH="/nowhere").stdout)
+    assert drawn["file"] == str(wanted.with_suffix(".dot"))
+    assert "graphviz is not installed" in drawn["remark"]
     if shutil.which("dot") is None:
-        assert drawn["file"] == str(wanted.with_suffix(".dot"))
-        assert "graphviz is not installed" in drawn["remark"]
         pytest.skip("graphviz (dot) is not installed")
+    drawn = json.loads(said(shell, "graph", "step", "-o", str(wanted), "--json"))
     assert (drawn["file"], drawn["remark"]) == (str(wanted), "")
     assert "<svg" in wanted.read_text()
 
@@ -111,6 +112,9 @@ def test_what_is_missing_is_said_in_one_line(place, shell):
         assert text.count("\n") == 1, text
         return text
 
+    disassembled = shell.run("hlo", "wave", "--stage", "asm", PATH="/nowhere")
+    assert (disassembled.returncode, disassembled.stderr.count("\n")) == (1, 1)
+    assert "objdump is not installed" in disassembled.stderr
     place.execute("UPDATE entries SET platform = 'cuda'")
     assert "has no cuda device" in fails("hlo", "step", "--stage", "passes")
     assert "has no cuda device" in fails("cost", "step")
