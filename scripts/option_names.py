@@ -1,17 +1,21 @@
 #!/usr/bin/env python3
 """Writes the names of XLA's compile options by field number, for `xcache show` and `xcache why`.
 
-    scripts/option_names.py JAXLIB...
+    scripts/option_names.py 0.6.2 0.8.3 0.10.2 0.12.0
 
-Each JAXLIB is the folder of an installed jaxlib. Its shared library holds the descriptions of XLA's protocol buffers.
-The number of a field never gets another meaning, so the names of all jaxlibs go into one table.
+The arguments are versions of jaxlib, the oldest first; their wheels are downloaded with pip. The shared libraries in a
+wheel hold the descriptions of XLA's protocol buffers. The number of a field never gets another meaning, so the fields
+of all versions go into one table, and a field that was renamed has its newest name.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
+import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,12 +28,23 @@ TABLE = Path(__file__).parent.parent / "xcache" / "cli" / "option_names.json"
 _PACKAGE, _MESSAGES, _ENUMS = 2, 4, 5
 _NAME, _FIELDS, _INNER_MESSAGES, _INNER_ENUMS, _VALUES = 1, 2, 3, 4, 2
 _FIELD_NUMBER, _FIELD_LABEL, _FIELD_TYPE, _FIELD_TYPE_NAME = 3, 4, 5, 6
-_REPEATED, _TEXT, _MESSAGE = 3, 9, 11
+_REPEATED, _TEXT, _MESSAGE, _BYTES = 3, 9, 11, 12
 _OF_A_FILE = frozenset((1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 14))
 _BEGINNING = re.compile(rb"\x0a([\x01-\x7f])((?:xla|tensorflow|tsl)/[a-z0-9_/]*\.proto)\x12")
 _ROOT = ".xla.CompileOptionsProto"
-# How a value is written: an integer with a sign, a float of 4 or 8 bytes, a flag, a text; other numbers as they are.
-_KINDS = {1: "double", 2: "float", 3: "int64", 5: "int32", 8: "bool", _TEXT: "text", 14: "enum"}
+# How a value is written, by FieldDescriptorProto.Type. None of the compile options has one of the other types.
+_KINDS = {
+    1: "double",
+    2: "float",
+    3: "int64",
+    4: "uint64",
+    5: "int32",
+    8: "bool",
+    _TEXT: "text",
+    _BYTES: "bytes",
+    13: "uint32",
+    14: "enum",
+}
 
 Table = dict[str, dict[str, list[str]]]
 
@@ -40,13 +55,12 @@ def main(arguments: list[str]) -> None:
         raise SystemExit(__doc__)
     messages: dict[str, dict[int, list[str]]] = {}
     enums: dict[str, dict[int, str]] = {}
-    for folder in arguments:
-        before = len(messages)
-        for library in sorted(Path(folder).glob("*.so")):
-            for file in descriptors(library.read_bytes()):
-                read_file(file, messages, enums)
-        if len(messages) == before and not messages.get(_ROOT):
-            raise SystemExit(f"no descriptions of protocol buffers in {folder}")
+    for version in arguments:
+        files = [file for library in libraries(version) for file in descriptors(library)]
+        if not files:
+            raise SystemExit(f"no descriptions of protocol buffers in jaxlib {version}")
+        for file in files:
+            read_file(file, messages, enums)
     wanted, waiting = {}, [_ROOT]
     while waiting:
         name = waiting.pop()
@@ -60,6 +74,18 @@ def main(arguments: list[str]) -> None:
     }
     TABLE.write_text(json.dumps({"messages": dict(sorted(wanted.items())), "enums": values}, indent=1) + "\n")
     print(f"{TABLE}: {len(wanted)} messages, {sum(map(len, wanted.values()))} fields")
+
+
+def libraries(version: str) -> Iterator[bytes]:
+    """Yield the shared libraries in the wheel of a jaxlib."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Python 3.12 is the one with wheels of all supported versions; it need not be here.
+        wanted = ["--no-deps", "--only-binary", ":all:", "--python-version", "3.12", f"jaxlib=={version}"]
+        subprocess.run([sys.executable, "-m", "pip", "download", "-q", "-d", folder, *wanted], check=True)
+        with zipfile.ZipFile(next(Path(folder).glob("*.whl"))) as wheel:
+            for name in sorted(wheel.namelist()):
+                if name.endswith(".so"):
+                    yield wheel.read(name)
 
 
 def descriptors(library: bytes) -> Iterator[bytes]:
@@ -107,7 +133,7 @@ def read_message(
             kind = field.get(_FIELD_TYPE)
             named = as_text(field[_FIELD_TYPE_NAME]) if _FIELD_TYPE_NAME in field else ""
             type_of = "message" if kind == _MESSAGE else _KINDS.get(int(str(kind)), "")
-            is_packed = field.get(_FIELD_LABEL) == _REPEATED and kind not in (_TEXT, _MESSAGE)
+            is_packed = field.get(_FIELD_LABEL) == _REPEATED and kind not in (_TEXT, _MESSAGE, _BYTES)
             described = [as_text(field[_NAME]), f"packed {type_of}" if is_packed else type_of]
             known[int(str(field[_FIELD_NUMBER]))] = [*described, named] if named else described
         elif number == _INNER_MESSAGES:

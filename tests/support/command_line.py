@@ -24,7 +24,8 @@ from xcache.wire.ledger import Row
 
 LONG = 60
 NAMES = (
-    *("status", "stats", "ls", "show", "toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
+    *("status", "stats", "ls", "show", "hlo", "graph", "cost"),
+    *("toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
     *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace", "report", "monitor"),
 )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 import json
 import struct
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from xcache.keys.protobuf import fields, varint
 
@@ -19,31 +20,44 @@ _FLOATS = {("float", 4): "<f", ("double", 8): "<d"}
 _SIGN = 1 << 63
 
 
+class Option(NamedTuple):
+    """A field of XLA's compile options: its name, how its value is written, and the type of a message or enumeration.
+
+    All are empty for a field of a newer jaxlib.
+    """
+
+    name: str = ""
+    kind: str = ""
+    type_name: str = ""
+
+
 def named(line: str) -> str:
     """Return a line ``path=value`` of the options component with names for numbers; a line of another form as it is."""
     path, equals, value = line.partition("=")
     numbers = path.split(".")
     if not equals or not all(number.isdigit() for number in numbers):
         return line
-    names: list[str] = []
-    message, kind, type_name = _ROOT, "", ""
-    for number in numbers:
-        field = _table()["messages"].get(message, {}).get(number)
-        if field is None:
-            # A newer jaxlib has an option that the table does not know.
-            names.append(f"option {number}")
-            message, kind, type_name = "", "", ""
-            continue
-        name, kind, type_name = (*field, "")[:3]
-        message = type_name
-        names.append(name)
+    found = options_at(numbers)
+    names = [option.name or f"option {number}" for number, option in zip(numbers, found, strict=True)]
+    kind, type_name = found[-1].kind, found[-1].type_name
     shown = [name for name in names[:-1] if name not in _TRANSPARENT] + names[-1:]
     return f"{'.'.join(shown)} = {_value(value, kind, type_name)}"
 
 
+def options_at(path: Sequence[str]) -> list[Option]:
+    """Return the fields on a path of field numbers; those that the table does not know are empty."""
+    found = []
+    message = _ROOT
+    for number in path:
+        option = Option(*_table()["messages"].get(message, {}).get(number, ()))
+        message = option.type_name
+        found.append(option)
+    return found
+
+
 def _value(text: str, kind: str, type_name: str) -> str:
     """Return the value of a line, which is a number in decimal, or bytes in hexadecimal."""
-    is_number = kind in ("", "bool", "enum", "int32", "int64")
+    is_number = kind in ("", "bool", "enum", "int32", "int64", "uint32", "uint64")
     if is_number and text.isdigit():
         return _number(int(text), kind, type_name)
     try:

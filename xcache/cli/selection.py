@@ -49,9 +49,25 @@ def print_few(entries: Mapping[str, str]) -> None:
             print_line(printable(f"  {key[:SHORT_KEY]}  {module_name}"))
 
 
-def full_key(store: store_file.StoreReader | None, prefix: str) -> str:
-    """Return the key that begins with ``prefix``; raise Failure or WrongUsage unless there is exactly one."""
-    return _entry(store, prefix)[0]
+def full_key(store: store_file.StoreReader | None, wanted: str) -> str:
+    """Return the key that begins with ``wanted``, or the one whose module's name is or contains it.
+
+    Raises Failure or WrongUsage unless there is exactly one.
+    """
+    is_prefix = bool(_PREFIX.fullmatch(wanted.lower()))
+    if not wanted or (is_prefix and (store is None or store.beginning_with(wanted.lower(), limit=1))):
+        return _entry(store, wanted)[0]
+    if store is None:
+        raise Failure(f"no entry is named {printable(wanted)}: {store_file.EMPTY}")
+    rows, _ = store.entries(store_file.Wanted(name=wanted))
+    # Several users may have one entry.
+    named: dict[str, str] = {row["key"]: row["module_name"] for row in rows}
+    found = {key: name for key, name in named.items() if name in (wanted, f"jit_{wanted}")} or named
+    if not found:
+        raise Failure(f"no {store.what} {'begins with or ' if is_prefix else ''}is named {printable(wanted)}")
+    if len(found) > 1:
+        raise _ambiguous(f"{len(found)} entries are named {printable(wanted)}, so give a key:", list(found.items()))
+    return next(iter(found))
 
 
 def _entry(store: store_file.StoreReader | None, prefix: str) -> tuple[str, str]:
@@ -67,7 +83,12 @@ def _entry(store: store_file.StoreReader | None, prefix: str) -> tuple[str, str]
     if not found:
         raise Failure(f"no {store.what} begins with {prefix}")
     if len(found) > 1:
-        lines = [f"  {row['key']}  {printable(row['module_name'])}" for row in found[:_MAX_SHOWN]]
-        more = ["  ..."] if len(found) > _MAX_SHOWN else []
-        raise WrongUsage("\n".join([f"more than one entry begins with {prefix}:", *lines, *more]))
+        rows = [(row["key"], row["module_name"]) for row in found]
+        raise _ambiguous(f"more than one entry begins with {prefix}:", rows)
     return found[0]["key"], found[0]["module_name"]
+
+
+def _ambiguous(sentence: str, found: Sequence[tuple[str, str]]) -> WrongUsage:
+    lines = [f"  {key}  {printable(module_name)}" for key, module_name in found[:_MAX_SHOWN]]
+    more = ["  ..."] if len(found) > _MAX_SHOWN else []
+    return WrongUsage("\n".join([sentence, *lines, *more]))

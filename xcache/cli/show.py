@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 import click
 
-from xcache.cli import daemon, store_file
+from xcache.cli import daemon, option_lines, store_file
 from xcache.cli.completion import complete_key
 from xcache.cli.output import duration, emit, json_option, moment, note, print_facts, print_line, printable, size
 from xcache.cli.programs import as_text, bytecode
@@ -24,7 +24,7 @@ _MAX_LINES = 30
 
 
 @click.command()
-@click.argument("prefix", metavar="KEY", shell_complete=complete_key)
+@click.argument("wanted", metavar="KEY", shell_complete=complete_key)
 @click.option("--program", is_flag=True, help="Print the program it was compiled from, as MLIR text. Needs jaxlib.")
 @click.option(
     "--program-bytes",
@@ -33,10 +33,10 @@ _MAX_LINES = 30
     help="Write the program to a file, as MLIR bytecode; - for stdout.",
 )
 @json_option
-def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bool) -> None:
+def show(wanted: str, program: bool, program_bytes: BinaryIO | None, as_json: bool) -> None:
     """Show everything about one entry.
 
-    KEY may be shortened to four digits.
+    KEY may be shortened to four digits, or be a part of the name of a module that fits only one entry.
 
     \b
     JSON: {"key": str, "module_name": str, "platform": str, "device_kind": str, "jaxlib_version": str,
@@ -46,14 +46,15 @@ def show(prefix: str, program: bool, program_bytes: BinaryIO | None, as_json: bo
            "stale": bool (not served: its toolchain is no longer installed anywhere),
            "footprint": int (with its program), "program": {"digest": str, "writer_uid": int, "raw_size": int,
            "stored_size": int, "codec": str, "blob": str},
-           "components": {NAME: {"digest": str, "description": str or null}}}
+           "components": {NAME: {"digest": str, "description": str or null,
+           "named": [str] or null (the lines of the description, with the names of XLA's options)}}}
     """
     if program + (program_bytes is not None) + as_json > 1:
         raise click.UsageError("--program, --program-bytes and --json exclude each other")
     settings = config.load()
     daemon.flush(settings)
     with store_file.open_store(settings) as store:
-        key = full_key(store, prefix)
+        key = full_key(store, wanted)
         assert store is not None  # noqa: S101 - full_key() fails without one
         entry = _collect(store, key)
         content = bytecode(store, entry["program"]) if program or program_bytes is not None else b""
@@ -74,7 +75,7 @@ def _collect(store: store_file.StoreReader, key: str) -> dict[str, Any]:
     """Return an entry's row with its program, file and components in place of their digests."""
     entry = store.entry(key)
     components = {
-        name.removesuffix(_SUFFIX): {"digest": digest, "description": store.description(digest)}
+        name.removesuffix(_SUFFIX): _component(name.removesuffix(_SUFFIX), digest, store.description(digest))
         for name, digest in entry.items()
         if name.endswith(_SUFFIX)
     }
@@ -84,6 +85,12 @@ def _collect(store: store_file.StoreReader, key: str) -> dict[str, Any]:
     file = store.file_of(entry["blob"])
     program = store.program(entry["program"], entry["writer_uid"])
     return plain | {"file": file and str(file), "program": program, "components": components}
+
+
+def _component(name: str, digest: str, description: str | None) -> dict[str, Any]:
+    lines = None if description is None else description.split("\n") if description else []
+    named = lines if name != "options" or lines is None else [option_lines.named(line) for line in lines]
+    return {"digest": digest, "description": description, "named": named}
 
 
 def _print(entry: dict[str, Any]) -> None:
@@ -113,25 +120,27 @@ def _print(entry: dict[str, Any]) -> None:
             *((name, part["digest"]) for name, part in entry["components"].items()),
         ]
     )
-    descriptions = {name: part["description"] for name, part in entry["components"].items()}
     # The shortest first: compile options have hundreds of lines.
-    for name in sorted(descriptions, key=lambda name: len(descriptions[name] or "")):
+    for name, part in sorted(entry["components"].items(), key=lambda row: len(row[1]["description"] or "")):
         click.echo()
         click.secho(name, bold=True)
-        _print_description(descriptions[name])
+        _print_lines(part["named"])
 
 
 def _sizes(row: dict[str, Any]) -> str:
     return f"{size(row['raw_size'])}, stored as {size(row['stored_size'])} ({row['codec']})"
 
 
-def _print_description(description: str | None) -> None:
-    if not description:
-        click.echo("  none" if description == "" else "  no description was kept")
+def _print_lines(found: list[str] | None) -> None:
+    if not found:
+        click.echo("  no description was kept" if found is None else "  none")
         return
-    lines = [printable(line) for line in description.split("\n")]
+    lines = [printable(line) for line in found]
     if len(lines) > _MAX_LINES and sys.stdout.isatty():
         width = shutil.get_terminal_size().columns - 2
-        lines = textwrap.wrap("  ".join(lines), width, break_long_words=False, break_on_hyphens=False)
+        # No break within an option.
+        text = "  ".join(line.replace(" ", "\N{NO-BREAK SPACE}") for line in lines)
+        wrapped = textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)
+        lines = [line.replace("\N{NO-BREAK SPACE}", " ") for line in wrapped]
     for line in lines:
         print_line(f"  {line}")

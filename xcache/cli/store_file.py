@@ -269,6 +269,17 @@ class StoreReader:
             row |= {name: row[name] or 0 for name in ("entries", "bytes", "compile_seconds")}
         return rows
 
+    def installations(self, toolchain: str, uid: int) -> list[Row]:
+        """Return where a user has or had a toolchain: those that are there first, then the one seen last."""
+        if self._schema < _TOOLCHAINS_SCHEMA:
+            return []
+        return self._rows(
+            "SELECT place, state FROM installations WHERE toolchain = ? AND uid = ?"
+            " ORDER BY state = 'here' DESC, seen_at DESC",
+            toolchain,
+            uid,
+        )
+
     def is_stale(self, toolchain: str) -> bool:
         """Return whether a toolchain's entries are not served, because it is no longer installed anywhere."""
         sql = "SELECT 1 FROM toolchains WHERE digest = ? AND stale_since IS NOT NULL"

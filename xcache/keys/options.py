@@ -94,6 +94,11 @@ def canonical(serialized: bytes, *, places: _Places | None = None) -> bytes:
     return b"\n".join([text, *(f"content of {name}={digest}".encode() for name, digest in files)]) if files else text
 
 
+def lines_of(serialized: bytes, *, places: _Places | None = None) -> bytes:
+    """Return the same lines without those of files; no file is read."""
+    return _read(serialized, places)[0]
+
+
 def partitions(serialized: bytes) -> int:
     """Return how many partitions XLA is to make of a program."""
     found = field_at(serialized, _PARTITIONS)
@@ -200,7 +205,7 @@ class _Mesh:
 
     def renumbered(self, message: bytes) -> str:
         """Return the devices of one computation: ``device@process/slice`` for each replica."""
-        return " ".join(self._named(number) for number in _device_numbers(message))
+        return " ".join(self._named(number) for number in device_numbers(message))
 
     def _named(self, number: int) -> str:
         process, slice_index = self._places.get(number, (None, None))
@@ -209,7 +214,7 @@ class _Mesh:
         return f"{device}@{process}/{self._slices.setdefault(slice_index, len(self._slices))}"
 
 
-def _device_numbers(message: bytes) -> list[int]:
+def device_numbers(message: bytes) -> list[int]:
     """Return the device ids of one ComputationDevice, packed or not."""
     found: list[int] = []
     for number, value in fields(message):

@@ -1,0 +1,1 @@
+"""Look at what was compiled, with the jaxlib that compiled it, in a process of its own."""
