@@ -15,8 +15,8 @@ import click
 from xcache.cli import Failure
 from xcache.cli.artifacts import process, stages
 from xcache.cli.artifacts.entry import Entry, read
-from xcache.cli.hlo import python_option
 from xcache.cli.completion import complete_key
+from xcache.cli.hlo import python_option
 from xcache.cli.output import emit, json_option, print_facts, size
 from xcache.config import config
 

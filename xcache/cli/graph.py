@@ -10,8 +10,8 @@ import click
 from xcache.cli import WrongUsage
 from xcache.cli.artifacts import process, stages
 from xcache.cli.artifacts.entry import read
-from xcache.cli.hlo import python_option
 from xcache.cli.completion import complete_key
+from xcache.cli.hlo import python_option
 from xcache.cli.output import emit, json_option, note, printable
 from xcache.cli.selection import SHORT_KEY
 from xcache.config import config

@@ -36,7 +36,13 @@ python_option = click.option(
 @click.argument("wanted", metavar="KEY", shell_complete=complete_key)
 @click.option("--stage", type=click.Choice(tuple(STAGES)), default="stablehlo", show_default=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), metavar="DIR", help="Write files into this folder.")
-@click.option("--diff", "other", metavar="KEY2", shell_complete=complete_key, help="Show in which lines another entry differs in the same stage.")
+@click.option(
+    "--diff",
+    "other",
+    metavar="KEY2",
+    shell_complete=complete_key,
+    help="Show in which lines another entry differs in the same stage.",
+)
 @click.option("--side-by-side", is_flag=True, help="Show a difference in two columns.")
 @python_option
 @json_option
