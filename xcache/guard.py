@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from xcache.clock import monotonic
 from xcache.errors import CompileInGuardError
+from xcache.wire import ledger
 
 logger = logging.getLogger("xcache")
 
@@ -47,15 +48,15 @@ class Guard:
 
         ``since`` is the moment from which the setting ``on_miss`` holds; None if only ``warm`` begins it.
         """
+        why = f"{meaning} ({cause})" if (meaning := ledger.meaning_of(cause)) else cause
         if self._inside:
-            raise CompileInGuardError(f"{described} is compiled within no_compiles(): {cause}")
+            raise CompileInGuardError(f"{described} would be compiled within no_compiles(): {why}")
         begins = [moment for moment in (self._warmed_up_at, since) if moment is not None]
         if on_miss == "allow" or not begins or monotonic() < min(begins):
             return
-        text = f"{described} is compiled after the program was warmed up: {cause}"
         if on_miss == "fail":
-            raise CompileInGuardError(text)
-        logger.warning("%s", text)
+            raise CompileInGuardError(f"{described} would be compiled after the program was warmed up: {why}")
+        logger.warning("%s is compiled after the program was warmed up: %s", described, why)
 
 
 guard = Guard()

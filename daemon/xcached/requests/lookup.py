@@ -55,9 +55,12 @@ class Lookup:
         return None if reason is None else Reply(protocol.NotCacheable(reason))
 
     def why_missing(self, caller: Caller, wanted: protocol.Get) -> tuple[str, list[str] | None]:
-        """Return the cause of a miss, and the entry that is most like the wanted one, if any, by key and components."""
+        """Return the cause of a miss, and the newest entry of the same program or else name, if any, by key and components."""
         reader, key, program, name = self._store.reader, wanted.key, wanted.program_digest, wanted.module_name
-        hits = reader.find(key)
+        traces = reader.traces_of(key, program, name)
+        if not any(traces):
+            return "new", None
+        hits = reader.find(key) if traces.of_key else []
         if any(hit.digest == wanted.unusable for hit in hits):
             return "unusable", None
         writers = self._trust.writers(
@@ -71,9 +74,9 @@ class Lookup:
         if any(self._trust.reads(caller.uid, hit.writer_uid) for hit in hits):
             # It is barred for this reader, or was just found to be damaged.
             return "set aside", None
-        same_program = reader.newest_entry(writers, program=program)
-        nearest = same_program or reader.newest_entry(writers, module_name=name)
-        cause = reader.why_gone(key, writers) or ("not trusted" if hits else "")
+        same_program = reader.newest_entry(writers, program=program) if traces.of_program else None
+        nearest = same_program or (reader.newest_entry(writers, module_name=name) if traces.of_name else None)
+        cause = (traces.of_end and reader.why_gone(key, writers)) or ("not trusted" if hits else "")
         if not cause and same_program is None:
             cause = "new" if nearest is None else "other program"
         elif not cause and same_program is not None and self._toolchains.is_stale(same_program[-1], caller.uid):

@@ -60,6 +60,15 @@ class AliasRow(NamedTuple):
     structure: str
 
 
+class Traces(NamedTuple):
+    """Whether there is an entry of a key, of a program, of a name; and a note of why the key's entry went."""
+
+    of_key: bool
+    of_program: bool
+    of_name: bool
+    of_end: bool
+
+
 class Reader:
     """Queries over a connection that only reads."""
 
@@ -126,14 +135,28 @@ class Reader:
                 return max(times)
         return None
 
+    def traces_of(self, key: str, program: str, module_name: str) -> Traces:
+        """Return what the store has of a key, a program and a name, by whomever: most misses have nothing."""
+        sql = (
+            "SELECT EXISTS(SELECT 1 FROM entries WHERE key = ?1), EXISTS(SELECT 1 FROM entries WHERE program = ?2),"
+            " EXISTS(SELECT 1 FROM entries WHERE module_name = ?3),"
+            " EXISTS(SELECT 1 FROM compile_times WHERE key = ?1 AND reason IS NOT NULL)"
+        )
+        return Traces(*map(bool, self._db.execute(sql, (key, program, module_name)).fetchone()))
+
     def newest_entry(self, writers: Writers, **where: str) -> list[str] | None:
         """Return the key and components of the newest entry with certain values, a program or a module's name."""
         ((column, value),) = where.items()
         columns = "key, options_component, flags_component, platform_component, toolchain_component"
         # One seek for each writer: a user may have stored a program with ten thousand options.
         sql = f"SELECT rowid, {columns} FROM entries WHERE {column} = ? AND writer_uid = ? ORDER BY rowid DESC LIMIT 1"  # noqa: S608 - our own words
-        present = self.writers("entries", **where)
-        each = (uid for uid in present if writers is None or uid in writers)
+        least, most = self._db.execute(
+            f"SELECT (SELECT min(writer_uid) FROM entries WHERE {column} = ?1),"  # noqa: S608 - our own words
+            f" (SELECT max(writer_uid) FROM entries WHERE {column} = ?1)",
+            (value,),
+        ).fetchone()
+        present = [least] if least == most else self.writers("entries", **where)
+        each = (uid for uid in present if uid is not None and (writers is None or uid in writers))
         rows = [row for uid in each if (row := self._db.execute(sql, (value, uid)).fetchone())]
         return [str(part) for part in max(rows)[1:]] if rows else None
 

@@ -48,7 +48,8 @@ def compare(traced: Any, trace: Callable[[], Any]) -> None:
             # The function does not want to be traced twice.
             raise CannotSkipError(DIFFERS) from None
     if warnings or errors:
-        raise CannotSkipError("it warns")
+        # Python may hide it: by default it shows a DeprecationWarning only of the program's main module.
+        raise CannotSkipError(f"it warns: {_shown((*warnings, *errors)[0])}")
     (first, constants), (second, others) = map(_described, (traced.jaxpr, again.jaxpr))
     if first != second or traced.out_tree != again.out_tree:
         raise CannotSkipError(DIFFERS)
@@ -56,6 +57,12 @@ def compare(traced: Any, trace: Callable[[], Any]) -> None:
     # another.
     if {*map(_identity, constants)} & {*map(_identity, others)}:
         raise CannotSkipError("constant of the program")
+
+
+def _shown(warning: Any) -> str:
+    """Return a warning, which is an object, a text or the name of one of numpy's errors, in one line."""
+    kind = f"{type(warning).__name__}: " if isinstance(warning, Warning) else ""
+    return " ".join(f"{kind}{warning}".split())[:200]
 
 
 def _identity(constant: Any) -> int:
