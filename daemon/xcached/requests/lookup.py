@@ -55,7 +55,7 @@ class Lookup:
         return None if reason is None else Reply(protocol.NotCacheable(reason))
 
     def why_missing(self, caller: Caller, wanted: protocol.Get) -> tuple[str, list[str] | None]:
-        """Return the cause of a miss, and the newest entry of the same program or else name, if any, by key and components."""
+        """Return the cause of a miss, and the key and components of the newest entry of the program, or else name."""
         reader, key, program, name = self._store.reader, wanted.key, wanted.program_digest, wanted.module_name
         traces = reader.traces_of(key, program, name)
         if not any(traces):
