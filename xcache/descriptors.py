@@ -36,6 +36,10 @@ class OwnFile(FileIO):
 
     identity: Identity | None = None
 
+    def __del__(self) -> None:
+        # Otherwise Python warns of a file that nobody closed.
+        self.close()
+
     def is_ours(self) -> bool:
         """Return whether it is open and, as far as its ``identity`` was noted, still the same file."""
         return not self.closed and (self.identity is None or is_still(self.fileno(), self.identity))

@@ -48,7 +48,8 @@ class Guard:
 
         ``since`` is the moment from which the setting ``on_miss`` holds; None if only ``warm`` begins it.
         """
-        why = f"{meaning} ({cause})" if (meaning := ledger.meaning_of(cause)) else cause
+        meaning = ledger.meaning_of(cause)
+        why = cause if meaning == cause else f"{meaning} ({cause})"
         if self._inside:
             raise CompileInGuardError(f"{described} would be compiled within no_compiles(): {why}")
         begins = [moment for moment in (self._warmed_up_at, since) if moment is not None]

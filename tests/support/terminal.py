@@ -28,15 +28,10 @@ class Terminal:
         self.resize(columns, rows, tell=False)
         self.before = termios.tcgetattr(self._its)
         self.text = ""
-        self._process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=self._its,
-            stdout=self._its,
-            stderr=self._its,
-            start_new_session=True,
-            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
-        )
+        # The first terminal that a session's leader opens is the session's own. A preexec_fn would be Python in a fork,
+        # of which jax warns.
+        opening = f'exec "$@" <> {os.ttyname(self._its)} >&0 2>&0'
+        self._process = subprocess.Popen(["sh", "-c", opening, "sh", *command], env=env, start_new_session=True)
 
     def resize(self, columns: int, rows: int, *, tell: bool = True) -> None:
         """Change the size, as a window manager does."""

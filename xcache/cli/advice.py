@@ -20,8 +20,6 @@ _IN_DETAIL = {
     "refused: too large": "it was compiled before, and the store did not take it: it is too large",
     "refused: quota": "it was compiled before, and the store did not take it: it exceeds the quota of one user",
     "refused: store full": "it was compiled before, and the store did not take it: the store is full of pinned entries",
-    "refused: disk full": "it was compiled before, and the store did not take it: the disk was full",
-    "refused: store busy": "it was compiled before, and the store did not take it: it was too busy",
 }
 _ADVICE = {
     "new": "Nothing is wrong: what is compiled now serves the next runs.",
@@ -39,8 +37,6 @@ _ADVICE = {
     "refused: too large": "Raise XCACHE_MAX_PAYLOAD or XCACHE_MAX_SIZE, whichever it exceeds (`xcache config`).",
     "refused: quota": "Remove what you no longer need (`xcache rm`, `unpin`), or have root raise XCACHE_USER_QUOTA.",
     "refused: store full": "Unpin what need not stay (`xcache unpin`), or raise XCACHE_MAX_SIZE or XCACHE_MAX_ENTRIES.",
-    "refused: disk full": "Free space on the disk of the store, or move the store (XCACHE_DIR).",
-    "refused: store busy": "The next run stores it, unless the store is as busy then.",
     "serialized too late": "Nothing is wrong: xcache knows that now, and this run stored it before its first run.",
     "not trusted": "The setting trusted_writers of the machine's daemon says whose entries are loaded for you.",
     "waited in vain": "The other process was killed, or could not store it; see `xcache runs`.",

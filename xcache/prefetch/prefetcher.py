@@ -138,6 +138,7 @@ class Prefetcher:
         """Ask for a prediction and begin to load, on a thread."""
         with self._lock:
             if not self._over and not self._threads and not self._has_prediction:
+                self._processors.open()
                 self._begin_threads(1)
 
     def take(self, key: str, target: LoadTarget) -> LoadedAhead | SealedEntry | None:

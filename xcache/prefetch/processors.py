@@ -29,6 +29,9 @@ class Processors:
     def __init__(self) -> None:
         self._file: OwnFile | None = None
         self._valid_until, self._were_taken = 0.0, False
+
+    def open(self) -> None:
+        """Begin to look; until then no processor is taken."""
         try:
             with OwnFile(_RUNNABLE) as file:
                 # The program may want the numbers of the standard streams for files of its own.

@@ -24,8 +24,9 @@ from xcached.store.writer import PutJob, WriterThread, refusal
 _LARGEST = 2**53
 # The codec's name is stored with each entry without counting toward limits.
 _LONGEST_CODEC = 32
-# The kinds of refusals that are the cause of a later miss.
-_FOR_WANT_OF_ROOM = ("too large", "quota", "store full", "disk full", "store busy")
+# The kinds of refusals that are noted as the cause of a later miss. While the disk or the journal is full, a note would
+# take the room that is wanted.
+_NOTED = ("too large", "quota", "store full")
 
 
 class Puts:
@@ -113,8 +114,8 @@ class Puts:
             self._leases.settle(key, writer)
 
     def _note_refusal(self, uid: int, put: protocol.Put, answer: protocol.Message) -> None:
-        """Have a refusal for want of room remembered: it is why the next program misses."""
-        if not isinstance(answer, protocol.Refused) or answer.kind not in _FOR_WANT_OF_ROOM:
+        """Have a refusal remembered: it is why the next program misses."""
+        if not isinstance(answer, protocol.Refused) or answer.kind not in _NOTED:
             return
         entry, kind = EntryKey(put.key, uid), answer.kind
 

@@ -79,7 +79,7 @@ def test_a_socket_that_is_not_trusted_is_a_problem_with_a_document(shell, place)
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("show", "1234"), 1, "no entry begins with 1234"),
+        (("show", "1234"), 1, "no entry begins with or is named 1234"),
         (("ls", "--sort", "luck"), 2, "luck"),
         (("rm", "xyz"), 2, "not the beginning of a key"),
         (("frobnicate",), 2, "frobnicate"),

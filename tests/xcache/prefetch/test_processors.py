@@ -22,6 +22,7 @@ def always_look(monkeypatch):
 @pytest.fixture
 def found():
     with contextlib.closing(Processors()) as made:
+        made.open()
         yield made
 
 
@@ -63,12 +64,14 @@ def test_a_system_that_does_not_say_so_is_not_taken(monkeypatch, found, content)
 
 def test_a_system_without_the_file_is_not_taken(monkeypatch, tmp_path):
     monkeypatch.setattr(processors, "_RUNNABLE", str(tmp_path / "none"))
-    assert not Processors().are_taken()
+    found = Processors()
+    found.open()
+    assert not found.are_taken()
 
 
 def test_a_file_that_the_program_closed_is_not_read_and_no_other_in_its_place(monkeypatch, tmp_path):
-    monkeypatch.setattr(os, "cpu_count", lambda: -1)
     found = Processors()
+    found.open()
     number = found._file.fileno()
     os.close(number)
     other = os.open(tmp_path, os.O_RDONLY)
@@ -86,7 +89,8 @@ def test_a_file_that_the_program_closed_is_not_read_and_no_other_in_its_place(mo
 
 def test_the_numbers_of_the_standard_streams_stay_free():
     program = (
-        "import os\nos.close(0)\nfrom xcache.prefetch.processors import Processors\nfound = Processors()\n"
+        "import os\nos.close(0)\nfrom xcache.prefetch.processors import Processors\n"
+        "found = Processors()\nfound.open()\n"
         "print(found._wanting() > 0, found._file.fileno() > 2, os.open('/dev/null', os.O_RDONLY))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
