@@ -6,7 +6,7 @@ import contextlib
 import json
 import shlex
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xcache.wire import ledger
@@ -113,6 +113,11 @@ def ready_after(rows: Iterable[ledger.Row]) -> float:
 def outcomes_of(rows: Iterable[ledger.Row]) -> dict[str, int]:
     """Return how many programs had each outcome."""
     return dict(Counter(row.outcome for row in rows))
+
+
+def asked_for(outcomes: Mapping[str, int]) -> int:
+    """Return how many programs the process asked for; others were loaded ahead in vain."""
+    return sum(count for outcome, count in outcomes.items() if outcome != ledger.UNUSED)
 
 
 def of_row(row: ledger.Row) -> dict[str, Any]:

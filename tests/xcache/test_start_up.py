@@ -7,7 +7,7 @@ import json
 import pytest
 
 from xcache import start_up
-from xcache.wire.ledger import HIT, MISS, Row
+from xcache.wire.ledger import HIT, MISS, UNUSED, Row
 
 
 def row(*spans: tuple[str, float, float, str], outcome: str = MISS) -> Row:
@@ -50,3 +50,7 @@ def test_a_run_without_programs_has_sums_of_nothing():
     found = start_up.of_run(run, "running", [])
     assert (found["ready_seconds"], found["stages"], found["outcomes"]) == (0.0, {}, {})
     assert (found["command"], found["seconds_to_hook"]) == ("p.py", 0.0)
+
+
+def test_what_was_loaded_in_vain_was_not_asked_for():
+    assert start_up.asked_for({HIT: 2, MISS: 1, UNUSED: 4}) == 3

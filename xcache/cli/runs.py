@@ -146,7 +146,7 @@ def _total(shown: dict[str, Any]) -> str:
 
 
 def _counts(outcomes: dict[str, int]) -> str:
-    programs = counted(sum(count for outcome, count in outcomes.items() if outcome != ledger.UNUSED), "program")
+    programs = counted(start_up.asked_for(outcomes), "program")
     words = {ledger.UNUSED: "loaded ahead in vain"}
     listed = ", ".join(f"{count} {words.get(outcome, outcome)}" for outcome, count in sorted(outcomes.items()))
     return f"{programs}: {listed}" if listed else programs

@@ -151,7 +151,8 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
     run, is_running = found.run, found.state == "running"
     command = shortened(run.command, _LONGEST_SITE)
     print_wrapped(f"run {run.run[:_SHORT_RUN]} of {command} (began {ago(run.began_at)} ago, {found.state})")
-    print_line(f"{len(explained)} of {counted(sum(outcomes.values()), 'program')} compiled" + " so far" * is_running)
+    programs = counted(start_up.asked_for(outcomes), "program")
+    print_line(f"{len(explained)} of {programs} compiled" + " so far" * is_running)
     told = [row for row in explained if row["differences"] or row["components"]]
     most = len(explained) if show_all else _MOST_SHOWN
     for row in told[:most]:

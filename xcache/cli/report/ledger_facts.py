@@ -69,8 +69,8 @@ def kinds(cause: str) -> str:
 
 
 def got(run: StoredRun, rows: Iterable[Row]) -> list[Got]:
-    """Return how a run got its programs."""
-    return [Got(run, row, start_up.seconds_of([row])) for row in rows]
+    """Return how a run got the programs that it asked for."""
+    return [Got(run, row, start_up.seconds_of([row])) for row in rows if row.outcome != ledger.UNUSED]
 
 
 def meaning(cause: str) -> str:

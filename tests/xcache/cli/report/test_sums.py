@@ -11,7 +11,7 @@ from xcache.cli.ledger_file import StoredRun
 from xcache.cli.report import ledger_facts, timeline, verdict
 from xcache.cli.report.ledger_facts import Got, got
 from xcache.start_up import Run, of_run
-from xcache.wire.ledger import AHEAD, COMPILING, HIT, MISS, UNCACHEABLE, Row
+from xcache.wire.ledger import AHEAD, COMPILING, HIT, MISS, UNCACHEABLE, UNUSED, Row
 
 DAY = 86400.0
 
@@ -164,3 +164,7 @@ def test_many_small_programs_and_a_first_run_have_advice():
     first_time = got(run(), [row("a", MISS, ("compile", 1, 9), cause="new")])
     assert actions(first_time)[0].text == "Run it again: what was compiled is in the store now."
     assert actions(got(run(), [row("a", HIT, ("load", 1, 0.1))])) == []
+
+
+def test_a_program_that_was_loaded_in_vain_is_none_that_was_compiled():
+    assert got(run(), [row("", UNUSED, ("load", 1, 0.1))]) == []
