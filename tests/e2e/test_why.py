@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
+import jax
 import pytest
 from support.command_line import Shell
 from support.marks import thorough
@@ -14,6 +15,9 @@ from support.program_files import program_text
 ON = {"XCACHE": "1", "PYTHONHASHSEED": "0"}
 IN_ONE_PROCESS, ON_MESHES = program_text("change_in_many_ways"), program_text("change_meshes")
 FOUR_DEVICES = {"XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+
+# Whether the program has shardings by the names of the mesh's axes.
+HAS_NAMES = getattr(jax.config, "jax_use_shardy_partitioner", True)
 
 # The way, and what must be said: of the difference, of what to do.
 WAYS = {
@@ -44,9 +48,15 @@ WAYS = {
     "operation": ("cosine : f32[8,8]", "the function itself does something else"),
     "operands": ("subtract", "takes other values"),
     "device_count": ("it runs on 4 devices here, on 2 devices in the stored program", "Each mesh"),
-    "mesh_shape": ("its mesh is (x=2, y=2) here, (x=4, y=1) in the stored program", "Each mesh"),
+    "mesh_shape": (
+        ("its mesh is (x=2, y=2) here, (x=4, y=1) in the stored program", "Each mesh")
+        if HAS_NAMES
+        else ("argument 0 (a) has the sharding {devices=[2,1,2]", "the mesh in use")
+    ),
     "sharding": (
-        "argument 0 (a) has the sharding P('x', 'y') here, P('x', None) in the stored program",
+        "argument 0 (a) has the sharding P('x', 'y') here, P('x', None) in the stored program"
+        if HAS_NAMES
+        else "argument 0 (a) has the sharding {devices=[2,2]<=[4]} here, {devices=[2,1,2]<=[4]",
         "jax.device_put",
     ),
 }

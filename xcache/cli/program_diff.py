@@ -51,20 +51,26 @@ class _Change(NamedTuple):
     advice_to_many: str = ""
 
 
+_Compare = Callable[[int, Value, Value], _Change | None]
+
+
 def differences(here: Program, there: Program) -> list[Difference]:
     """Return in what two programs differ, the most telling first."""
-    found = [*_of_meshes(here, there), *of_arguments(here.arguments, there.arguments)]
+    found = [*_of_meshes(here, there)]
+    # Without axes with names, the text of a sharding has the number of devices in it.
+    compared = _WITHOUT_SHARDINGS if found else _ALL
+    found += _of_values("argument", here.arguments, there.arguments, compared)
     # Other arguments and meshes change the results and operations, too.
     if not found:
         found += operation_diff.differences(here.operations, there.operations)
     if not found:
-        found += _of_values("result", here.results, there.results)
+        found += _of_values("result", here.results, there.results, _ALL)
     return found or [*_of_names(here, there)] or [Difference("no part of the two programs differs", _NOT_OURS)]
 
 
 def of_arguments(here: Sequence[Value], there: Sequence[Value]) -> list[Difference]:
     """Return in what the arguments of two programs differ."""
-    return [*_of_values("argument", here, there)]
+    return [*_of_values("argument", here, there, _ALL)]
 
 
 def _of_meshes(here: Program, there: Program) -> Iterator[Difference]:
@@ -87,15 +93,16 @@ def _mesh(text: str) -> str:
     return f"({axes})" if axes else text
 
 
-def _of_values(what: str, here: Sequence[Value], there: Sequence[Value]) -> Iterator[Difference]:
+def _of_values(
+    what: str, here: Sequence[Value], there: Sequence[Value], compared: Sequence[_Compare]
+) -> Iterator[Difference]:
     if len(here) != len(there):
         advice = "The structure of the arguments has changed, such as a field that is None in one run."
         only = [each.name for each in here if each.name and each.name not in {other.name for other in there}]
         named = f" (only here: {_listed(only)})" if only and any(each.name for each in there) else ""
         yield Difference(f"it has {len(here)} {what}s here{named}, {len(there)} in the stored program", advice)
         return
-    for change in (_of_types, _of_facts("donation", _DONATION), _of_facts("sharding", _SHARDING),
-                   _of_facts("memory", _MEMORY), _of_facts("layout", _LAYOUT)):  # fmt: skip
+    for change in compared:
         pairs = enumerate(zip(here, there, strict=True))
         yield from _grouped(what, [found for at, (one, other) in pairs if (found := change(at, one, other))])
 
@@ -156,7 +163,7 @@ def _on_shapes(changed: Sequence[int], mine: str, theirs: str) -> str:
     return advice
 
 
-def _of_facts(of: str, names: Sequence[str]) -> Callable[[int, Value, Value], _Change | None]:
+def _of_facts(of: str, names: Sequence[str]) -> _Compare:
     """Return a function that compares certain attributes of two values."""
     advice = {"donation": _DONATED, "sharding": _SHARDED, "memory": _SHARDED}.get(of, "")
 
@@ -176,6 +183,12 @@ def _of_facts(of: str, names: Sequence[str]) -> Callable[[int, Value, Value], _C
         return _Change(number, one.name, alone.replace("has", "have", 1), alone, advice)
 
     return compare
+
+
+_WITHOUT_SHARDINGS = (
+    _of_types, _of_facts("donation", _DONATION), _of_facts("memory", _MEMORY), _of_facts("layout", _LAYOUT)
+)  # fmt: skip
+_ALL = (*_WITHOUT_SHARDINGS, _of_facts("sharding", _SHARDING))
 
 
 def _spec(text: str) -> str:
