@@ -1,4 +1,4 @@
-"""Why the cache had nothing: from the daemon's answer, and a comparison with the entry that is most like it."""
+"""Why the cache had nothing: from the daemon's answer, and a comparison with the entry that it names."""
 
 from __future__ import annotations
 

@@ -205,7 +205,7 @@ finally:
 
 
 def test_a_daemon_that_does_not_answer_is_not_asked_again(place, shell):
-    """Who asks first, the program or one of its threads, waits for an answer; the breaker is open then."""
+    """The first of the program's threads to ask waits for an answer; the breaker is open then."""
     place.start_daemon()
     source = STOPPED.format(pid=place.daemon_pid(), source=STEP)
     result = place.run(source, **ON | {"XCACHE_TIMEOUT": "1s", "XCACHE_EXPLAIN": "1"})
@@ -232,7 +232,7 @@ def test_readonly_says_that_it_stores_nothing(place, shell):
     assert "each run compiles it again" in told["meaning"]
     assert "Run the program once with XCACHE=1" in f"{told['advice']}{told['differences']}"
     assert told["stored"] == "no: XCACHE=readonly"
-    # What is not stored is compared by its arguments.
+    # A program that is not stored is compared by its arguments.
     assert told["differences"][0]["text"] == "argument 0 is f32[8,8] here, f32[9,9] in the stored program"
 
 

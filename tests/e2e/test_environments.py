@@ -73,7 +73,7 @@ def states(shell: Shell) -> dict[str, str]:
 
 
 def why(shell: Shell) -> list[dict]:
-    """What the last run's misses are told; the other jax may lower some programs otherwise."""
+    """Return what `why` tells of the last run's misses; the other jax may lower some programs otherwise."""
     return [miss for miss in shell.json("why")["misses"] if miss["cause"] != "other program"]
 
 

@@ -132,7 +132,7 @@ def step(x, key):
     return y
 step(jnp.ones((8, 8)), jax.random.key(0))
 """
-# What is changed about the surroundings: environment before and after, cause, what must be said.
+# Changes of the surroundings: environment before and after, cause, text, advice.
 SURROUNDINGS = {
     "x64": ({}, {"JAX_ENABLE_X64": "1"}, "other program", "f64[8,8] here", "jax_enable_x64"),
     "precision": ({}, {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}, "other program", "dot_general", "matmul_precision"),

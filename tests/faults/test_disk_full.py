@@ -120,7 +120,7 @@ print(float(jax.jit(lambda x: x * float(os.environ["FACTOR"]))(np.float32(2))))
 
 
 def test_a_run_on_a_full_disk_is_as_without_and_the_commands_answer(place):
-    """What cannot be recorded is not; what was recorded is there."""
+    """The rows that found room are there, and no others."""
     shell = Shell(place)
     with small_disk(place, 3_000_000):
         place.start_daemon()

@@ -1,4 +1,4 @@
-"""What the causes of misses mean in full, and what to do about each."""
+"""The meaning of each cause of a miss in full, and advice."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ _PLATFORM = {
     ),
 }
 _OVERRIDE = re.compile(r"\{key: '(\w+)', value: \{\w+: (.*)\}\}")
-# What another program changes by itself.
+# Facts that follow from a change of the program.
 _OF_PROGRAM = re.compile(
     r"(num_partitions|num_replicas|device_assignment.*|allow_spmd_sharding_propagation_to_.*|use_\w*partition\w*|kinds)"
 )

@@ -32,7 +32,7 @@ class AskedReader(store_file.StoreReader):
     def __init__(self, settings: Config, connection: Connection) -> None:
         self._settings = settings
         self._asked = connection
-        # What came with the entries: texts of components and contents of programs, by digest.
+        # Texts of components and contents of programs that came with the entries, by digest.
         self._texts: dict[str, str] = {}
         self._programs: dict[str, store_file.Row] = {}
         self._contents: dict[str, bytes] = {}

@@ -32,7 +32,7 @@ _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \d+ (ERROR|WARNIN
 # Settings of jax under which each program is compiled, with the value that does it, and how jax reads such variables.
 _AGAINST = {"JAX_ENABLE_COMPILATION_CACHE": False, "JAX_ENABLE_PGLE": True, "JAX_COMPILATION_CACHE_EXPECT_PGLE": True}
 _TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
-# What to do about an error that a check has met.
+# Advice for an error that a check has met.
 _ADVICE: dict[type[Exception], str] = {
     UntrustedError: "Remove what is there or let its owner do so, or name another place: XCACHE_SOCKET, XCACHE_DIR.",
     ProtocolError: "`xcache restart` starts a daemon of this version.",

@@ -17,7 +17,7 @@ _SILENCE_SECONDS = 5.0
 _RETRY_SECONDS = 0.5
 
 Told = commands.Seen | str
-"""What the daemon sees, or why that cannot be known at the moment."""
+"""The daemon's view, or the reason why nobody knows it at the moment."""
 
 
 def follow(settings: Config, tell: Callable[[Told], None], *, once: bool = False) -> None:

@@ -29,7 +29,7 @@ Row = Mapping[str, Any]
 
 
 class View:
-    """What is known, and how it looks."""
+    """The last view of the daemon, and the way it is drawn."""
 
     def __init__(self, *, ascii_only: bool = False) -> None:
         self._seen: commands.Seen | None = None

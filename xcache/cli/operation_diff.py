@@ -83,7 +83,7 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
         counts = Counter(each for part in parts for each in _of_part(*part))
         found = [each._replace(text=f"{each.text}{_times(count)}") for each, count in counts.items()]
         differing = [each for part in parts for side in part for each in side]
-        # What jax makes for random numbers calls functions of other names, too.
+        # Code that jax makes for random numbers calls functions of other names, too.
         if any(map(_is_random, differing)) and all(_is_random(each) or each.function != "main" for each in differing):
             found = [each._replace(advice=_RNG) if each.advice in ("", _SIZE) else each for each in found]
         # The general advice is said once, and only if there is no better one.

@@ -54,7 +54,7 @@ class Operation(NamedTuple):
 
     @property
     def essence(self) -> tuple[object, ...]:
-        """What two operations that do the same have in common."""
+        """The traits that two operations that do the same have in common."""
         return self.name, tuple(self.attributes.items()), self.types
 
     @property

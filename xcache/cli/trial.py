@@ -16,7 +16,7 @@ from xcache.errors import XcacheError
 
 _SECONDS = 300
 _NAME = "xcache_doctor"
-# What the cache says on stderr begins so.
+# A line of the cache on stderr begins so.
 _SAID = "xcache: "
 # Its number makes it a program that nobody has stored. The argument is numpy's, so that jax compiles nothing for it.
 _PROGRAM = f"""

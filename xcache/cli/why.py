@@ -125,7 +125,7 @@ def _one(row: Row, comparison: Comparison | None) -> dict[str, Any]:
     if row.outcome == ledger.UNCACHEABLE:
         meaning, hints = f"it cannot be cached: {row.cause}", [advice.UNCACHEABLE]
     else:
-        # What is said about a difference is better than what is said about all programs of the cause.
+        # Advice about a difference is better than advice about all programs of the cause.
         is_told = any(each.advice for each in comparison.differences)
         meaning, hints = advice.meaning_of(row.cause), advice.for_cause(row.cause, _COMPARED if is_told else ())
     hints += [comparison.problem] if comparison.problem else []

@@ -34,7 +34,7 @@ class SealedEntry(NamedTuple):
     wait: Wait | None = None
     """The program's wait for the daemon, which was charged to its allowance."""
     daemon_seconds: float = 0.0
-    """What the daemon took to look it up, as it says."""
+    """Seconds that the daemon took to look it up, as it says."""
 
 
 class HeldLease:
@@ -65,7 +65,7 @@ class Absent(NamedTuple):
     nearest: list[str] | None = None
     """The key and components of the entry that is most like the wanted one, as in ``protocol.Missing``."""
     daemon_seconds: float = 0.0
-    """What the daemon took to look for it, as it says."""
+    """Seconds that the daemon took to look for it, as it says."""
     complaints: tuple[protocol.Complain, ...] = ()
     """Complaints about unusable entries, sent once the same program has been compiled."""
 

@@ -29,8 +29,8 @@ class Row(NamedTuple):
 
     ``site`` is the place in the user's code that asked, ``shapes`` are the types of the arguments, and ``spans`` is a
     JSON list of lists: stage, start in seconds since the process began, seconds, and the thread. ``cause`` says why it
-    was compiled, ``stored`` what became of the executable. ``nearest`` is the key of the entry that a miss came closest
-    to. All texts may be empty.
+    was compiled, ``stored`` what became of the executable. ``nearest`` is the key of the newest entry of the same
+    program, or else of the same name. All texts may be empty.
     """
 
     position: int

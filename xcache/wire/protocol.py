@@ -114,9 +114,9 @@ class Found(NamedTuple):
 class Missing(NamedTuple):
     """There is no entry. With a lease (not 0), the client compiles it for all clients that ask from now on.
 
-    ``cause`` is one of ``ledger.CAUSES``, or empty. ``nearest`` is the key of the stored entry that is most
-    like the wanted one, with the digests of its options, flags, platform and toolchain; or None. ``seconds`` is
-    what the daemon took to look; 0 if the client has waited.
+    ``cause`` is one of ``ledger.CAUSES``, or empty. ``nearest`` is the key of the newest entry of the same
+    program, or else of the same name, with the digests of its options, flags, platform and toolchain; or None.
+    ``seconds`` is the time the daemon took to look; 0 if the client has waited.
     """
 
     lease: int

@@ -24,7 +24,7 @@ _PAUSE_SECONDS = 0.01
 # After an accept() that failed, for want of descriptors perhaps.
 _LONG_PAUSE_SECONDS = 1.0
 _PAGES = ("/", "/metrics")
-# What to do about it, by the error's number.
+# Advice by the error's number.
 _ADVICE = {
     errno.EADDRINUSE: "; each daemon of a machine needs a port of its own",
     errno.EAFNOSUPPORT: "; under systemd the unit has to allow it (docs/how-to/metrics.md)",
@@ -62,6 +62,7 @@ class Scrapes:
         except asyncio.CancelledError:
             pass
         except Exception:
+            # A defect in here must not end the service of programs, and nobody watches this thread.
             logger.exception("metrics are not served any more")
         finally:
             self._loop.close()

@@ -49,7 +49,7 @@ class _Watcher:
 
 
 class _Sight(NamedTuple):
-    """What all watchers of one user see."""
+    """A view of the daemon that all watchers of one user share."""
 
     facts: Row
     programs: list[Row]

@@ -1,4 +1,4 @@
-"""What the commands that look at programs make of the store: compile options rebuilt, and two programs compared."""
+"""The commands that look at programs rebuild compile options from the store, and compare two programs."""
 
 from __future__ import annotations
 

@@ -105,9 +105,10 @@ def test_a_program_that_ends_has_left(shell, busy, place):
     )
     with monitoring(shell) as lines:
         other = subprocess.Popen([sys.executable, "-c", program], env=place.with_support, stdin=subprocess.PIPE)
-        lines.until(f"({other.pid}): connected")
+        assert lines.until(f"({other.pid}): connected")
+        assert not any(f"({other.pid}): left" in line for line in lines.all)
         other.communicate(timeout=LONG)
-        lines.until(f"({other.pid}): left")
+        assert lines.until(f"({other.pid}): left")
 
 
 def test_json_is_a_document_a_line(shell, busy):

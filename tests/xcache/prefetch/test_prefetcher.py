@@ -46,17 +46,6 @@ def test_loads_that_the_program_does_not_use_are_reported():
     assert program.unused == ["a", "c"]
 
 
-def test_a_load_that_ends_after_the_program_has_given_it_up_is_reported():
-    program = Program("a")
-    program.entries, program.patience = True, 0.01
-    program.may_go_on.clear()
-    program.prefetcher.start()
-    assert until(lambda: program.loads == ["a"])
-    assert program.take("a") == "entry a"
-    program.may_go_on.set()
-    assert until(lambda: program.unused == ["a"])
-
-
 def test_an_executable_whose_load_has_not_begun_is_left_to_the_program():
     program = Program("abc")
     program.may_go_on.clear()
@@ -112,7 +101,7 @@ def test_while_the_program_waits_for_a_load_the_next_one_begins():
     assert program.loads == ["1", "2", "3"]
 
 
-def test_the_wait_for_a_load_is_bounded():
+def test_the_wait_for_a_load_is_bounded_and_the_load_reported_as_unused():
     program = Program("a")
     program.entries, program.patience = True, 0.01
     program.may_go_on.clear()
@@ -121,6 +110,7 @@ def test_the_wait_for_a_load_is_bounded():
     assert program.take("a") == "entry a"
     program.may_go_on.set()
     assert until(program.is_over)
+    assert until(lambda: program.unused == ["a"])
 
 
 @pytest.mark.parametrize("entries", [False, True])

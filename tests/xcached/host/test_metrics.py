@@ -139,7 +139,7 @@ def test_causes_and_kinds_of_errors_are_there_from_the_start(address):
 def test_requests_of_any_kind_are_answered_or_hung_up_on(address, asked, status):
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=20) as connection:
-        # What is longer than a request may be is not read to its end.
+        # The daemon does not read a request that is too long to its end.
         with contextlib.suppress(ConnectionError):
             connection.sendall(asked)
             connection.shutdown(socket.SHUT_WR)

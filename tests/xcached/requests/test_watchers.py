@@ -22,7 +22,7 @@ class Watching:
     def __init__(self, talk: Conversation) -> None:
         self.talk = talk
         self.request = talk.say(commands.Watch())
-        # What came first has no news of the time before.
+        # The first notice has no news of the time before.
         self.first = self.next()
 
     def next(self) -> commands.Seen:

@@ -153,7 +153,7 @@ def _rights(writer: int) -> dict[str, Any]:
 
 
 def _content(path: Path) -> bytes:
-    # Whoever wrote it may have put a link or a pipe there.
+    # The worker runs as another user, who may have put a link or a pipe there.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
         return file.read() if stat.S_ISREG(os.fstat(handle).st_mode) else b""

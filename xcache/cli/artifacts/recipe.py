@@ -38,7 +38,7 @@ class Recipe(NamedTuple):
 
 
 class Client(NamedTuple):
-    """What an executable's client was made with."""
+    """The settings that an executable's client was made with."""
 
     devices: int
     # How many devices the executable runs on.

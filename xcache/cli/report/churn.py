@@ -49,7 +49,7 @@ class Use(NamedTuple):
     # Whether it was compiled because these shapes were new, and not for a reason that fewer shapes would not remove.
     is_new: bool
     seconds: float
-    # What it would have cost if the executable had been in the store.
+    # The cost if the executable had been in the store.
     seconds_if_found: float
 
 

@@ -1,4 +1,4 @@
-"""What the template shows, made from what was gathered."""
+"""Data for the template, made from what was gathered."""
 
 from __future__ import annotations
 

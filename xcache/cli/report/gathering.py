@@ -18,7 +18,7 @@ from xcache.config.config import Config
 from xcache.errors import StoreError, XcacheError
 from xcache.wire import ledger
 
-# What a report reads at most: the older runs are left out.
+# A report reads this much at most: the older runs are left out.
 _MOST_RUNS, _MOST_ROWS = 500, 60_000
 # Compiles that are compared with the nearest entry, which may take a second each.
 _MOST_EXPLAINED = 30

@@ -1,4 +1,4 @@
-"""What the store holds and what has left it, summed up by SQL."""
+"""Sums by SQL over the store: its entries, and those that have left it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from xcache.cli.report.ledger_facts import NOT_CACHEABLE, OF_PROGRAMS, Got, by_c
 from xcache.wire import ledger
 
 _MOST_ACTIONS = 4
-# What is shorter than this share of the whole is not worth an advice.
+# A saving below this share of the whole is not worth an advice.
 _WORTH = 0.1
 # Compiling is what the headline is about if it took at least this share.
 _MOST_OF_IT = 0.25

@@ -1,4 +1,4 @@
-"""What a report adds up: saved and lost time, causes, the time axis, the verdict."""
+"""The sums of a report: saved and lost time, causes, the time axis, the verdict."""
 
 from __future__ import annotations
 
