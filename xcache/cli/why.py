@@ -100,11 +100,13 @@ def explained(
     """Return the misses as --json documents them, the longest first."""
     missed = [row for row in rows if row.outcome != ledger.UNCACHEABLE]
     same: defaultdict[str, list[tuple[str, Row]]] = defaultdict(list)
-    known = {row.key: row for row in reader.rows(run)}
+    # A row of what was loaded ahead in vain has the key of another row, and says nothing of its program.
+    known = {row.key: row for row in reader.rows(run) if row.outcome != ledger.UNUSED}
     wanted = {key for row in missed for key in (row.key, row.nearest) if key}
     for before, row in reader.earlier(run, column="key", values=wanted):
-        known.setdefault(row.key, row)
-        same[row.key].append((before, row))
+        if row.outcome != ledger.UNUSED:
+            known.setdefault(row.key, row)
+            same[row.key].append((before, row))
     at_site: defaultdict[str, list[str]] = defaultdict(list)
     for _, row in reader.earlier(run, column="site", values={row.site for row in missed if row.cause == "new"} - {""}):
         at_site[row.site].append(row.key)
