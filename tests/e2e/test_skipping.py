@@ -72,6 +72,26 @@ print(len(warned.modules_that_warn()))
 
 
 @pytest.mark.once
+def test_modules_that_come_while_python_collects_garbage_stop_nothing(place):
+    # Another thread may import a module in the middle of any allocation of this one.
+    program = """
+import gc, itertools, sys, types
+numbers = itertools.count()
+def imported(*_):
+    name = f"new_{next(numbers)}"
+    sys.modules[name] = types.ModuleType(name)
+import jax
+gc.set_threshold(50)
+gc.callbacks.append(imported)
+out = [float(jax.jit(lambda v, k=k: (v * k).sum())(2.0)) for k in range(5)]
+"""
+    ran = run(place, program, XCACHE_LOG="debug")
+    assert [line for line in ran.complaints if "could not" in line] == []
+    assert ran.stats["requests"] > 0
+    assert "error" not in ran.stats["lowerings"]
+
+
+@pytest.mark.once
 def test_checking_finds_a_wrong_alias_and_drops_it(place):
     program = "out = [float(jax.jit(lambda v: v * 3)(x).sum()), float(jax.jit(lambda v: v + 4)(x).sum())]"
     off, cold = run(place, program, mode=None), run(place, program, XCACHE_LOWERING="skip")

@@ -272,8 +272,7 @@ class Skipping:
             logger.debug("lowered: %s: %s (%s)", module_name, reason, reason.where or "the program")
             return lower(jaxpr)
         except Exception as error:  # noqa: BLE001 - a bug in here must not stop the program
-            logger.debug("could not describe %s: %s: %s", module_name, type(error).__name__, error)
-            self._count("error")
+            self._failed(f"describe {module_name}", error)
             return lower(jaxpr)
         if alias is None or self._check:
             return self._lower_and_note(lower, module_name, jaxpr, structure.digest, alias)
@@ -295,8 +294,12 @@ class Skipping:
     def _lower_and_note(
         self, lower: Callable[[Any], Any], module_name: str, jaxpr: Any, structure: str, alias: Alias | None
     ) -> Any:
-        if self._is_ours():
-            self._count_warnings()
+        try:
+            if self._is_ours():
+                self._count_warnings()
+        except Exception as error:  # noqa: BLE001 - a bug in here must not stop the program
+            self._failed(f"count warnings of {module_name}", error)
+            return lower(jaxpr)
         before = self._state.warnings
         with warned.errors_of_numpy() as errors:
             result = lower(jaxpr)
@@ -305,8 +308,17 @@ class Skipping:
             # warnings have been given.
             with warned.collected_warnings():
                 result = lower(jaxpr)
+        has_warned = bool(errors) or self._state.warnings != before
+        try:
+            self._note_lowered(module_name, result, structure, alias, has_warned=has_warned)
+        except Exception as error:  # noqa: BLE001 - a bug in here must not stop the program
+            self._failed(f"note {module_name}", error)
+        return result
+
+    def _note_lowered(
+        self, module_name: str, result: Any, structure: str, alias: Alias | None, *, has_warned: bool
+    ) -> None:
         calls = custom_calls(result.module)
-        has_warned = errors or self._state.warnings != before
         reason = "it warns" if has_warned else reason_to_lower(result, calls)
         outcome = reason or ("no alias" if alias is None else "checked")
         self._count(outcome)
@@ -315,7 +327,10 @@ class Skipping:
             lapack = any(name.startswith(_LAPACK) for name in calls)
             detailed_logging = bool(self._use_detailed_logging(result.module))
             _note(self._lowered, result.module, Lowered(structure, detailed_logging, lapack, alias))
-        return result
+
+    def _failed(self, what: str, error: Exception) -> None:
+        logger.debug("could not %s: %s: %s", what, type(error).__name__, error)
+        self._count("error")
 
     def _count_warning(self) -> None:
         self._state.warnings += 1

@@ -27,7 +27,8 @@ def errors_of_numpy() -> Iterator[list[str]]:
 
 def modules_that_warn() -> list[types.ModuleType]:
     """Return the modules of jax that use Python's ``warnings``."""
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("jax.")]
+    # A copy, as wherever another thread may import a module meanwhile: making pairs of its items may run Python code.
+    modules = [module for name, module in sys.modules.copy().items() if name.startswith("jax.")]
     return [module for module in modules if getattr(module, "__dict__", {}).get("warnings") is warnings]
 
 

@@ -51,7 +51,7 @@ def candidates(named: Iterable[str], beside: Sequence[Path]) -> dict[str, list[P
 def versions() -> dict[str, object]:
     """Return the versions that jax's CUDA plugin was built with and finds; nothing if it is not loaded."""
     found: dict[str, object] = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():
         if not re.fullmatch(r"jax_cuda\d*_plugin\._versions", name):
             continue
         for function in dir(module):

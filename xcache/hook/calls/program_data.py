@@ -69,7 +69,7 @@ def write_data(encoding: ProgramEncoding, names: Mapping[str, Any], named: froze
 
 def data_of_module(module: types.ModuleType, named: frozenset[str]) -> dict[str, Any]:
     """Return the names of a module that lead to data, or that are ``named``: others come and go with imports."""
-    held = {name: value for name, value in namespace(module).items() if name not in _OF_PYTHON}
+    held = {name: value for name, value in namespace(module).copy().items() if name not in _OF_PYTHON}
     return {name: value for name, value in held.items() if name in named or not issubclass(type(value), NAMED)}
 
 

@@ -105,7 +105,7 @@ class _Patches:
         watched: list[tuple[dict[str, Any], Callable[[Any], Any], Any]] = []
         modules = {
             name: module
-            for name, module in list(sys.modules.items())
+            for name, module in sys.modules.copy().items()
             # Rules call functions by their public names, too, and jax.experimental defines rules.
             if is_of_jax(name) and isinstance(module, types.ModuleType)
         }
@@ -116,13 +116,13 @@ class _Patches:
             # Without the keys: so many pairs at once would make Python's garbage collector look at all objects.
             for value in list(namespace.values()):
                 if id(value) not in seen and not self._is_acceptable(value):
-                    key = next((key for key, found in namespace.items() if found is value), "")
+                    key = next((key for key, found in namespace.copy().items() if found is value), "")
                     # jax imports other libraries where they are installed.
                     if not (isinstance(value, types.ModuleType) and value.__name__.rpartition(".")[2] == key):
                         self._replacement = namespace, key, value
                         return f"function of jax replaced: {name}.{key}"
                 seen.add(id(value))
-        homes = {_defining_module(entry) for table in rule_tables() for entry in table.values()}
+        homes = {_defining_module(entry) for table in rule_tables() for entry in list(table.values())}
         # Programs that use rules of jax.experimental are lowered.
         lowering = {mlir.__name__, *(home for home in homes & modules.keys() if not home.startswith(EXPERIMENTAL))}
         without_imported_later = _with_used(modules, [name for name in lowering if not is_imported_later(f"{name}.")])
@@ -137,7 +137,7 @@ class _Patches:
             kinds = _KINDS_WHERE_LOWERED if name in lowering else _FUNCTIONS
             keys = [
                 key
-                for key, value in namespace.items()
+                for key, value in namespace.copy().items()
                 if type(value) in kinds and not key.startswith("__") and not _is_submodule(value, name, key)
             ]
             if len(keys) > 1:
@@ -200,7 +200,7 @@ class _Patches:
         return inner is None or self._is_acceptable(inner)
 
     def _are_methods_acceptable(self, value: type) -> bool:
-        for each in vars(value).values():
+        for each in list(vars(value).values()):
             kind = type(each)
             functions_of = _FUNCTIONS_OF.get(kind)
             if functions_of is None and kind not in self._known_types and callable(each) and not isinstance(each, type):
@@ -241,9 +241,9 @@ def _description_of(value: Any) -> str:
     return f"{value.__module__} {value.__qualname__} {value.__code__.co_firstlineno}"
 
 
-def _unusual_classes(module: str, namespace: Mapping[str, Any]) -> Iterator[str]:
+def _unusual_classes(module: str, namespace: dict[str, Any]) -> Iterator[str]:
     """Yield a line for each class under another name than its own, and each constant or other's function in one."""
-    for key, value in namespace.items():
+    for key, value in namespace.copy().items():
         if not isinstance(value, type):
             continue
         home = sys.modules.get(value.__module__)
@@ -257,7 +257,7 @@ def _unusual_classes(module: str, namespace: Mapping[str, Any]) -> Iterator[str]
 
 def _unusual_parts(kind: type) -> Iterator[str]:
     prefix = f"{kind.__qualname__}."
-    for name, held in vars(kind).items():
+    for name, held in vars(kind).copy().items():
         of = type(held)
         if of in _CONSTANTS:
             if not name.startswith("__"):
@@ -275,16 +275,13 @@ def _with_used(modules: Mapping[str, types.ModuleType], lowering: Collection[str
 
     A module of operations in MLIR comes with the generated module that its functions are from.
     """
-    used = {
-        value.__name__ for name in lowering for value in vars(modules[name]).values() if type(value) is types.ModuleType
-    }
+
+    def held(names: Iterable[str], kind: type) -> Iterator[Any]:
+        return (value for name in names for value in list(vars(modules[name]).values()) if type(value) is kind)
+
+    used = {module.__name__ for module in held(lowering, types.ModuleType)}
     dialects = [name for name in used & modules.keys() if name.startswith("jaxlib.mlir.dialects.")]
-    generated = {
-        value.__module__
-        for name in dialects
-        for value in vars(modules[name]).values()
-        if type(value) is types.FunctionType
-    }
+    generated = {function.__module__ for function in held(dialects, types.FunctionType)}
     return {*lowering, *used, *generated} & modules.keys()
 
 

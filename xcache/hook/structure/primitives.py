@@ -121,7 +121,7 @@ class _RuleTables:
         seen: Seen = {}
         keys: Seen = {}
         for number, table in enumerate(tables):
-            for key, entry in table.items():
+            for key, entry in table.copy().items():
                 # A rule for a primitive or type of the program's is met only where the program uses that.
                 is_primitive = isinstance(key, core.Primitive)
                 if not (is_own_primitive(key, keys) if is_primitive else is_own(key, keys)):
