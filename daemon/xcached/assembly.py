@@ -107,7 +107,7 @@ def assemble(
     )
     lookup = Lookup(store, trust, quarantine, strikes, endings, toolchains, writer)
     leases = Leases(
-        trusts=trust.reads, look_up=lookup.find, expected=lookup.expected_seconds, call_later=loop.call_later
+        trusts=trust.reads, look_up=lookup.found, expected=lookup.expected_seconds, call_later=loop.call_later
     )
     watchers = Watchers(store, settings, leases, trust, callers, loop.call_later)
     alias_rows = AliasRows(store, trust.reads)

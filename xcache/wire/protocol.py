@@ -115,7 +115,7 @@ class Missing(NamedTuple):
     """There is no entry. With a lease (not 0), the client compiles it for all clients that ask from now on.
 
     ``cause`` is one of ``ledger.CAUSES``, or empty. ``nearest`` is the key of the newest entry of the same
-    program, or else of the same name, with the digests of its options, flags, platform and toolchain; or None.
+    program, with the digests of its options, flags, platform and toolchain; or else that of the same name; or None.
     ``seconds`` is the time the daemon took to look; 0 if the client has waited.
     """
 

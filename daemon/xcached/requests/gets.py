@@ -33,12 +33,12 @@ class Gets:
             # No entry can have such a key, so no lease is needed either.
             return Reply(protocol.Missing(0))
         found = self._lookup.find(caller, message)
-        if found is not None:
+        if isinstance(found, Reply):
             return found
         answer = self._leases.ask(caller, message)
         if not isinstance(answer, Reply) or not isinstance(answer.message, protocol.Missing):
             return answer
-        cause, nearest = self._lookup.why_missing(caller, message)
+        cause, nearest = self._lookup.why_missing(caller, message, found)
         return Reply(answer.message._replace(cause=cause, nearest=nearest))
 
     def _release(self, caller: Caller, message: protocol.Release) -> None:

@@ -14,10 +14,13 @@ from xcached.requests.strikes import Strikes
 from xcached.requests.trust import ROOT, Trust
 from xcached.store.entries import EntryKey
 from xcached.store.quarantine import Quarantine
-from xcached.store.reader import AliasRow, Hit
+from xcached.store.reader import AliasRow, Hit, Traces
 from xcached.store.store import Store
 from xcached.store.writer import WriterThread
 from xcached.toolchains.toolchains import Toolchains
+
+# The columns of an entry of the same program that the client compares with its own request.
+_COMPARED = "key, options_component, flags_component, platform_component, toolchain_component"
 
 
 class Lookup:
@@ -41,8 +44,8 @@ class Lookup:
         self._toolchains = toolchains
         self._writer = writer
 
-    def find(self, caller: Caller, wanted: protocol.Get) -> Reply | None:
-        """Return an entry, or a mark that there can be none, by a writer the client trusts; None for neither."""
+    def find(self, caller: Caller, wanted: protocol.Get) -> Reply | Traces:
+        """Return an entry, or a mark that there can be none, by a writer the client trusts; else what the store has."""
         hits = [hit for hit in self.readable(caller, wanted.key) if hit.digest != wanted.unusable]
         if hits and self._toolchains.is_stale(hits[0].toolchain, caller.uid):
             # The program runs on a toolchain that is gone: it compiles, and nobody needs to wait for the result.
@@ -51,15 +54,24 @@ class Lookup:
             reply = self.hand_over(caller, wanted.key, hit)
             if reply is not None:
                 return reply
-        reason = self._store.reader.why_not(wanted.key, lambda writer: self._trust.reads(caller.uid, writer))
-        return None if reason is None else Reply(protocol.NotCacheable(reason))
+        reader = self._store.reader
+        traces = reader.traces_of(wanted.key, wanted.program_digest, wanted.module_name)
+        if traces.of_mark:
+            reason = reader.why_not(wanted.key, lambda writer: self._trust.reads(caller.uid, writer))
+            if reason is not None:
+                return Reply(protocol.NotCacheable(reason))
+        return traces
 
-    def why_missing(self, caller: Caller, wanted: protocol.Get) -> tuple[str, list[str] | None]:
-        """Return the cause of a miss, and the key and components of the newest entry of the program, or else name."""
-        reader, key, program, name = self._store.reader, wanted.key, wanted.program_digest, wanted.module_name
-        traces = reader.traces_of(key, program, name)
+    def found(self, caller: Caller, wanted: protocol.Get) -> Reply | None:
+        """Return what ``find`` answers; None if that is no answer."""
+        found = self.find(caller, wanted)
+        return found if isinstance(found, Reply) else None
+
+    def why_missing(self, caller: Caller, wanted: protocol.Get, traces: Traces) -> tuple[str, list[str] | None]:
+        """Return the cause of a miss, and what is known of the newest entry of the program, or else of the name."""
         if not any(traces):
             return "new", None
+        reader, key, program, name = self._store.reader, wanted.key, wanted.program_digest, wanted.module_name
         hits = reader.find(key) if traces.of_key else []
         if any(hit.digest == wanted.unusable for hit in hits):
             return "unusable", None
@@ -74,8 +86,11 @@ class Lookup:
         if any(self._trust.reads(caller.uid, hit.writer_uid) for hit in hits):
             # It is barred for this reader, or was just found to be damaged.
             return "set aside", None
-        same_program = reader.newest_entry(writers, program=program) if traces.of_program else None
-        nearest = same_program or (reader.newest_entry(writers, module_name=name) if traces.of_name else None)
+        same_program = nearest = None
+        if traces.of_program:
+            same_program = nearest = reader.newest_entry(_COMPARED, traces.of_program, writers, program=program)
+        if nearest is None and traces.of_name:
+            nearest = reader.newest_entry("key", traces.of_name, writers, module_name=name)
         cause = (traces.of_end and reader.why_gone(key, writers)) or ("not trusted" if hits else "")
         if not cause and same_program is None:
             cause = "new" if nearest is None else "other program"

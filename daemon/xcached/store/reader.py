@@ -22,6 +22,15 @@ _FIND = (
     " entries.writer_uid, entries.flags_component, entries.platform_component, entries.toolchain_component,"
     " CAST(entries.program AS TEXT) FROM entries JOIN blobs ON blobs.digest = entries.blob WHERE entries.key = ?"
 )
+# A minimum or maximum of an index's second column is one seek.
+_TRACES = (
+    "SELECT EXISTS(SELECT 1 FROM entries WHERE key = ?1), EXISTS(SELECT 1 FROM not_cacheable WHERE key = ?1),"
+    " EXISTS(SELECT 1 FROM compile_times WHERE key = ?1 AND reason IS NOT NULL),"
+    " (SELECT min(writer_uid) FROM entries WHERE program = ?2),"
+    " (SELECT max(writer_uid) FROM entries WHERE program = ?2),"
+    " (SELECT min(writer_uid) FROM entries WHERE module_name = ?3),"
+    " (SELECT max(writer_uid) FROM entries WHERE module_name = ?3)"
+)
 _ALIAS_ROWS = "SELECT writer_uid, rowid, structure FROM aliases"
 
 # The writers whose rows a client may read, or None for all. Filtered by index: rows of others cost nothing.
@@ -61,12 +70,16 @@ class AliasRow(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """Whether there is an entry of a key, of a program, of a name; and a note of why the key's entry went."""
+    """What the store has of a wanted entry, by whomever: each is false, 0 or None where there is nothing."""
 
-    of_key: bool
-    of_program: bool
-    of_name: bool
-    of_end: bool
+    of_key: int
+    # A mark that the key cannot be cached.
+    of_mark: int
+    # A note of why the key's entry went.
+    of_end: int
+    # The least and the greatest uid that has an entry of the program, and of the name.
+    of_program: tuple[int, int] | None
+    of_name: tuple[int, int] | None
 
 
 class Reader:
@@ -136,28 +149,25 @@ class Reader:
         return None
 
     def traces_of(self, key: str, program: str, module_name: str) -> Traces:
-        """Return what the store has of a key, a program and a name, by whomever: most misses have nothing."""
-        sql = (
-            "SELECT EXISTS(SELECT 1 FROM entries WHERE key = ?1), EXISTS(SELECT 1 FROM entries WHERE program = ?2),"
-            " EXISTS(SELECT 1 FROM entries WHERE module_name = ?3),"
-            " EXISTS(SELECT 1 FROM compile_times WHERE key = ?1 AND reason IS NOT NULL)"
-        )
-        return Traces(*map(bool, self._db.execute(sql, (key, program, module_name)).fetchone()))
+        """Return what the store has of a key, a program and a name, in one query: most misses have nothing."""
+        row = self._db.execute(_TRACES, (key, program, module_name)).fetchone()
+        of_key, of_mark, of_end, least, most, least_named, most_named = row
+        of_program = None if least is None else (least, most)
+        of_name = None if least_named is None else (least_named, most_named)
+        return Traces(of_key, of_mark, of_end, of_program, of_name)
 
-    def newest_entry(self, writers: Writers, **where: str) -> list[str] | None:
-        """Return the key and components of the newest entry with certain values, a program or a module's name."""
+    def newest_entry(self, columns: str, present: tuple[int, int], writers: Writers, **where: str) -> list[str] | None:
+        """Return columns of the newest entry with a certain value, a program or a module's name.
+
+        ``present`` are the least and the greatest writer of such entries.
+        """
         ((column, value),) = where.items()
-        columns = "key, options_component, flags_component, platform_component, toolchain_component"
+        least, most = present
         # One seek for each writer: a user may have stored a program with ten thousand options.
         sql = f"SELECT rowid, {columns} FROM entries WHERE {column} = ? AND writer_uid = ? ORDER BY rowid DESC LIMIT 1"  # noqa: S608 - our own words
-        least, most = self._db.execute(
-            f"SELECT (SELECT min(writer_uid) FROM entries WHERE {column} = ?1),"  # noqa: S608 - our own words
-            f" (SELECT max(writer_uid) FROM entries WHERE {column} = ?1)",
-            (value,),
-        ).fetchone()
-        present = [least] if least == most else self.writers("entries", **where)
-        each = (uid for uid in present if uid is not None and (writers is None or uid in writers))
-        rows = [row for uid in each if (row := self._db.execute(sql, (value, uid)).fetchone())]
+        each = [least] if least == most else self.writers("entries", **where)
+        allowed = (uid for uid in each if writers is None or uid in writers)
+        rows = [row for uid in allowed if (row := self._db.execute(sql, (value, uid)).fetchone())]
         return [str(part) for part in max(rows)[1:]] if rows else None
 
     def program_of(self, key: str, writer: int) -> commands.StoredProgram | None:
