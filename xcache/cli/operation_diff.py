@@ -68,6 +68,8 @@ class Difference(NamedTuple):
 
     text: str
     advice: str = ""
+    # The numbers and names of the arguments that it is about, if they have names.
+    arguments: tuple[tuple[int, str], ...] = ()
 
 
 def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterator[Difference]:

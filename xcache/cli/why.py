@@ -56,7 +56,8 @@ def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> N
            "module_name": str, "site": str, "shapes": str, "key": str,
            "outcome": "miss", "uncacheable" or "compiling", "cause": str,
            "meaning": str, "stored": str, "seconds": float, "nearest": str (the key it was compared with),
-           "components": {NAME: {"here": [str], "there": [str]}}, "differences": [{"text": str, "advice": str}],
+           "components": {NAME: {"here": [str], "there": [str]}}, "differences": [{"text": str, "advice": str,
+           "arguments": [[int, str]] (the numbers and names of those that differ, where they have names)}],
            "advice": str, "earlier": str (a run that compiled it and stored nothing)}]}
     """
     settings = config.load()

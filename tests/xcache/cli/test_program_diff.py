@@ -158,6 +158,18 @@ def test_many_arguments_that_changed_alike_are_one_difference():
 
     (difference,) = found(summed(4), summed(8))
     assert difference.text == "5 arguments (0, 1, 2 and 2 more) differ in a dimension: 4 here, 8 in the stored program"
+    assert difference.arguments == ()
+
+
+def test_the_arguments_that_differ_are_known_by_number_and_name():
+    programs = (
+        bytecode_of(lambda scale, tokens, mask: (tokens * scale + mask).sum(), 2.0, jnp.ones((4, size)), jnp.ones(size))
+        for size in (8, 9)
+    )
+    here, there = (program_diff.read(each) for each in programs)
+    named = [each._replace(name=name) for each, name in zip(here.arguments, ("scale", "tokens", "mask"), strict=True)]
+    (difference,) = program_diff.of_arguments(named, there.arguments)
+    assert difference.arguments == ((1, "tokens"), (2, "mask"))
 
 
 def test_long_programs_are_compared_from_where_they_differ():
