@@ -419,3 +419,10 @@ def test_a_store_that_programs_refuse_is_no_healthy_one(place, mode, owner, why)
     os.chown(place.dir, owner or os.getuid(), -1)
     (said,) = [line for line in Shell(place).say("status").splitlines() if "run without the cache" in line]
     assert why in said
+
+
+def test_the_list_of_commands_cuts_no_sentence(shell):
+    said = shell.say("--help")
+    listed = said[said.index("Commands:") :]
+    assert "..." not in listed
+    assert "each miss its cause, what differs, and what to do about it." in " ".join(listed.split())
