@@ -171,8 +171,9 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
         _print_one(row, is_running=is_running, most=len(row["differences"]) if show_all else _MOST_SHOWN)
         if others:
             seconds = sum(other["seconds"] for other in others)
-            more = f"{len(others)} more of it {'differ' if len(others) > 1 else 'differs'} in the same way"
-            print_line(f"  {more}, {seconds:.2f} s in all; --all shows {'each' if len(others) > 1 else 'it'}")
+            more = counted(len(others), "more program") + ("" if row["components"] else " of this function")
+            verb, what = ("differ", "each") if len(others) > 1 else ("differs", "it")
+            print_line(f"  {more} {verb} in the same way, {seconds:.2f} s in all; --all shows {what}")
     if left_out := sum(map(len, groups[most:])):
         click.echo()
         print_line(
@@ -185,10 +186,14 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
 
 
 def _likeness(row: Mapping[str, Any]) -> object:
-    """Return what programs of one function have in common if they differ from others in the same way."""
+    """Return what programs have in common if they differ in the same way from what is stored.
+
+    Options, flags and devices are nothing of a function's own.
+    """
     told = [f"{each['text']} {each['advice']}" for each in row["differences"]]
     differences = tuple(_NUMBERS.sub("#", text) for text in told)
-    same = ("module_name", "site", "outcome", "meaning", "stored", "advice", "earlier")
+    same = ["outcome", "meaning", "stored", "advice", "earlier"]
+    same += [] if row["components"] else ["module_name", "site"]
     return differences or row["position"], *(row[name] for name in same)
 
 

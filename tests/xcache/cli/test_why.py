@@ -36,6 +36,6 @@ def test_programs_that_differ_in_the_same_way_are_told_once(shell):
     shell.record_rows(rows, run="b" * 16)
     said = shell.say("why", "--run", "bbbb")
     assert said.count("Only dimension 0 has changed") == 1
-    assert "2 more of it differ in the same way, 1.00 s in all; --all shows each" in said
+    assert "2 more programs of this function differ in the same way, 1.00 s in all; --all shows each" in said
     assert said.count("i32[3] here") == 1
     assert shell.say("why", "--run", "bbbb", "--all").count("Only dimension 0 has changed") == 3
