@@ -100,7 +100,9 @@ def _plugin() -> Iterator[Check]:
     if found:
         yield Check("plugin", "ok", f"jax of {sys.executable} finds it")
     else:
-        advice = "Install xcache into the environment that has jax: pip install jax-xcache"
+        advice = (
+            "Install xcache into the environment that has jax: scripts/install --python PATH, in a checkout of xcache."
+        )
         yield Check(
             "plugin", "wrong", f"the Python of this command ({sys.executable}) has no entry point of xcache", advice
         )

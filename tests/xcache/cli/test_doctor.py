@@ -80,7 +80,7 @@ def test_a_python_without_jax_is_told_to_be_the_wrong_one(place, tmp_path):
     )
     assert done.returncode == 1, done.stderr
     found = checks(done.stdout)
-    assert_wrong(found["plugin"], "no entry point of xcache", "pip install jax-xcache")
+    assert_wrong(found["plugin"], "no entry point of xcache", "scripts/install --python")
     assert_wrong(found["compile"], "No module named 'jax'", "with the Python of your programs")
 
 
