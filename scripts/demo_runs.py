@@ -97,6 +97,10 @@ def show(runs: list[Run]) -> None:
         table.add_row(run.name, *(f"{seconds:.1f} s" for seconds in times))
     # As wide as it needs, whatever the terminal.
     Console(width=100).print(table)
+    print(
+        "Each ran once, so the times are noisy: other work on the machine changes every one of them."
+        " docs/performance.md has\nthe ratios of runs that were repeated.\n"
+    )
 
 
 def demonstrate(place: Path, layers: int) -> None:

@@ -76,7 +76,7 @@ def test_what_a_command_about_runs_cannot_find_is_one_line(place, shell):
         assert done.stderr.count("\n") == 1
     assert json.loads(shell.run("runs", "--json").stdout) == {"runs": []}
     run(place)
-    for wanted, says in (("ab", "too short"), ("zzzz", "no run begins with")):
+    for wanted, says in (("ab", "give 4 or more"), ("zzz", "hexadecimal digits"), ("0000", "no run begins with")):
         done = shell.run("run", wanted)
         assert done.returncode == 1
         assert says in done.stderr

@@ -207,5 +207,5 @@ def test_what_was_loaded_in_vain_is_in_the_run(place):
     assert shown["outcomes"] == {"loaded ahead": 5, "not asked for": 1}
     (row,) = (each for each in shown["programs"] if each["outcome"] == "not asked for")
     assert [(span["stage"], span["thread"]) for span in row["spans"]] == [("load", "xcache-prefetch")]
-    assert "5 programs: 5 loaded ahead, 1 loaded ahead in vain" in shell.run("run").stdout
+    assert "5 programs: 5 loaded ahead; 1 more loaded ahead in vain" in shell.run("run").stdout
     assert shell.run("compare", shown["run"]).returncode == 0

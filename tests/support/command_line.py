@@ -9,6 +9,7 @@ import random
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from click.testing import CliRunner
@@ -47,8 +48,13 @@ class Shell:
         """Record a run that compiled a program of this key; ``changes`` are of its row."""
         spans = json.dumps([("compile", 1.0, 0.5, "MainThread")])
         row = Row(0, "jit_f", "train.py:1", "f32[8]", key, "miss", "new", "yes", "", spans)._replace(**changes)
+        self.record_rows([row], run=run, facts=facts)
+
+    def record_rows(self, rows: Sequence[Row], *, run: str, facts: dict[str, str] | None = None) -> None:
+        """Record a run with these rows."""
+        told = {"arguments": "[]"} | (facts or {})
         with self._client() as client:
-            client.record_run(protocol.RecordRun(run, 1.0, True, {"arguments": "[]"} | (facts or {}), [[*row]]))
+            client.record_run(protocol.RecordRun(run, 1.0, True, told, [[*row] for row in rows]))
 
     def begin(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
         """Start a command in a process of its own."""

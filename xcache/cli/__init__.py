@@ -45,6 +45,8 @@ _COMMANDS = {
 }
 # These messages need a subject in front of them.
 _PREFIXES = {ConnectionLostError: "the daemon does not answer: ", RefusedError: "the daemon refuses: "}
+# Longer than the first sentence of any command.
+_LONGEST_HELP = 300
 
 
 class Failure(click.ClickException):
@@ -75,6 +77,12 @@ class Commands(click.Group):
         module = importlib.import_module(f"{__name__}.{_COMMANDS[cmd_name]}")
         command: click.Command = getattr(module, cmd_name)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands, each with its first sentence in full, which click would cut."""
+        commands = ((name, self.get_command(ctx, name)) for name in _COMMANDS)
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, found.get_short_help_str(_LONGEST_HELP)) for name, found in commands if found])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -38,6 +38,8 @@ def completion(shell: str) -> None:
     bash: put this into ~/.bashrc:  eval "$(xcache completion bash)"
     zsh:  put this into ~/.zshrc:   eval "$(xcache completion zsh)"
     fish: call once:                xcache completion fish > ~/.config/fish/completions/xcache.fish
+
+    In ~/.zshrc, the line comes below `autoload -Uz compinit && compinit`.
     """
     # It reads no settings: wrong ones must not disturb every new shell.
     made = get_completion_class(shell)

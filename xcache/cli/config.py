@@ -13,6 +13,7 @@ from xcache.config.config import load_usable, mode
 from xcache.config.table import SETTINGS
 from xcache.errors import ConfigError
 
+_PREFIX = "XCACHE_"
 _VARIABLES = ["XCACHE_CONFIG", *(setting.variable for setting in SETTINGS)]
 
 
@@ -61,13 +62,15 @@ def config(as_json: bool) -> None:
 
 def unknown_variables() -> list[str]:
     """Return the variables that look like settings and are none, such as XCACHE_MAXSIZE."""
-    return sorted(name for name in os.environ if name.startswith("XCACHE_") and name not in _VARIABLES)
+    return sorted(name for name in os.environ if name.startswith(_PREFIX) and name not in _VARIABLES)
 
 
 def suggestion(variable: str) -> str:
     """Return words that name the setting which a misspelt variable may stand for; empty if there is none."""
-    alike = difflib.get_close_matches(variable, _VARIABLES, n=1)
-    return f"; did you mean {alike[0]}?" if alike else ""
+    # What all have in common makes none alike.
+    names = {name.removeprefix(_PREFIX): name for name in _VARIABLES}
+    alike = difflib.get_close_matches(variable.removeprefix(_PREFIX), names, n=1)
+    return f"; did you mean {names[alike[0]]}?" if alike else ""
 
 
 def _print(shown: list[Shown]) -> None:

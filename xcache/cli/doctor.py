@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -99,7 +100,9 @@ def _plugin() -> Iterator[Check]:
     if found:
         yield Check("plugin", "ok", f"jax of {sys.executable} finds it")
     else:
-        advice = "Install xcache into the environment that has jax: pip install jax-xcache"
+        advice = (
+            "Install xcache into the environment that has jax: scripts/install --python PATH, in a checkout of xcache."
+        )
         yield Check(
             "plugin", "wrong", f"the Python of this command ({sys.executable}) has no entry point of xcache", advice
         )
@@ -129,8 +132,11 @@ def _settings() -> Iterator[Check]:
     settings, problems = config.load_usable()
     for problem in problems:
         yield Check("settings", "wrong", problem, "Programs run without the cache until this is corrected.")
-    for variable in unknown_variables():
+    unknown = unknown_variables()
+    for variable in unknown:
         yield Check("settings", "note", f"{variable} is no setting{suggestion(variable)}")
+    if problems or unknown:
+        return
     changed = [f"{name} from {source}" for name, source in settings.sources.items() if source != "default"]
     yield Check("settings", "ok", ", ".join(changed) if changed else "all are the defaults")
 
@@ -171,7 +177,8 @@ def _log() -> Iterator[Check]:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
-    except (FileNotFoundError, PermissionError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        # The store's check says what is wrong with its folder.
         return
     since = time.time() - _LOG_DAYS * 86400
     found = [match for line in lines if (match := _LOG_LINE.match(line))]
@@ -187,12 +194,17 @@ def _store() -> Iterator[Check]:
     if settings.daemon_user:
         yield Check("store", "ok", f"{settings.dir} belongs to the daemon of account {settings.daemon_user}")
         return
-    if unusable := daemon.unusable_store(settings):
-        yield Check("store", "wrong", unusable, "Choose another folder with XCACHE_DIR, or correct its owner and mode.")
-        return
     place = _existing(settings.dir)
-    if not os.access(place, os.W_OK):
-        yield Check("store", "wrong", f"{place} cannot be written", "Choose another folder with XCACHE_DIR.")
+    if not place.is_dir():
+        yield Check("store", "wrong", f"{place} is not a directory", "Choose a folder with XCACHE_DIR.")
+        return
+    if unusable := daemon.unusable_store(settings):
+        advice = f"Choose another folder with XCACHE_DIR, or correct the owner and mode of this one, {_owned(place)}."
+        yield Check("store", "wrong", unusable, advice)
+        return
+    if not os.access(place, os.W_OK | os.X_OK):
+        advice = f"Choose another folder with XCACHE_DIR: nothing can be made in {place}, {_owned(place)}."
+        yield Check("store", "wrong", f"{settings.dir} does not exist and cannot be made", advice)
         return
     others = _files_of_others(settings.dir)
     if others:
@@ -216,6 +228,12 @@ def _files_of_others(directory: Path) -> list[str]:
     return sorted(each.name for each in directory.iterdir() if each.lstat().st_uid != owner)[:_MOST_LOG_LINES]
 
 
+def _owned(place: Path) -> str:
+    """Return words for the owner and mode of a folder, and for who asks."""
+    found = place.stat()
+    return f"which belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):03o}; you are uid {os.getuid()}"
+
+
 def _existing(path: Path) -> Path:
     return path if path.exists() else _existing(path.parent)
 
@@ -231,6 +249,9 @@ def _least_free(settings: Config, status: os.statvfs_result) -> float:
 def _programs() -> Iterator[Check]:
     """Say what programs do that cannot be cached, such as callbacks into Python."""
     settings, _ = config.load_usable()
+    if not settings.daemon_user and not _existing(settings.dir).is_dir():
+        # The store's check says so.
+        return
     with contextlib.suppress(XcacheError):
         # The daemon holds counts back; what is wrong with it is another check's.
         if (connection := daemon.find(settings)) is not None:
@@ -243,7 +264,9 @@ def _programs() -> Iterator[Check]:
         return
     reasons = {name.partition(":")[2]: n for name, n in counted.items() if name.startswith("uncacheable:") and n > 0}
     if reasons:
-        listed = ", ".join(f"{reason} {count:g}" for reason, count in sorted(reasons.items(), key=itemgetter(1))[::-1])
+        listed = ", ".join(
+            f"{reason} ({count:g})" for reason, count in sorted(reasons.items(), key=itemgetter(1))[::-1]
+        )
         advice = "docs/not-cached.md says what each means; `xcache why` names the programs of the last run."
         yield Check("programs", "note", f"some were compiled each time: {listed}", advice)
     else:

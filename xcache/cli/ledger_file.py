@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 import socket
 import sqlite3
 import time
@@ -27,6 +28,7 @@ NO_RUN = "no run is recorded"
 _NONE_BEFORE = f"{NO_RUN}: an older xcache wrote this store, and the next program that uses it brings it up to date"
 # The least digits of a run's number that a user may give.
 _LEAST_DIGITS = 4
+_BEGINNING = re.compile(rf"[0-9a-f]{{{_LEAST_DIGITS},}}")
 # A process's start is known to a hundredth of a second, and the clock may have been set since.
 _CLOCK_SECONDS = 2.0
 _COLUMNS = ", ".join(Row._fields)
@@ -90,8 +92,12 @@ class LedgerReader:
         """Return the run whose number begins so, or the last one; raise StoreError unless there is exactly one."""
         if wanted == "last":
             return self.last()
-        if len(wanted) < _LEAST_DIGITS:
-            raise StoreError(f"{wanted!r} is too short: give {_LEAST_DIGITS} digits of a run, or `last`")
+        wanted = wanted.lower()
+        if not _BEGINNING.fullmatch(wanted):
+            raise StoreError(
+                f"{wanted!r} is not the beginning of a run: give {_LEAST_DIGITS} or more of its hexadecimal digits, as"
+                " `xcache runs` prints them, or `last`"
+            )
         found = [each for each in self.runs(0) if each.run.run.startswith(wanted)]
         if not found:
             raise StoreError(f"no run begins with {wanted!r}; `xcache runs` lists them")

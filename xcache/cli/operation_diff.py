@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import struct
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,13 @@ _YEARS = 5 * 365 * 86400.0
 # A moment may be in seconds, milliseconds or nanoseconds.
 _PER_SECOND = (1.0, 1e3, 1e9)
 _SCALAR = re.compile(r"dense<([^\[\]\"<>]+)>")
+# MLIR writes large arrays so, in the order of bytes of the processor.
+_BYTES = re.compile(r'dense<"0x((?:[0-9A-Fa-f]{2})+)">')
+_MOST_VALUES = 4
+_FORMATS = {
+    "f16": "e", "f32": "f", "f64": "d",
+    "i8": "b", "i16": "h", "i32": "i", "i64": "q", "ui8": "B", "ui16": "H", "ui32": "I", "ui64": "Q",
+}  # fmt: skip
 _FLOAT = re.compile(r"-?\d\.\d+E[+-]\d+", re.IGNORECASE)
 # How operands and dimensions are numbered tells users nothing, nor does what is usual.
 _HIDDEN = re.compile("dimension|DEFAULT")
@@ -68,6 +76,8 @@ class Difference(NamedTuple):
 
     text: str
     advice: str = ""
+    # The numbers and names of the arguments that it is about, if they have names.
+    arguments: tuple[tuple[int, str], ...] = ()
 
 
 def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterator[Difference]:
@@ -147,7 +157,7 @@ def _of_pair(one: Operation, other: Operation) -> Difference:
             return Difference(f"{_named(one)} gives {one.types} here, {other.types} in the stored program", _X64)
         return Difference(f"{_named(one)} gives {one.types} here, {other.types} in the stored program", _SIZE)
     if one.is_constant:
-        values = [_value(each.content) for each in (one, other)]
+        values = [_value(each.content, each.types) for each in (one, other)]
         if values[0] == values[1]:
             text = f"a constant of type {one.types}{one.at} has other values here than in the stored program"
         else:
@@ -191,13 +201,25 @@ def _is_time(number: float | None) -> bool:
     return number is not None and any(abs(number / per - time.time()) < _YEARS for per in _PER_SECOND)
 
 
-def _value(content: str) -> str:
+def _value(content: str, types: str = "") -> str:
     """Return a constant as one would write it in Python, or the beginning of one that is long."""
+    if found := _BYTES.match(content):
+        return _unpacked(found[1], types.partition("[")[0])
     number = _number(content)
     if number is not None:
         return f"{number:g}" if abs(number) < 1e6 or not number.is_integer() else f"{number:.0f}"
     numbers = _FLOAT.sub(lambda found: f"{float(found[0]):g}", content.removeprefix("dense<").removesuffix(">"))
     return shortened(numbers, _LONGEST_VALUE)
+
+
+def _unpacked(digits: str, kind: str) -> str:
+    """Return the first values of an array whose bytes stand in the program, as that of more than a hundred values."""
+    if kind not in _FORMATS:
+        return f"an array of bytes {digits[:8]}..."
+    item = struct.Struct(f"<{_FORMATS[kind]}")
+    most = item.size * _MOST_VALUES
+    numbers = [number for (number,) in item.iter_unpack(bytes.fromhex(digits[: 2 * most]))]
+    return f"[{', '.join(f'{number:g}' if isinstance(number, float) else str(number) for number in numbers)}, ...]"
 
 
 def _number(content: str) -> float | None:
@@ -216,7 +238,7 @@ def _listed(operations: Sequence[Operation]) -> str:
 def _in_words(operation: Operation) -> str:
     """Return an operation with its attributes and types."""
     if operation.is_constant:
-        shown = _value(operation.content)
+        shown = _value(operation.content, operation.types)
     else:
         named = operation.attributes.items()
         shown = ", ".join(f"{name} = {text}" for name, text in named if not _HIDDEN.search(f"{name} {text}"))

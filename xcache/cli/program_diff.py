@@ -16,6 +16,8 @@ __all__ = ["Difference", "differences", "from_shapes", "of_arguments", "read"]
 
 # Names of arguments that one line lists.
 _MOST_NAMED = 3
+# Arguments that are given by number and name.
+_MOST_GIVEN = 16
 # More arguments of one size than a batch has are those of a model.
 _FEW = 4
 _LONGEST, _LONGEST_NAME = 160, 60
@@ -117,7 +119,9 @@ def _grouped(what: str, changes: Sequence[_Change]) -> Iterator[Difference]:
         text = f"{what} {first.number}{named} {first.alone}" if len(group) == 1 else (
             f"{len(group)} {what}s ({_listed(names)}) {together}"
         )  # fmt: skip
-        yield Difference(text, (len(group) > _FEW and first.advice_to_many) or first.advice)
+        advice = (len(group) > _FEW and first.advice_to_many) or first.advice
+        of_them = tuple((each.number, each.name) for each in group if each.name) if what == "argument" else ()
+        yield Difference(text, advice, of_them[:_MOST_GIVEN])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -147,9 +147,15 @@ def _total(shown: dict[str, Any]) -> str:
 
 def _counts(outcomes: dict[str, int]) -> str:
     programs = counted(start_up.asked_for(outcomes), "program")
-    words = {ledger.UNUSED: "loaded ahead in vain"}
-    listed = ", ".join(f"{count} {words.get(outcome, outcome)}" for outcome, count in sorted(outcomes.items()))
-    return f"{programs}: {listed}" if listed else programs
+    plurals = {ledger.HIT: "hits", ledger.MISS: "misses"}
+    listed = ", ".join(
+        f"{count} {plurals.get(outcome, outcome) if count > 1 else outcome}"
+        for outcome, count in sorted(outcomes.items())
+        if outcome != ledger.UNUSED
+    )
+    # The program did not ask for these.
+    in_vain = f"; {count} more loaded ahead in vain" if (count := outcomes.get(ledger.UNUSED)) else ""
+    return (f"{programs}: {listed}" if listed else programs) + in_vain
 
 
 def _hits(outcomes: dict[str, int]) -> int:

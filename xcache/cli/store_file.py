@@ -105,8 +105,10 @@ def is_there(settings: Config) -> bool:
 def _exists(path: Path) -> bool:
     try:
         is_file = stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         return False
+    except NotADirectoryError:
+        raise StoreError(f"{_no_folder(path.parent)} is not a directory, so that there is no store") from None
     except PermissionError:
         raise ClosedStoreError(f"only root and the daemon may read {path.parent}") from None
     except OSError as error:
@@ -115,6 +117,11 @@ def _exists(path: Path) -> bool:
         # SQLite would wait for a writer of a pipe.
         raise StoreError(f"{path} is not a file")
     return True
+
+
+def _no_folder(path: Path) -> Path:
+    """Return the part of a path that exists and is no folder."""
+    return next((each for each in (path, *path.parents) if each.exists()), path)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

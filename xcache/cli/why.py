@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,9 @@ _LEAST_DIGITS = 4
 _MOST_SEARCHED = 200
 # Programs of one cause, and differences of one program, that are shown without --all.
 _MOST_SHOWN = 10
+# Numbers, and lists of them.
+_NUMBER = r"-?\d[\d.]*(?:e[-+]?\d+)?"
+_NUMBERS = re.compile(rf"{_NUMBER}(?:, {_NUMBER})*", re.IGNORECASE)
 _LONGEST_SHAPES, _LONGEST_SITE = 100, 100
 # Causes that are explained by a comparison with another entry.
 _COMPARED = ("new", "other program", "stale", *(kind for kind in ledger.CAUSES if kind.startswith("other ")))
@@ -56,7 +60,8 @@ def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> N
            "module_name": str, "site": str, "shapes": str, "key": str,
            "outcome": "miss", "uncacheable" or "compiling", "cause": str,
            "meaning": str, "stored": str, "seconds": float, "nearest": str (the key it was compared with),
-           "components": {NAME: {"here": [str], "there": [str]}}, "differences": [{"text": str, "advice": str}],
+           "components": {NAME: {"here": [str], "there": [str]}}, "differences": [{"text": str, "advice": str,
+           "arguments": [[int, str]] (the numbers and names of those that differ, where they have names)}],
            "advice": str, "earlier": str (a run that compiled it and stored nothing)}]}
     """
     settings = config.load()
@@ -157,16 +162,39 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
     print_line(f"{len(explained)} of {programs} compiled" + " so far" * is_running)
     told = [row for row in explained if row["differences"] or row["components"]]
     most = len(explained) if show_all else _MOST_SHOWN
-    for row in told[:most]:
+    alike: defaultdict[object, list[dict[str, Any]]] = defaultdict(list)
+    for row in told:
+        alike[row["position"] if show_all else _likeness(row)].append(row)
+    groups = [*alike.values()]
+    for row, *others in groups[:most]:
         click.echo()
         _print_one(row, is_running=is_running, most=len(row["differences"]) if show_all else _MOST_SHOWN)
-    if len(told) > most:
+        if others:
+            seconds = sum(other["seconds"] for other in others)
+            more = counted(len(others), "more program") + ("" if row["components"] else " of this function")
+            verb, what = ("differ", "each") if len(others) > 1 else ("differs", "it")
+            print_line(f"  {more} {verb} in the same way, {seconds:.2f} s in all; --all shows {what}")
+    if left_out := sum(map(len, groups[most:])):
         click.echo()
-        print_line(f"{len(told) - most} more that differ from a stored entry; --all shows them")
+        print_line(
+            f"{left_out} more that {'differ' if left_out > 1 else 'differs'} from a stored entry; --all shows them"
+        )
     rest = sorted((row for row in explained if row not in told), key=lambda row: row["meaning"])
     for _, group in itertools.groupby(rest, key=lambda row: (row["meaning"], row["advice"])):
         click.echo()
         _print_group([*group], is_running=is_running, most=most)
+
+
+def _likeness(row: Mapping[str, Any]) -> object:
+    """Return what programs have in common if they differ in the same way from what is stored.
+
+    Options, flags and devices are nothing of a function's own.
+    """
+    told = [f"{each['text']} {each['advice']}" for each in row["differences"]]
+    differences = tuple(_NUMBERS.sub("#", text) for text in told)
+    same = ["outcome", "meaning", "stored", "advice", "earlier"]
+    same += [] if row["components"] else ["module_name", "site"]
+    return differences or row["position"], *(row[name] for name in same)
 
 
 def _print_one(row: dict[str, Any], *, is_running: bool, most: int) -> None:

@@ -43,12 +43,23 @@ def test_with_no_store_there_is_nothing_and_no_daemon_is_started(shell):
     assert not shell.directory.exists()
 
 
-def test_a_store_that_programs_cannot_use_is_not_just_empty(shell):
+def test_a_store_that_is_a_file_is_not_just_empty(shell):
     shell.directory.touch()
+    for command in ("ls", "stats", "status", "toolchains", "runs", "run", "clear"):
+        said = shell.run(command)
+        assert (said.returncode, said.stdout) == (1, "")
+        assert said.stderr == f"xcache: {shell.directory} is not a directory, so that there is no store\n"
+
+
+def test_a_store_that_programs_cannot_use_is_not_just_empty(shell):
+    shell.directory.mkdir(mode=0o777)
+    shell.directory.chmod(0o777)
     for command in ("ls", "stats", "toolchains", "clear"):
         said = shell.run(command)
         assert (said.returncode, said.stdout) == (0, "the store is empty\n")
-        assert said.stderr == f"xcache: programs run without the cache: {shell.directory} is not a directory\n"
+        assert (
+            said.stderr == f"xcache: programs run without the cache: {shell.directory} can be written by other users\n"
+        )
 
 
 def test_reading_needs_no_daemon_and_starts_none(shell):
@@ -408,3 +419,10 @@ def test_a_store_that_programs_refuse_is_no_healthy_one(place, mode, owner, why)
     os.chown(place.dir, owner or os.getuid(), -1)
     (said,) = [line for line in Shell(place).say("status").splitlines() if "run without the cache" in line]
     assert why in said
+
+
+def test_the_list_of_commands_cuts_no_sentence(shell):
+    said = shell.say("--help")
+    listed = said[said.index("Commands:") :]
+    assert "..." not in listed
+    assert "each miss its cause, what differs, and what to do about it." in " ".join(listed.split())

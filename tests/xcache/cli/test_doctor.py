@@ -80,7 +80,7 @@ def test_a_python_without_jax_is_told_to_be_the_wrong_one(place, tmp_path):
     )
     assert done.returncode == 1, done.stderr
     found = checks(done.stdout)
-    assert_wrong(found["plugin"], "no entry point of xcache", "pip install jax-xcache")
+    assert_wrong(found["plugin"], "no entry point of xcache", "scripts/install --python")
     assert_wrong(found["compile"], "No module named 'jax'", "with the Python of your programs")
 
 
@@ -136,7 +136,20 @@ def test_a_store_that_cannot_be_written_is_found(place, tmp_path):
     env = place.env | {"XCACHE_DIR": str(folder), "HOME": str(tmp_path)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONG, check=False)
     assert done.returncode == 1, done.stderr
-    assert_wrong(checks(done.stdout)["store"], "cannot be written", "XCACHE_DIR")
+    assert_wrong(
+        checks(done.stdout)["store"], "cannot be written", f"belongs to uid {folder.stat().st_uid} with mode 500"
+    )
+    env["XCACHE_DIR"] = str(folder / "new")
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONG, check=False)
+    assert_wrong(checks(done.stdout)["store"], f"{folder / 'new'} does not exist and cannot be made", f"in {folder},")
+
+
+def test_a_store_that_is_a_file_is_said_once(shell, tmp_path):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "store"):
+        found = checked(shell, code=1, XCACHE_DIR=str(path))
+        assert_wrong(found["store"], f"{tmp_path / 'file'} is not a directory", "Choose a folder")
+        assert [each["name"] for each in found.values() if each["state"] == "wrong"] == ["store"]
 
 
 @needs_root
@@ -180,6 +193,20 @@ def test_settings_that_cannot_be_used_are_found(shell):
     listed = json.loads(shell.say("doctor", "--no-compile", "--json", code=1))["checks"]
     wrong = [each for each in listed if each["state"] == "wrong"]
     assert any("XCACHE_TIMEOUT='never'" in each["found"] for each in wrong)
+    assert [each["state"] for each in listed if each["name"] == "settings"] == ["wrong"]
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"), [("XCACHE_MAXSIZE", "did you mean XCACHE_MAX_SIZE"), ("XCACHE_FOO", "")]
+)
+def test_a_variable_that_is_no_setting_is_the_only_thing_said_of_settings(shell, variable, meant):
+    shell.env[variable] = "1"
+    listed = json.loads(shell.say("doctor", "--no-compile", "--json"))["checks"]
+    (found,) = [each for each in listed if each["name"] == "settings"]
+    assert found["state"] == "note"
+    assert f"{variable} is no setting" in found["found"]
+    assert meant in found["found"]
+    assert meant or "did you mean" not in found["found"]
 
 
 def test_a_switch_that_is_not_understood_is_found(shell):
@@ -190,7 +217,7 @@ def test_what_programs_do_that_cannot_be_cached_is_said(shell):
     shell.report({"uncacheable:python callback": 3, "uncacheable:profile-guided optimization": 1})
     found = checked(shell)["programs"]
     assert found["state"] == "note"
-    assert found["found"].endswith("python callback 3, profile-guided optimization 1")
+    assert found["found"].endswith("python callback (3), profile-guided optimization (1)")
 
 
 def test_the_last_errors_of_the_log_are_shown(place, shell):

@@ -6,6 +6,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from xcache.cli import program_diff
@@ -158,6 +159,18 @@ def test_many_arguments_that_changed_alike_are_one_difference():
 
     (difference,) = found(summed(4), summed(8))
     assert difference.text == "5 arguments (0, 1, 2 and 2 more) differ in a dimension: 4 here, 8 in the stored program"
+    assert difference.arguments == ()
+
+
+def test_the_arguments_that_differ_are_known_by_number_and_name():
+    programs = (
+        bytecode_of(lambda scale, tokens, mask: (tokens * scale + mask).sum(), 2.0, jnp.ones((4, size)), jnp.ones(size))
+        for size in (8, 9)
+    )
+    here, there = (program_diff.read(each) for each in programs)
+    named = [each._replace(name=name) for each, name in zip(here.arguments, ("scale", "tokens", "mask"), strict=True)]
+    (difference,) = program_diff.of_arguments(named, there.arguments)
+    assert difference.arguments == ((1, "tokens"), (2, "mask"))
 
 
 def test_long_programs_are_compared_from_where_they_differ():
@@ -173,3 +186,28 @@ def test_long_programs_are_compared_from_where_they_differ():
     assert difference.text == "a constant of type f32[] is 2 here, 3 in the stored program"
     *_, last = found(chain(3000, 2.0), bytecode_of(lambda x: x - 1, ONES))
     assert "only the first operations that differ were compared" in last.text
+
+
+@pytest.mark.parametrize(
+    ("dtype", "here", "there"),
+    [
+        ("float32", "[0.5, 1.5, 2.5, 3.5, ...]", "[0.5, 1.5, -7, 3.5, ...]"),
+        ("int32", "[0, 1, 2, 3, ...]", "[0, 1, -7, 3, ...]"),
+        ("uint8", "[0, 1, 2, 3, ...]", "[0, 1, 249, 3, ...]"),
+    ],
+)
+def test_a_large_array_is_shown_by_its_first_values(dtype, here, there):
+    values = (np.arange(400.0) + (0.5 if dtype == "float32" else 0)).astype(dtype)
+    others = values.copy()
+    others[2] = 249 if dtype == "uint8" else -7
+    (difference,) = found(*(bytecode_of(lambda x, each=each: x[0, 0] + each, ONES) for each in (values, others)))
+    assert f"{here} here, {there} in the stored program" in difference.text
+    assert "An array was built into the program" in difference.advice
+
+
+def test_large_arrays_that_begin_alike_are_said_to_differ_elsewhere():
+    values = np.arange(400, dtype=np.float32)
+    others = values.copy()
+    others[399] = 7
+    (difference,) = found(*(bytecode_of(lambda x, each=each: x[0, 0] + each, ONES) for each in (values, others)))
+    assert "has other values here" in difference.text

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from support.command_line import Shell
 
-from xcache.wire.ledger import UNUSED
+from xcache.wire.ledger import UNUSED, Row
+
+SPANS = json.dumps([("compile", 1.0, 0.5, "MainThread")])
 
 
 @pytest.fixture
@@ -20,3 +24,18 @@ def test_what_was_loaded_ahead_in_vain_does_not_hide_the_run_that_compiled_it(sh
     shell.record_run(missed, run="b" * 16, position=1, shapes="f32[16]", cause="other program", nearest=stored)
     (miss,) = shell.json("why", "--run", "bbbb")["misses"]
     assert "f32[16] here, f32[8] in the stored program" in miss["differences"][0]["text"]
+
+
+def test_programs_that_differ_in_the_same_way_are_told_once(shell):
+    stored = shell.put("jit_f")
+    shell.record_run(stored, run="a" * 16, shapes="f32[8], f32[3]")
+    rows = [
+        Row(number, "jit_f", "train.py:1", shapes, f"{number}" * 64, "miss", "other program", "yes", stored, SPANS)
+        for number, shapes in enumerate(["f32[16], f32[3]", "f32[24], f32[3]", "f32[32], f32[3]", "f32[8], i32[3]"])
+    ]
+    shell.record_rows(rows, run="b" * 16)
+    said = shell.say("why", "--run", "bbbb")
+    assert said.count("Only dimension 0 has changed") == 1
+    assert "2 more programs of this function differ in the same way, 1.00 s in all; --all shows each" in said
+    assert said.count("i32[3] here") == 1
+    assert shell.say("why", "--run", "bbbb", "--all").count("Only dimension 0 has changed") == 3

@@ -20,6 +20,8 @@ _MOST_PADDING = 1 / 3
 # Sizes that vary in more independent ways than this are a model's own; padding them makes no sense.
 _MOST_AXES = 3
 _MOST_SIZES = 4
+# More arguments that vary together are counted, not named.
+_MOST_NAMED = 3
 _SMALL_SECONDS = 0.1
 # Savings below this are noise.
 _LEAST_SAVED = 0.05
@@ -62,6 +64,13 @@ class Axis(NamedTuple):
 
     def where(self, names: Mapping[int, str]) -> str:
         """Return words for the dimensions; ``names`` are those of arguments, as far as they are known."""
+        leaves, dimensions = ({place[at] for place in self.places} for at in (0, 1))
+        if 1 < len(leaves) <= _MOST_NAMED and len(dimensions) == 1 and not self.followers and leaves <= names.keys():
+            numbers = sorted(leaves)
+            return (
+                f"dimension {self.places[0][1]} of {_listed([names[number] for number in numbers])}"
+                f" (arguments {_listed([*map(str, numbers)])})"
+            )
         leaf, dimension = next((place for place in self.places if place[0] in names), self.places[0])
         more = len(self.places) + len(self.followers) - 1
         others = f" and {more} more that {'vary' if more > 1 else 'varies'} with it" if more else ""
@@ -103,6 +112,10 @@ class Churn(NamedTuple):
     def is_small(self) -> bool:
         """Whether it is as quick to compile as a single operation, which is better put into a larger function."""
         return self.seconds < _SMALL_SECONDS * self.uses
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return f"{', '.join(texts[:-1])} and {texts[-1]}"
 
 
 def parse(shapes: str) -> tuple[Leaf, ...]:

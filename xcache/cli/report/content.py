@@ -17,6 +17,7 @@ from xcache.cli.report.redaction import Redaction, folder_of
 from xcache.wire import ledger
 
 _MOST_CHURNS = 12
+_MOST_SMALL_NAMED = 6
 _MOST_LINES = 10
 _FACTS = (
     "host",
@@ -45,11 +46,7 @@ def content(found: Gathered, *, redact: bool) -> dict[str, Any]:
         "run": _run(found, churns, shown) if found.focus else None,
         "comparison": _comparison(found, shown) if found.focus and found.other else None,
         "churns": [_churn(churn, verdict.names_of(churn, found.explained)) for churn in churns[:_MOST_CHURNS]],
-        "small_churns": {
-            "count": len(small),
-            "seconds": duration(sum(churn.seconds for churn in small)),
-            "names": ", ".join([*dict.fromkeys(churn.module_name for churn in small)][:6]),
-        },
+        "small_churns": _small_churns(small),
         "left_out_churns": max(0, len(churns) - _MOST_CHURNS),
         "period": _period(found, programs, shown),
         "store": _store(found, programs),
@@ -184,6 +181,18 @@ def _comparison(found: Gathered, shown: Mapping[int, Mapping[str, Any]]) -> dict
         ],
         "table": tables.compared(programs),
     }  # fmt: skip
+
+
+def _small_churns(churns: Sequence[Churn]) -> dict[str, Any]:
+    # A function that is called in several places is one function.
+    names = [*dict.fromkeys(churn.module_name for churn in churns)]
+    listed = ", ".join(names[:_MOST_SMALL_NAMED]) + (" and others" if len(names) > _MOST_SMALL_NAMED else "")
+    return {
+        "count": len(names),
+        "functions": counted(len(names), "small function") + (" was" if len(names) == 1 else " were"),
+        "seconds": duration(sum(churn.seconds for churn in churns)),
+        "names": listed,
+    }
 
 
 def _churn(churn: Churn, names: Mapping[int, str]) -> dict[str, Any]:

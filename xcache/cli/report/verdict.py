@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +26,6 @@ _IN_WORDS = {
     "load": "loading from the cache",
     "other": "work other than making programs",
 }
-_NAMED = re.compile(r"argument (\d+) \(([^()]+)\)")
 # Programs that take less each, and more than so many of them, are operations outside of jax.jit.
 _SMALL_SECONDS, _MANY = 0.15, 20
 
@@ -134,13 +132,13 @@ def actions(
 
 def names_of(churn: Churn, explained: Sequence[Mapping[str, Any]]) -> dict[int, str]:
     """Return the names of a function's arguments by number, as far as the explanations of its misses have them."""
-    texts = (
-        difference["text"]
+    return {
+        number: name
         for each in explained
         if each["module_name"] == churn.module_name
         for difference in each["differences"]
-    )
-    return {int(found[1]): found[2] for found in map(_NAMED.match, texts) if found}
+        for number, name in difference["arguments"]
+    }
 
 
 def _for_churn(churn: Churn, names: Mapping[int, str], anchor: str, here: float) -> Action:
@@ -153,7 +151,7 @@ def _for_churn(churn: Churn, names: Mapping[int, str], anchor: str, here: float)
         f"Pad {where} of {churn.module_name} to {choice}{sizes}.",
         f"It was compiled for {churn.shapes} shapes, which took {duration(churn.seconds)} in"
         f" {counted(churn.runs, 'run')}. With these sizes {counted(best.programs, 'program')} would have done, for"
-        f" {best.padding:.0%} more elements in what varies.",
+        f" {best.padding:.0%} more elements in the arguments that vary.",
         min(here, best.saved_seconds),
         anchor,
         f"Would have saved {duration(best.saved_seconds)} in {counted(churn.runs, 'run')}",

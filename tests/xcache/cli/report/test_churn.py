@@ -136,6 +136,13 @@ def test_what_is_left_out_of_a_long_list_counts_as_the_same():
     assert advised.best.sizes == ((64,),)
 
 
+def test_the_arguments_that_vary_together_are_named_if_they_are_few():
+    varying = the_one([Use(1, f"f32[8], i32[16,{size}], f32[16,{size}]", True, True, 9.0, 1.0) for size in (40, 50)])
+    where = varying.axes[0].where
+    assert where({1: "tokens", 2: "mask"}) == "dimension 1 of tokens and mask (arguments 1 and 2)"
+    assert where({1: "tokens"}) == "dimension 1 of tokens (argument 1) and 1 more that varies with it"
+
+
 def test_single_operations_are_told_apart():
     assert the_one([compiled(1, 8, 0.02), compiled(1, 9, 0.02)]).is_small
     assert not the_one([compiled(1, 8), compiled(1, 9)]).is_small

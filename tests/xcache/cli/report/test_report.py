@@ -106,6 +106,13 @@ def test_every_link_leads_somewhere_and_every_name_is_one(shell, write):
     assert {link.removeprefix("#") for link in links} <= set(ids)
 
 
+def test_a_small_function_of_two_places_is_one_function(shell, write):
+    key, short = shell.put("jit_f"), json.dumps([("compile", 1.0, 0.01, "MainThread")])
+    for number, (site, size) in enumerate((site, size) for site in ("a.py:1", "a.py:2") for size in (8, 9)):
+        shell.record_run(key, run=f"{number}" * 16, site=site, shapes=f"f32[{size}]", spans=short)
+    assert "1 small function was compiled for several shapes, too, 40 ms in all: jit_f." in write()
+
+
 def test_redacted_reports_hold_no_folder_host_or_argument(shell, write):
     key = shell.put("jit_f")
     facts = {
