@@ -19,32 +19,26 @@ from typing import TYPE_CHECKING, Any
 from xcache import executables
 from xcache.aliases import Aliases
 from xcache.announcing import Announcer
-from xcache.causes import Explainer, of_error
+from xcache.causes import Explainer
 from xcache.client.client import Client
-from xcache.client.contents import Absent, HeldLease, SealedEntry
+from xcache.client.contents import Absent, HeldLease
 from xcache.client.launcher import Launcher
 from xcache.clock import elsewhere, monotonic
 from xcache.config.config import Config
 from xcache.counters import Counting
-from xcache.errors import (
-    DamagedError,
-    RefusedError,
-    UncacheableError,
-    UnloadableError,
-    is_no_room,
-)
+from xcache.errors import RefusedError, UncacheableError
 from xcache.guard import guard
+from xcache.lookup import Lookup
 from xcache.prefetch.fetcher import Fetcher, Loader
 from xcache.prefetch.history import History
-from xcache.prefetch.prefetcher import LoadedAhead, Prefetcher
+from xcache.prefetch.prefetcher import Prefetcher
 from xcache.recording import Ledger
 from xcache.request import Alias, Outcome, Request
 from xcache.signals import reraise_if_the_programs
 from xcache.storing import Compiled, StoreQueue, Storer, located_first, serialize_first
 from xcache.threads import check_threads
 from xcache.trouble import Trouble
-from xcache.wire import envelope, protocol
-from xcache.wire.ledger import AHEAD, HIT, LOADING_AHEAD
+from xcache.wire import protocol
 from xcache.wire.ownership import own_uid
 
 if TYPE_CHECKING:
@@ -52,8 +46,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("xcache")
 
-# A look-up asks once more after an unusable entry: another program may have stored a fresh one, or be compiling it.
-_LOOKUP_ATTEMPTS = 2
 # The estimate of an executable's load time until it has been loaded once; most load faster.
 _LOAD_TO_COMPILE_RATIO = 0.2
 
@@ -122,10 +114,20 @@ class Cache:
             lambda count: self._counting.add(prefetches_dropped=count),
             lambda key, loaded: self.ledger.note_unused(key, loaded.load_began, loaded.load_seconds),
         )
+        self._lookup = Lookup(
+            self.client,
+            self._prefetcher,
+            self._announcer,
+            self._history,
+            self.aliases,
+            self._counting,
+            self.ledger,
+            self._trouble,
+            self._queue.report_soon,
+            self.config,
+        )
         self._is_summed_up = False
         self._finalized = False
-        # Complaints about entries that a look-up by alias found, until the program is looked up again.
-        self._complaints: dict[str, tuple[protocol.Complain, ...]] = {}
 
     def statistics(self) -> Statistics:
         """Return what this process has counted so far."""
@@ -182,7 +184,7 @@ class Cache:
                 asked = request()
             self.ledger.tell(key=asked.key.digest)
             with elsewhere(), self._lease() as lease:
-                found = self._look_up(asked._replace(may_wait=False), lease)
+                found = self._lookup.look_up(asked, lease, may_wait=False)
         except UncacheableError:
             return None
         except BaseException as error:  # noqa: BLE001 - a bug in here must not stop the program
@@ -191,7 +193,7 @@ class Cache:
             return None
         if isinstance(found, Outcome):
             return found
-        self._complaints[asked.key.digest] = found.complaints
+        self._lookup.keep_complaints(asked.key.digest, found)
         return None
 
     def _get_or_compile(
@@ -213,7 +215,7 @@ class Cache:
         before = self._nesting.compiling
         try:
             self._nesting.compiling = True
-            executable = self._with_room(compile_now)
+            executable = self._prefetcher.with_room(compile_now, self.config.timeout)
         finally:
             self._nesting.compiling = before
             self.ledger.note("compile", start, monotonic())
@@ -242,15 +244,6 @@ class Cache:
                 self.ledger.tell(stored="no: too many executables were waiting to be stored")
         return Outcome(executable, "miss", seconds)
 
-    def _with_room(self, work: Callable[[], Any]) -> Any:
-        """Compile or load. If memory runs out, drop the executables loaded ahead and try once more."""
-        try:
-            return work()
-        except Exception as error:
-            if not (is_no_room(error) and self._prefetcher.give_up(self.config.timeout)):
-                raise
-        return work()
-
     def _request_and_look_up(
         self, request: Callable[[], Request], lease: HeldLease
     ) -> tuple[Request | None, Outcome | Absent]:
@@ -260,7 +253,8 @@ class Cache:
             with self.ledger.stage("key"):
                 asked = request()
             self.ledger.tell(key=asked.key.digest)
-            found = nothing if self.mode == "refresh" else self._look_up(asked, lease)
+            may_wait = self.mode == "on" and asked.may_wait and not self._nesting.compiling
+            found = nothing if self.mode == "refresh" else self._lookup.look_up(asked, lease, may_wait=may_wait)
         except UncacheableError as reason:
             self.count_uncacheable(str(reason))
             return None, nothing
@@ -347,97 +341,6 @@ class Cache:
         if not self._is_summed_up and logger.isEnabledFor(logging.INFO):
             self._is_summed_up = True
             logger.info("%s", self.statistics())
-
-    def _look_up(self, request: Request, lease: HeldLease) -> Outcome | Absent:
-        waits = self.mode == "on" and request.may_wait and not self._nesting.compiling
-        wanted = protocol.Get(
-            request.key.digest,
-            self.config.max_wait if waits else 0.0,
-            request.module_name[: protocol.MAX_NAME],
-            request.key.components["program"],
-        )
-        complaints = self._complaints.pop(wanted.key, ())
-        if complaints:
-            wanted = wanted._replace(unusable=complaints[-1].digest)
-        try:
-            self._announcer.announce(request)
-            for _ in range(_LOOKUP_ATTEMPTS):
-                start = monotonic()
-                ahead = self._prefetcher.take(wanted.key, request.target) if request.target else None
-                if isinstance(ahead, LoadedAhead):
-                    self._counting.add(prefetched=1)
-                    self.ledger.tell(outcome=AHEAD)
-                    began = ahead.load_began
-                    self.ledger.note("load", began, began + ahead.load_seconds, LOADING_AHEAD)
-                    self.ledger.note("lookup", start, monotonic())
-                    return self._hit(request, ahead.entry, ahead.executable, start, ahead.load_seconds)
-                try:
-                    found = ahead or self.client.get(wanted, lease)
-                    waited_from = monotonic() - found.waited
-                    self.ledger.note("lookup", start, waited_from)
-                    self.ledger.note_daemon(start, waited_from, found.daemon_seconds)
-                    if found.waited:
-                        self._counting.add(wait_seconds=found.waited)
-                        self.ledger.note("wait", waited_from, monotonic())
-                    if isinstance(found, Absent):
-                        return found._replace(complaints=complaints)
-                    # The wait for another program's compile is counted separately from the time the cache took.
-                    return self._load(request, found, start + found.waited)
-                except DamagedError as error:
-                    self._trouble.note(error, "it is compiled or looked up again", request)
-                    complaints += (protocol.Complain(wanted.key, error.digest, str(error)[:1000], error.whole),)
-                    wanted = wanted._replace(unusable=error.digest)
-        except UncacheableError:
-            raise
-        except BaseException as error:  # noqa: BLE001 - no trouble of the cache may reach the program
-            reraise_if_the_programs(error)
-            self._trouble.note(error)
-            return Absent(0, cause="unusable" if complaints else of_error(error), complaints=complaints)
-        return Absent(lease=0, cause="unusable", complaints=complaints)
-
-    def _load(self, request: Request, entry: SealedEntry, start: float) -> Outcome | Absent:
-        """Load an entry's executable; raise DamagedError if it cannot be used."""
-        name, key = request.module_name, request.key.digest
-        raw = envelope.open_sealed(key, entry.digest, entry.sealed)
-        load_start = monotonic()
-        try:
-            with self.client.loading(key, entry.digest):
-                executable = self._with_room(lambda: request.load(raw))
-            self.ledger.tell(outcome=HIT)
-            self.ledger.note("load", load_start, monotonic())
-        except BaseException as error:  # noqa: BLE001 - whatever XLA throws, the program compiles
-            reraise_if_the_programs(error)
-            failure = UnloadableError(f"{name} could not be loaded: {error}", entry.digest)
-            if not is_no_room(error):
-                raise failure from None
-            # Running out of memory, here or on the device, says nothing about the entry.
-            self._trouble.note(failure)
-            return Absent(lease=0, cause="unusable")
-        return self._hit(request, entry, executable, start, monotonic() - load_start)
-
-    def _hit(self, request: Request, entry: SealedEntry, executable: Any, start: float, load_seconds: float) -> Outcome:
-        name, key = request.module_name, request.key.digest
-        now = monotonic()
-        self._counting.add(
-            requests=1,
-            hits=1,
-            bytes_read=len(entry.sealed),
-            load_seconds=load_seconds,
-            saved_seconds=entry.compile_seconds - (now - start),
-        )
-        if entry.wait is not None:
-            # Refund the wait for the daemon, as far as the hit has saved the program that time.
-            charged = entry.wait.charged
-            worth = min(charged, charged + entry.compile_seconds - (now - start))
-            if worth > 0:
-                self.client.refund(entry.wait, worth)
-        self._history.note(key, request.target, request.platform, load_seconds)
-        if request.alias is not None:
-            self.aliases.note(request.alias)
-        self._queue.report_soon()
-        executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.sealed))
-        logger.debug("hit: %s %s (%.3f s instead of %.3f s)", name, key[:12], now - start, entry.compile_seconds)
-        return Outcome(executable, "hit", entry.compile_seconds, now - start)
 
     def _finish_before_exit(self) -> None:
         """Register a finalizer in a child that multiprocessing forked: such a child skips atexit."""

@@ -13,13 +13,16 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from xcache.client.contents import SealedEntry
 from xcache.clock import monotonic
+from xcache.errors import is_no_room
 from xcache.prefetch import processors
 from xcache.request import LoadTarget
 from xcache.threads import usual_stack
+
+_T = TypeVar("_T")
 
 # Until the first predicted request, the threads load for at most this long in all.
 _ON_TRUST_SECONDS = 1.0
@@ -175,6 +178,15 @@ class Prefetcher:
             for slot in [slot for slot in self._slots.values() if slot.target is not None]:
                 if slot.target is not None and not self._work.is_current(slot.target.client):
                     self._forget(slot)
+
+    def with_room(self, work: Callable[[], _T], seconds: float) -> _T:
+        """Compile or load. If memory runs out, drop what was loaded ahead, within these seconds, and try once more."""
+        try:
+            return work()
+        except Exception as error:
+            if not (is_no_room(error) and self.give_up(seconds)):
+                raise
+        return work()
 
     def give_up(self, seconds: float) -> bool:
         """Drop everything and load nothing more; return whether that freed memory.
