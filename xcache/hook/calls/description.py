@@ -22,7 +22,7 @@ from xcache.hook.structure.patches import patches
 from xcache.hook.structure.primitives import rules_in_tables
 
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 9
+_FORMAT = 10
 # They only name the function, whose content is encoded below.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
 _ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)

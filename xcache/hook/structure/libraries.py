@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import types
 from pathlib import Path
 
 # Packages from which jax has functions, classes and objects in its modules, besides the standard library.
@@ -21,6 +22,22 @@ _INSTALLED = ("site-packages", "dist-packages")
 def is_import_of_jax(module: str) -> bool:
     """Return whether a module is one that jax imports."""
     return is_of_a_library(module) or module.split(".", 1)[0] in _IMPORTED
+
+
+def leads_to(name: str, module: types.ModuleType) -> bool:
+    """Return whether no other module was imported under this name; an import that failed leaves none."""
+    return sys.modules.get(name, module) is module
+
+
+def is_installed_as(module: types.ModuleType, name: str) -> bool:
+    """Return whether a module is one of an installed library, and has this name there."""
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    parts = {part for place in places if place for part in Path(place).parts}
+    return (
+        module.__name__.rpartition(".")[2] == name
+        and leads_to(module.__name__, module)
+        and any(folder in parts for folder in _INSTALLED)
+    )
 
 
 @functools.cache

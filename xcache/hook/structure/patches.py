@@ -12,6 +12,7 @@ import functools
 import hashlib
 import operator
 import sys
+import threading
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
@@ -22,7 +23,7 @@ from jax._src.interpreters import mlir
 from xcache.hook.structure.callables import describe_callable
 from xcache.hook.structure.code import is_of_jax, is_of_jaxs_files
 from xcache.hook.structure.encoding import CannotSkipError, are_same, type_name
-from xcache.hook.structure.libraries import is_import_of_jax, is_of_a_library
+from xcache.hook.structure.libraries import is_import_of_jax, is_installed_as, is_of_a_library, leads_to
 from xcache.hook.structure.rules import EXPERIMENTAL, is_imported_later, rule_tables
 
 # Libraries whose objects may stand in place of functions.
@@ -33,6 +34,7 @@ _PACKAGES_OF_CALLABLES = frozenset((
 
 _JITTED = type(jax.jit(lambda: None))
 _FUNCTIONS = frozenset((types.FunctionType, functools.partial, _JITTED))
+_MADE_WITH = _FUNCTIONS | {types.MethodType}
 _CONSTANTS = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _KINDS_WHERE_LOWERED = _FUNCTIONS | _CONSTANTS | {types.ModuleType}
 # The functions behind an attribute of a class, by the attribute's type.
@@ -44,6 +46,7 @@ _FUNCTIONS_OF: dict[type, Callable[[Any], tuple[Any, ...]]] = {
     functools.cached_property: lambda value: (value.func,),
     functools.partialmethod: lambda value: (value.func,),
 }
+_WARNED = "xcache.hook.warned"
 # The importer of a module, such as pytest's loader.
 _IMPORT_ATTRIBUTES = ("__loader__", "__spec__")
 
@@ -66,13 +69,15 @@ class _Patches:
         # Functions from these files, and instances of these types, may stand in a module of jax's.
         self._known_files: set[str] = set()
         self._known_types: set[type] = set()
+        # The objects whose functions are being examined, by thread and id.
+        self._examining: set[tuple[int, int]] = set()
 
     def check(self) -> None:
         """Raise CannotSkipError if a function in a module of jax's is not jax's own."""
         are_unchanged = self._are_unchanged()
-        if not are_unchanged or len(self._modules) != len(sys.modules):
+        modules = frozenset(sys.modules)
+        if not are_unchanged or self._modules != modules:
             # Noted last: another thread must not pass before all is examined.
-            modules = frozenset(sys.modules)
             imported = modules - self._modules
             # Modules that jax imports while it lowers run no code of the program's, so only they are examined.
             is_partial = are_unchanged and self._reason is None and all(map(is_import_of_jax, imported))
@@ -118,7 +123,7 @@ class _Patches:
                 if id(value) not in seen and not self._is_acceptable(value):
                     key = next((key for key, found in namespace.copy().items() if found is value), "")
                     # jax imports other libraries where they are installed.
-                    if not (isinstance(value, types.ModuleType) and value.__name__.rpartition(".")[2] == key):
+                    if not (isinstance(value, types.ModuleType) and is_installed_as(value, key)):
                         self._replacement = namespace, key, value
                         return f"function of jax replaced: {name}.{key}"
                 seen.add(id(value))
@@ -175,7 +180,14 @@ class _Patches:
         if kind is types.FunctionType:
             return self._is_function_acceptable(value)
         if isinstance(value, types.ModuleType):
-            return is_of_a_library(value.__name__)
+            # A copy of a module may hold anything; xcache's own stands for ``warnings``.
+            return is_of_a_library(kind.__module__) and (
+                kind.__module__ == _WARNED or (is_of_a_library(value.__name__) and leads_to(value.__name__, value))
+            )
+        if kind is types.MethodType:
+            return self._is_acceptable(value.__func__) and self._is_acceptable(value.__self__)
+        if isinstance(value, functools.partial):
+            return all(map(self._is_acceptable, (value.func, *value.args, *value.keywords.values())))
         if kind is types.SimpleNamespace:
             return all(map(self._is_acceptable, vars(value).values()))
         if kind not in self._known_types:
@@ -195,22 +207,22 @@ class _Patches:
     def _is_function_acceptable(self, function: types.FunctionType) -> bool:
         if function.__code__.co_filename not in self._known_files and not self._is_from_accepted_file(function):
             return False
-        # A decorator of jax's may have wrapped a function of the program's.
-        inner = getattr(function, "__wrapped__", None)
-        return inner is None or self._is_acceptable(inner)
+        # A function of jax's may have made this one of a function of the program's.
+        return self._are_acceptable_within(function, _functions_within(function))
 
     def _are_methods_acceptable(self, value: type) -> bool:
-        for each in list(vars(value).values()):
-            kind = type(each)
-            functions_of = _FUNCTIONS_OF.get(kind)
-            if functions_of is None and kind not in self._known_types and callable(each) and not isinstance(each, type):
-                if kind.__module__.split(".", 1)[0] not in _PACKAGES_OF_CALLABLES:
-                    return False
-                self._known_types.add(kind)
-            for function in () if functions_of is None else functions_of(each):
-                if type(function) is types.FunctionType and not self._is_function_acceptable(function):
-                    return False
-        return True
+        return self._are_acceptable_within(value, _functions_of_class(value))
+
+    def _are_acceptable_within(self, owner: Any, functions: Iterable[Any]) -> bool:
+        """Return whether all functions of an object are acceptable; they may lead back to it."""
+        key = threading.get_ident(), id(owner)
+        if key in self._examining:
+            return True
+        try:
+            self._examining.add(key)
+            return all(map(self._is_acceptable, functions))
+        finally:
+            self._examining.discard(key)
 
     def _is_from_accepted_file(self, function: types.FunctionType) -> bool:
         """Return whether a function is jax's, from a file of jax's, or of a library that jax imports."""
@@ -222,6 +234,29 @@ class _Patches:
 
 
 patches = _Patches()
+
+
+def _functions_of_class(kind: type) -> Iterator[Any]:
+    for each in list(vars(kind).values()):
+        functions_of = _FUNCTIONS_OF.get(type(each))
+        if functions_of is not None:
+            yield from functions_of(each)
+        elif callable(each) and not isinstance(each, type):
+            yield each
+
+
+def _functions_within(function: types.FunctionType) -> Iterator[Any]:
+    """Yield the functions that one wraps or was made with."""
+    inner = getattr(function, "__wrapped__", None)
+    if inner is not None:
+        yield inner
+    for cell in function.__closure__ or ():
+        try:
+            held = cell.cell_contents
+        except ValueError:  # an empty cell
+            continue
+        if type(held) in _MADE_WITH and held is not inner:
+            yield held
 
 
 def _is_submodule(value: Any, package: str, name: str) -> bool:

@@ -134,7 +134,10 @@ def constant(encoding: Encoding, value: Any) -> None:
 
 
 def content(encoding: Encoding, value: np.ndarray[Any, Any]) -> None:
-    """Write an array's dtype, shape and elements, and its broadcast axes, which jax lowers as a broadcast."""
+    """Write an array's dtype, shape and elements, and its axes of stride zero, which jax lowers as a broadcast.
+
+    An axis of one element has that stride, too, where numpy has added it to the array.
+    """
     if value.dtype.hasobject:
         raise CannotSkipError("object array")
     if value.nbytes > _MAX_CONSTANT_BYTES:
@@ -142,9 +145,7 @@ def content(encoding: Encoding, value: np.ndarray[Any, Any]) -> None:
     encoding.write(b"A")
     dtype(encoding, value.dtype)
     encoding.encode_all(value.shape)
-    broadcast = (axis for axis, (stride, size) in enumerate(zip(value.strides, value.shape, strict=True))
-                 if stride == 0 and size != 1)  # fmt: skip
-    encoding.encode_all(broadcast)
+    encoding.encode_all(axis for axis, stride in enumerate(value.strides) if stride == 0)
     elements = value.tobytes()
     large = len(elements) > _PLAIN_BYTES
     encoding.write(tagged(b"H", hashlib.sha256(elements).digest()) if large else tagged(b"h", elements))

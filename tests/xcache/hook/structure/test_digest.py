@@ -46,6 +46,8 @@ def bits(implementation: str) -> Any:
         (lambda x: x + C, lambda x: x + C.T),
         (lambda x: x + C, lambda x: x + C.astype(np.float16)),
         (lambda x: x + np.ones((8, 8), "f"), lambda x: x + np.broadcast_to(np.float32(1), (8, 8))),
+        # An axis of one element that numpy has added has the stride zero, too.
+        (lambda x: x + np.ones(8, "f")[None], lambda x: x + np.ones((1, 8), "f")),
         (lambda x: x @ x, lambda x: jnp.dot(x, x, precision="highest")),
         (lambda x: {"a": x}, lambda x: {"b": x}),
         (scanned(), scanned(unroll=2)),

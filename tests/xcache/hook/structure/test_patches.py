@@ -99,22 +99,38 @@ def test_a_decorator_of_jax_s_does_not_hide_a_function_of_the_program_s(structur
     assert not structures.of(lambda x: x * 2, X).startswith("<")
 
 
-@pytest.mark.parametrize("kind", [property, staticmethod, classmethod, functools.cached_property])
-def test_code_of_the_program_s_in_a_class_of_jax_s_has_all_lowered(kind, structures, monkeypatch):
-    from jax._src import core
-
-    monkeypatch.setattr(core.ShapedArray, "of_the_program", kind(lambda *_: 1), raising=False)
-    # An import has all modules examined.
-    monkeypatch.setitem(sys.modules, "imported_by_a_test", types.ModuleType("imported_by_a_test"))
-    assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
-
-
 @pytest.fixture
 def before(structures, monkeypatch):
     """The structure of doubling; all modules are examined again for the next program, because one was imported."""
     structure = structures.of(lambda x: x * 2, X)
     monkeypatch.setitem(sys.modules, "imported_by_a_test", types.ModuleType("imported_by_a_test"))
     return structure
+
+
+def test_an_import_has_all_examined_though_another_module_has_gone(structures, monkeypatch, before):
+    from jax._src import core
+
+    structures.of(lambda x: x * 2, X)
+    monkeypatch.setattr(core.ShapedArray, "of_the_program", lambda *_: 1, raising=False)
+    monkeypatch.delitem(sys.modules, "imported_by_a_test")
+    monkeypatch.setitem(sys.modules, "another_import", types.ModuleType("another_import"))
+    assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        property, staticmethod, classmethod, functools.cached_property, functools.lru_cache, functools.partial,
+        lambda function: property(functools.partial(function)),
+        lambda function: staticmethod(functools.lru_cache(function)),
+    ],
+)  # fmt: skip
+def test_code_of_the_program_s_in_a_class_of_jax_s_has_all_lowered(kind, structures, monkeypatch, before):
+    from jax._src import core
+
+    assert not before.startswith("<")
+    monkeypatch.setattr(core.ShapedArray, "of_the_program", kind(lambda *_: 1), raising=False)
+    assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
 
 
 @pytest.mark.parametrize(
@@ -131,6 +147,44 @@ def test_code_of_the_program_s_under_a_public_name_has_all_lowered(name, made, s
     from jax.experimental import sparse  # noqa: F401
 
     monkeypatch.setattr(f"jax.{name}", made)
+    assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+
+
+def test_functions_of_jax_s_that_lead_to_each_other_are_acceptable(structures, monkeypatch, before):
+    from jax._src.interpreters import mlir
+
+    monkeypatch.setattr(mlir.ModuleContext, "of_itself", types.MethodType(mlir.lower_fun, mlir.ModuleContext), False)
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
+class OfTheProgram:
+    """Its methods may stand in place of jax's functions."""
+
+    def method(self, *_):
+        return X
+
+
+def copied(module, name=None):
+    copy = types.ModuleType(name or module.__name__)
+    vars(copy).update(vars(module), pi=3)
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("ir_constant", lambda mlir: OfTheProgram().method),
+        ("ir_constant", lambda mlir: functools.partial(mlir.ir_constant, OfTheProgram().method)),
+        ("ir_constant", lambda mlir: mlir.lower_fun(lambda x: X)),
+        ("np", lambda mlir: copied(np)),
+        ("core", lambda mlir: copied(mlir.core)),
+        ("np", lambda mlir: copied(np, "of_the_program.np")),
+    ],
+)
+def test_code_of_the_program_s_in_another_shape_has_all_lowered(name, make, structures, monkeypatch, before):
+    from jax._src.interpreters import mlir
+
+    monkeypatch.setattr(mlir, name, make(mlir))
     assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
 
 
