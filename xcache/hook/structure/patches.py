@@ -56,7 +56,7 @@ class _Patches:
 
     def __init__(self) -> None:
         # The names of all modules that were imported when jax's were examined.
-        self._modules: frozenset[str] = frozenset()
+        self._modules: list[str] = []
         self._reason: str | None = None
         # The function that is not jax's own: the namespace of the module, the name, and the value found there.
         self._replacement: tuple[dict[str, Any], str, Any] = {}, "", None
@@ -75,10 +75,11 @@ class _Patches:
     def check(self) -> None:
         """Raise CannotSkipError if a function in a module of jax's is not jax's own."""
         are_unchanged = self._are_unchanged()
-        modules = frozenset(sys.modules)
+        # A list of a dictionary is one step, and much sooner compared than a set.
+        modules = list(sys.modules)
         if not are_unchanged or self._modules != modules:
             # Noted last: another thread must not pass before all is examined.
-            imported = modules - self._modules
+            imported = frozenset(modules).difference(self._modules)
             # Modules that jax imports while it lowers run no code of the program's, so only they are examined.
             is_partial = are_unchanged and self._reason is None and all(map(is_import_of_jax, imported))
             self._reason = self._examine(imported if is_partial else modules)
@@ -179,18 +180,18 @@ class _Patches:
         kind = type(value)
         if kind is types.FunctionType:
             return self._is_function_acceptable(value)
-        if isinstance(value, types.ModuleType):
-            # A copy of a module may hold anything; xcache's own stands for ``warnings``.
-            return is_of_a_library(kind.__module__) and (
-                kind.__module__ == _WARNED or (is_of_a_library(value.__name__) and leads_to(value.__name__, value))
-            )
-        if kind is types.MethodType:
-            return self._is_acceptable(value.__func__) and self._is_acceptable(value.__self__)
-        if isinstance(value, functools.partial):
-            return all(map(self._is_acceptable, (value.func, *value.args, *value.keywords.values())))
-        if kind is types.SimpleNamespace:
-            return all(map(self._is_acceptable, vars(value).values()))
         if kind not in self._known_types:
+            if isinstance(value, types.ModuleType):
+                # A copy of a module may hold anything; xcache's own stands for ``warnings``.
+                return is_of_a_library(kind.__module__) and (
+                    kind.__module__ == _WARNED or (is_of_a_library(value.__name__) and leads_to(value.__name__, value))
+                )
+            if kind is types.MethodType:
+                return self._is_acceptable(value.__func__) and self._is_acceptable(value.__self__)
+            if isinstance(value, functools.partial):
+                return all(map(self._is_acceptable, (value.func, *value.args, *value.keywords.values())))
+            if kind is types.SimpleNamespace:
+                return all(map(self._is_acceptable, vars(value).values()))
             package = kind.__module__.split(".", 1)[0]
             if not is_of_a_library(kind.__module__) or (
                 package not in _PACKAGES_OF_CALLABLES and callable(value) and not isinstance(value, type)
@@ -208,6 +209,8 @@ class _Patches:
         if function.__code__.co_filename not in self._known_files and not self._is_from_accepted_file(function):
             return False
         # A function of jax's may have made this one of a function of the program's.
+        if function.__closure__ is None and not function.__dict__:
+            return True
         return self._are_acceptable_within(function, _functions_within(function))
 
     def _are_methods_acceptable(self, value: type) -> bool:
