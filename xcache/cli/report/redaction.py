@@ -10,7 +10,7 @@ from typing import Any
 _GONE = "\N{HORIZONTAL ELLIPSIS}"
 _MOST_WORDS = 1000
 _PATH = re.compile(r"(?<![\w.<\u2026])(?:~|\.{1,2})?(?:/[^\s/\"'`,:;=()\[\]{}<>]+)+/?")
-# A place in the user's code, as sentences about a miss have it: relative to where the report is made, maybe with spaces.
+# A place in the user's code, as sentences about a miss have it: relative to where the report is made.
 _PLACE = re.compile(r"\((?:[^()\n]|\([^()\n]*\))*/([^/()\n]+:\d+\))")
 
 
