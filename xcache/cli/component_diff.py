@@ -46,6 +46,11 @@ _OVERRIDE = re.compile(r"\{key: '(\w+)', value: \{\w+: (.*)\}\}")
 _OF_PROGRAM = re.compile(
     r"(num_partitions|num_replicas|device_assignment.*|allow_spmd_sharding_propagation_to_.*|use_\w*partition\w*|kinds)"
 )
+_DEVICES = "device_assignment.computation_devices"
+_PLACED = (
+    "Each choice and order of devices needs an executable of its own: put the arguments on the same devices in all runs"
+    " (jax.device_put, the order of the devices in a mesh)."
+)
 _UPGRADE = "This is usual after an upgrade; what is compiled now serves the next runs."
 _REBUILT = "A library was rebuilt or patched without a new version, or comes from another source."
 
@@ -83,6 +88,12 @@ def lines(name: str, here: str, there: str) -> dict[str, list[str]]:
             for side, other in (("here", "there"), ("there", "here"))}  # fmt: skip
     if name == "options":
         only = {side: [option_lines.named(line) for line in those] for side, those in only.items()}
+        # The order of the devices counts, so they are told whole.
+        devices = {side: [each for line in rows if (each := option_lines.named(line)).startswith(_DEVICES)]
+                   for side, rows in both.items()}  # fmt: skip
+        if devices["here"] != devices["there"]:
+            only = {side: [each for each in those if not each.startswith(_DEVICES)] + devices[side]
+                    for side, those in only.items()}  # fmt: skip
     return only
 
 
@@ -111,6 +122,13 @@ def _pairs(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[tuple[
 
 def _of_options(here: Mapping[str, str], there: Mapping[str, str]) -> Iterator[Difference]:
     for name, mine, theirs in _pairs(here, there):
+        if name == _DEVICES:
+            mine, theirs = (
+                shortened(", ".join(re.findall(r"\d+", side.get(name, ""))), _LONGEST_VALUE) or _NONE
+                for side in (here, there)
+            )
+            yield Difference(f"it runs on device {mine} here, {theirs} in the stored entry", _PLACED)
+            continue
         yield Difference(f"the compile option {name} is {mine} here, {theirs} in the stored entry", _OPTIONS)
 
 

@@ -31,6 +31,12 @@ _FORMATS = {
     "i8": "b", "i16": "h", "i32": "i", "i64": "q", "ui8": "B", "ui16": "H", "ui32": "I", "ui64": "Q",
 }  # fmt: skip
 _FLOAT = re.compile(r"-?\d\.\d+E[+-]\d+", re.IGNORECASE)
+# MLIR writes numbers that are not finite as their bits.
+_NOT_FINITE = {
+    **dict.fromkeys(("0x7FC00000", "0x7FF8000000000000", "0x7FC0", "0x7E00"), "nan"),
+    **dict.fromkeys(("0x7F800000", "0x7FF0000000000000", "0x7F80", "0x7C00"), "inf"),
+    **dict.fromkeys(("0xFF800000", "0xFFF0000000000000", "0xFF80", "0xFC00"), "-inf"),
+}
 # How operands and dimensions are numbered tells users nothing, nor does what is usual.
 _HIDDEN = re.compile("dimension|DEFAULT")
 _RANDOM = (
@@ -158,6 +164,9 @@ def _of_pair(one: Operation, other: Operation) -> Difference:
         return Difference(f"{_named(one)} gives {one.types} here, {other.types} in the stored program", _SIZE)
     if one.is_constant:
         values = [_value(each.content, each.types) for each in (one, other)]
+        if values[0] == values[1] and None not in (numbers := [_number(each.content) for each in (one, other)]):
+            # Times of two runs have the first digits in common.
+            values = [repr(number) for number in numbers]
         if values[0] == values[1]:
             text = f"a constant of type {one.types}{one.at} has other values here than in the stored program"
         else:
@@ -184,7 +193,9 @@ def _in_32_bits(types: str) -> str:
 def _on_constants(one: Operation, other: Operation) -> str:
     numbers = [_number(each.content) for each in (one, other)]
     if None in numbers:
-        return _SEED if "seed" in one.path else _ARRAY
+        if "seed" in one.path:
+            return _SEED
+        return _NUMBER if one.types.endswith("[]") else _ARRAY
     if all(_is_time(number) for number in numbers):
         return _TIME
     # Seeds of people's choice are small, those of programs large.
@@ -225,7 +236,7 @@ def _unpacked(digits: str, kind: str) -> str:
 def _number(content: str) -> float | None:
     found = _SCALAR.fullmatch(content)
     try:
-        return float(found[1]) if found else None
+        return float(_NOT_FINITE.get(found[1], found[1])) if found else None
     except ValueError:
         return None
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from xcache.cli.output import short_site
 from xcache.keys import stablehlo
 
-_TENSOR = re.compile(r"tensor<((?:\d+x)*)([^>]+)>")
+_TENSOR = re.compile(r"tensor<((?:\d+x)*)([^<>]+|complex<f\d+>)>")
+_COMPLEX = {"complex<f32>": "c64", "complex<f64>": "c128"}
 _PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
 # The innermost name of a location: an argument's, or the path of functions and primitives that jax keeps.
 _NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*)"')
@@ -168,7 +169,12 @@ def _signature(main: Any) -> tuple[list[Value], list[Value]]:
 
 
 def _attributes(operation: Any) -> dict[str, str]:
-    return {name: text for name, text in _named(operation.attributes).items() if name != "sym_name"}
+    try:
+        found = _named(operation.attributes)
+    except TypeError:
+        # MLIR's Python knows no array of complex numbers, but can print the operation that has it.
+        found = {"value": str(operation).partition(f"{operation.name} ")[2]}
+    return {name: text for name, text in found.items() if name != "sym_name"}
 
 
 def _named(attributes: Any) -> dict[str, str]:
@@ -221,4 +227,4 @@ def _symbol(operation: Any) -> str:
 def _as_type(text: str) -> str:
     """Return an MLIR type as jax writes it: ``f32[8,128]``."""
     found = _TENSOR.fullmatch(text)
-    return f"{found[2]}[{','.join(found[1].split('x')[:-1])}]" if found else text
+    return f"{_COMPLEX.get(found[2], found[2])}[{','.join(found[1].split('x')[:-1])}]" if found else text

@@ -64,6 +64,12 @@ module @jit_f attributes {mhlo.num_partitions = %d : i32, mhlo.num_replicas = 1 
             "Only dimension 0 has changed",
         ),
         (
+            lambda: bytecode_of(jnp.sin, jnp.ones(4, "complex64")),
+            lambda: bytecode_of(jnp.sin, jnp.ones(8, "complex64")),
+            "argument 0 is c64[4] here, c64[8] in the stored program",
+            "Only dimension 0 has changed",
+        ),
+        (
             lambda: of_type("bfloat16"),
             lambda: of_type("float32"),
             "argument 0 is bf16[4,4] here, f32[4,4] in the stored program",
@@ -102,7 +108,7 @@ module @jit_f attributes {mhlo.num_partitions = %d : i32, mhlo.num_replicas = 1 
         ),
         (lambda: on_mesh(2), lambda: on_mesh(1), "2 devices here", "Each mesh and number of devices"),
     ],
-    ids=["shape", "dtype", "number", "time", "precision", "donation", "arguments", "operation", "mesh"],
+    ids=["shape", "complex", "dtype", "number", "time", "precision", "donation", "arguments", "operation", "mesh"],
 )
 def test_the_difference_is_named(here, there, text, advice):
     first, *_ = found(here(), there())
@@ -115,6 +121,21 @@ def test_a_seed_is_taken_for_one():
         return bytecode_of(lambda x: x + jax.random.normal(jax.random.key(seed), (4, 4)), ONES)
 
     assert any("random seed" in each.advice for each in found(sampled(123456789), sampled(987654321)))
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "text"),
+    [(2j, 3j, "(0,2) here, (0,3)"), (np.nan, -np.inf, "nan here, -inf"), (1e9 + 0.25, 1e9 + 0.5, "1000000000.25 here")],
+    ids=["complex", "not finite", "long"],
+)
+def test_unusual_numbers_are_named(here, there, text):
+    def added(number):
+        with jax.enable_x64(True):
+            return bytecode_of(lambda x: x + number, jnp.ones(4, "complex64" if isinstance(number, complex) else None))
+
+    (difference,) = found(added(here), added(there))
+    assert text in difference.text
+    assert "Python number" in difference.advice
 
 
 def test_the_operations_of_other_shapes_are_not_listed():

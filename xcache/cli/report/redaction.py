@@ -10,6 +10,8 @@ from typing import Any
 _GONE = "\N{HORIZONTAL ELLIPSIS}"
 _MOST_WORDS = 1000
 _PATH = re.compile(r"(?<![\w.<\u2026])(?:~|\.{1,2})?(?:/[^\s/\"'`,:;=()\[\]{}<>]+)+/?")
+# A place in the user's code, as sentences about a miss have it: relative to where the report is made.
+_PLACE = re.compile(r"\((?:[^()\n]|\([^()\n]*\))*/([^/()\n]+:\d+\))")
 
 
 class Redaction:
@@ -29,6 +31,7 @@ class Redaction:
         """Return a text of which only file names are left, without the folders that lead to them."""
         for folder in self._folders:
             text = text.replace(f"{folder}/", f"{_GONE}/").replace(folder, _GONE)
+        text = _PLACE.sub(rf"({_GONE}/\1", text)
         text = _PATH.sub(lambda found: f"{_GONE}/{Path(found[0]).name}", text)
         return self._words.sub(_GONE, text) if self._words else text
 

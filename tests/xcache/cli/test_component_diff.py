@@ -1,0 +1,31 @@
+"""Components of two keys are told apart in words, with advice."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from jaxlib import xla_client
+
+from xcache.cli import component_diff
+from xcache.keys import options
+
+
+def on(*devices):
+    wanted = xla_client.CompileOptions()
+    wanted.device_assignment = xla_client.DeviceAssignment.create(np.array(devices, "int32")[:, None])
+    return options.lines_of(wanted.SerializeAsString()).decode()
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "text"),
+    [
+        ((2,), (0,), "it runs on device 2 here, 0 in the stored entry"),
+        ((3, 2, 1, 0), (0, 1, 2, 3), "it runs on device 3, 2, 1, 0 here, 0, 1, 2, 3 in the stored entry"),
+    ],
+    ids=["another", "another order"],
+)
+def test_devices_are_named(here, there, text):
+    lines = component_diff.lines("options", on(*here), on(*there))
+    (difference,) = component_diff.differences({"options": lines})
+    assert difference.text == text
+    assert "same devices" in difference.advice
