@@ -54,6 +54,14 @@ def test_runs_are_listed_shown_compared_and_traced(place, shell, tmp_path):
 
 
 @pytest.mark.once
+def test_a_run_that_looks_nothing_up_knows_its_arguments(place, shell):
+    for settings in ({"XCACHE": "refresh"}, {"XCACHE_LOWERING": "off"}):
+        run(place, **settings)
+        programs = json.loads(shell.run("run", "--json").stdout)["programs"]
+        assert [each["shapes"] for each in programs if each["module_name"] == "jit_step"] == ["f32[8,8]"]
+
+
+@pytest.mark.once
 def test_a_run_that_was_killed_is_recorded_up_to_then(place, shell):
     source = PROGRAM + "\nimport os, signal, xcache\ntime.sleep(3)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     assert place.run(source, **ON).returncode == -9

@@ -125,6 +125,38 @@ def seed(x):
 
 seed(ONES)
 
+
+@jax.jit
+def small_seed(x):
+    return x + jax.random.normal(jax.random.key(either(0, 42)), x.shape)
+
+
+small_seed(ONES)
+
+
+@jax.jit
+def generator(x):
+    return x + jax.random.normal(jax.random.key(0, impl=either("threefry2x32", "rbg")), x.shape)
+
+
+generator(ONES)
+
+
+@jax.jit
+def key_kind(x, key):
+    return x + jax.random.normal(key, x.shape)
+
+
+key_kind(ONES, jax.random.key(0, impl=either("threefry2x32", "rbg")))
+
+
+@jax.jit
+def loop(x):
+    return jax.lax.scan(lambda carry, _: (jnp.sin(carry), None), x, None, length=either(5, 7))[0]
+
+
+loop(ONES)
+
 started = time.time() - either(100_000.0, 0.0)
 
 

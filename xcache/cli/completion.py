@@ -57,7 +57,7 @@ def complete_key(_context: click.Context, _parameter: click.Parameter, typed: st
 
 def complete_run(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
     """Offer `last`, and the latest runs that begin so."""
-    last = [CompletionItem("last", help="the last run")] if "last".startswith(typed) else []
+    last = [CompletionItem("last", help="the last run here")] if "last".startswith(typed) else []
     return last + _found(lambda rows: _runs(rows, typed.lower()))
 
 

@@ -89,9 +89,12 @@ class LedgerReader:
         return list(itertools.islice(found, limit or None))
 
     def run(self, wanted: str) -> StoredRun:
-        """Return the run whose number begins so, or the last one; raise StoreError unless there is exactly one."""
+        """Return the run whose number begins so; raise StoreError unless there is exactly one.
+
+        ``last`` is the last run that began in this folder, or else the last of all.
+        """
         if wanted == "last":
-            return self.last()
+            return self._last(str(Path.cwd()))
         wanted = wanted.lower()
         if not _BEGINNING.fullmatch(wanted):
             raise StoreError(
@@ -106,9 +109,8 @@ class LedgerReader:
             raise StoreError(f"{len(found)} runs begin with {wanted!r}: {some}")
         return found[0]
 
-    def last(self, directory: str | None = None) -> StoredRun:
-        """Return the last run, of a folder if it has any; raise StoreError if there is no run at all."""
-        found = (directory and self.runs(1, directory=directory)) or self.runs(1)
+    def _last(self, directory: str) -> StoredRun:
+        found = self.runs(1, directory=directory) or self.runs(1)
         if not found:
             raise StoreError(self._none)
         return found[0]

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xcache.cli import component_diff, store_file
+from xcache.cli import component_diff, operation_diff, store_file
 from xcache.cli.operation_diff import Difference
 from xcache.cli.programs import located_bytecode
 from xcache.cli.store_file import StoreReader
@@ -13,6 +13,11 @@ from xcache.errors import XcacheError
 from xcache.wire.ledger import Row
 from xcache.wire.protocol import DESCRIBED_COMPONENTS
 
+if TYPE_CHECKING:
+    from xcache.cli.program_parts import Value
+
+# The beginning of a random key's type.
+_KEY = "key<"
 # Entries that are looked at for one program, and programs that are read for one command.
 _MOST_CANDIDATES = 20
 _MOST_READ = 300
@@ -91,13 +96,11 @@ class Neighbours:
         if here["program"] == there["program"]:
             return Comparison(there["key"], components, component_diff.differences(components))
         mine, theirs = self._program(here), self._program(there)
+        other = self._known.get(there["key"])
         # Like other arguments, those that are weakly typed change the operations, too.
-        found = [*_weak(row, self._known.get(there["key"]))]
-        found += (
-            program_diff.of_arguments(mine.arguments, theirs.arguments)
-            if found
-            else program_diff.differences(mine, theirs)
-        )
+        if not (found := [*_of_keys(row, other)]) and (found := [*_weak(row, other)]):
+            found += program_diff.of_arguments(mine.arguments, theirs.arguments)
+        found = found or program_diff.differences(mine, theirs)
         return Comparison(there["key"], components, found + component_diff.differences(components, same_program=False))
 
     def _by_shapes(self, row: Row) -> Comparison | None:
@@ -108,7 +111,7 @@ class Neighbours:
         from xcache.cli import program_diff
 
         mine, theirs = (program_diff.from_shapes(each.shapes) for each in (row, other))
-        found = [*_weak(row, other), *program_diff.of_arguments(mine, theirs)]
+        found = [*_of_keys(row, other)] or [*_weak(row, other), *program_diff.of_arguments(mine, theirs)]
         return Comparison(row.nearest, {}, found, "" if found else "Only entries that are stored can be compared.")
 
     def _entry(self, key: str) -> store_file.Row | None:
@@ -132,14 +135,26 @@ def _changed(here: store_file.Row, there: store_file.Row) -> list[str]:
     return [name for name in DESCRIBED_COMPONENTS if here[f"{name}_component"] != there[f"{name}_component"]]
 
 
-def _weak(row: Row, other: Row | None) -> Iterable[Difference]:
-    """Yield the arguments that are weakly typed in one of two programs only; StableHLO does not say so."""
-    from xcache.cli import program_diff
+def _of_keys(row: Row, other: Row | None) -> Iterator[Difference]:
+    """Yield the random keys that are of another kind; in StableHLO they are arrays of another shape."""
+    for number, one, another in _both(row, other):
+        if one.type != another.type and all(each.type.startswith(_KEY) for each in (one, another)):
+            kinds = f"{one.type} here, {another.type} in the stored program"
+            yield Difference(f"argument {number} is a random key of another kind: {kinds}", operation_diff.RNG)
 
-    mine, theirs = (program_diff.from_shapes(each.shapes) if each else [] for each in (row, other))
-    if len(mine) != len(theirs):
-        return
-    for number, (one, another) in enumerate(zip(mine, theirs, strict=True)):
+
+def _weak(row: Row, other: Row | None) -> Iterator[Difference]:
+    """Yield the arguments that are weakly typed in one of two programs only; StableHLO does not say so."""
+    for number, one, another in _both(row, other):
         if one.facts != another.facts:
             where = "here, but not in the stored program" if one.facts else "in the stored program, but not here"
             yield Difference(f"argument {number} is weakly typed {where}", _WEAK)
+
+
+def _both(row: Row, other: Row | None) -> Iterator[tuple[int, Value, Value]]:
+    """Yield the arguments of two programs as the ledger has them, if they have as many."""
+    from xcache.cli import program_diff
+
+    mine, theirs = (program_diff.from_shapes(each.shapes) if each else [] for each in (row, other))
+    if len(mine) == len(theirs):
+        yield from zip(range(len(mine)), mine, theirs, strict=True)

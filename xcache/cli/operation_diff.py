@@ -74,7 +74,17 @@ _ARRAY = (
 )
 _PRECISION = "The precision of products differs: jax_default_matmul_precision, or the argument `precision`."
 _X64 = "Only 32 and 64 bits differ: jax_enable_x64 (JAX_ENABLE_X64), or the dtype of something inside the function."
-_RNG = "Random numbers are made in another way: jax_default_prng_impl or jax_threefry_partitionable."
+RNG = "Random numbers are made in another way: jax_default_prng_impl or jax_threefry_partitionable."
+
+
+_LOOP = (
+    "It bounds a loop. The length of jax.lax.scan is a part of the program: keep it the same, or to a few lengths."
+    " jax.lax.fori_loop and while_loop take bounds that are arguments of the function."
+)
+# The comparison that ends a loop, by jax's path to it.
+_ENDS_LOOP = re.compile(r"\bwhile/cond/")
+# Words of the ways to make random numbers.
+_GENERATORS = ("threefry", "rng_bit_generator")
 
 
 class Difference(NamedTuple):
@@ -100,8 +110,10 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
         found = [each._replace(text=f"{each.text}{_times(count)}") for each, count in counts.items()]
         differing = [each for part in parts for side in part for each in side]
         # Code that jax makes for random numbers calls functions of other names, too.
-        if any(map(_is_random, differing)) and all(_is_random(each) or each.function != "main" for each in differing):
-            found = [each._replace(advice=_RNG) if each.advice in ("", _SIZE) else each for each in found]
+        if _generators(here) != _generators(there) or (
+            any(map(_is_random, differing)) and all(_is_random(each) or each.function != "main" for each in differing)
+        ):
+            found = [each._replace(advice=RNG) if each.advice in ("", _SIZE) else each for each in found]
         # The general advice is said once, and only if there is no better one.
         said = {_CODE} if any(each.advice for each in found) else set()
         for each in found[:_MOST_SHOWN]:
@@ -198,10 +210,17 @@ def _on_constants(one: Operation, other: Operation) -> str:
         return _NUMBER if one.types.endswith("[]") else _ARRAY
     if all(_is_time(number) for number in numbers):
         return _TIME
+    if _ENDS_LOOP.search(one.path):
+        return _LOOP
     # Seeds of people's choice are small, those of programs large.
     if "seed" in one.path or all(number.is_integer() and abs(number) > 1e6 for number in numbers if number is not None):
         return _SEED
     return _NUMBER
+
+
+def _generators(operations: Sequence[Operation]) -> set[str]:
+    """Return in which ways a program makes random numbers."""
+    return {word for word in _GENERATORS if any(word in f"{each.path} {each.name}" for each in operations)}
 
 
 def _is_random(operation: Operation) -> bool:

@@ -99,7 +99,10 @@ def _of_values(
     what: str, here: Sequence[Value], there: Sequence[Value], compared: Sequence[_Compare]
 ) -> Iterator[Difference]:
     if len(here) != len(there):
-        advice = "The structure of the arguments has changed, such as a field that is None in one run."
+        advice = (
+            "The structure of the arguments has changed, such as a field that is None in one run; or the function uses"
+            " an argument in one run only: jax drops those that are not used."
+        )
         only = [each.name for each in here if each.name and each.name not in {other.name for other in there}]
         named = f" (only here: {_listed(only)})" if only and any(each.name for each in there) else ""
         yield Difference(f"it has {len(here)} {what}s here{named}, {len(there)} in the stored program", advice)

@@ -199,10 +199,15 @@ def _operation(operation: Any, numbers: Mapping[Any, int]) -> Operation:
     # jax gives a constant the place of the whole program; the operation that takes it has a closer one.
     uses = list(operation.results[0].uses) if operation.name == "stablehlo.constant" else []
     location = str((uses[0].owner if uses else operation).location)
+    path = _name_in(location)
+    # A small seed is shifted first, by a number that has the name of the seeding.
+    beside = [getattr(value.owner, "location", "") for value in uses[0].owner.operands] if uses else []
+    if any("seed" in _name_in(str(each)) for each in beside):
+        path += "/seed"
     function = operation
     while function.name != "func.func" and function.parent is not None:
         function = function.parent.operation
-    return Operation(operation.name, facts, types, operands, _site(location), _name_in(location), _symbol(function))
+    return Operation(operation.name, facts, types, operands, _site(location), path, _symbol(function))
 
 
 def _site(location: str) -> str:

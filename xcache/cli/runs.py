@@ -81,7 +81,8 @@ def runs(program: str | None, here: bool, limit: int, as_json: bool) -> None:
 def run(wanted: str, show_all: bool, as_json: bool) -> None:
     """Show where the time of a run went, and what it compiled.
 
-    RUN is the number of a run, which may be shortened to four digits, or `last`, the default.
+    RUN is the number of a run, which may be shortened to four digits, or `last`, the default: the last run that began
+    in this folder, or else the last of all.
 
     \b
     JSON: {"run": str and the other fields of `xcache runs`: "program", "arguments", "command", "directory", "host",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from xcache.cli import Failure, WrongUsage, daemon_listing, store_file
-from xcache.cli.output import print_line, printable
+from xcache.cli.output import duration, moment, print_line, printable, size
 from xcache.config import parsing
 from xcache.config.config import Config
 
@@ -61,13 +61,16 @@ def full_key(store: store_file.StoreReader | None, wanted: str) -> str:
         raise Failure(f"no entry is named {printable(wanted)}: {store_file.EMPTY}")
     rows, _ = store.entries(store_file.Wanted(name=wanted))
     # Several users may have one entry.
-    named: dict[str, str] = {row["key"]: row["module_name"] for row in rows}
-    found = {key: name for key, name in named.items() if name in (wanted, f"jit_{wanted}")} or named
+    named = {row["key"]: row for row in rows}
+    found = {key: row for key, row in named.items() if row["module_name"] in (wanted, f"jit_{wanted}")} or named
     if not found:
         raise Failure(f"no {store.what} {'begins with or ' if is_prefix else ''}is named {printable(wanted)}")
     if len(found) > 1:
-        raise _ambiguous(f"{len(found)} entries are named {printable(wanted)}, so give a key:", list(found.items()))
-    return next(iter(found))
+        newest = sorted(found.values(), key=lambda row: -row["created_at"])
+        told = [(row["key"][:SHORT_KEY], _in_words(row)) for row in newest]
+        raise _ambiguous(f"{len(found)} entries are named {printable(wanted)}, so give a key:", told)
+    (key,) = found
+    return str(key)
 
 
 def _entry(store: store_file.StoreReader | None, prefix: str) -> tuple[str, str]:
@@ -88,7 +91,13 @@ def _entry(store: store_file.StoreReader | None, prefix: str) -> tuple[str, str]
     return found[0]["key"], found[0]["module_name"]
 
 
+def _in_words(row: store_file.Row) -> str:
+    """Return what tells entries of one name apart."""
+    made = f"compiled in {duration(row['compile_seconds'])}, stored {moment(row['created_at'])}"
+    return f"{row['module_name']}  {size(row['stored_size'])}, {made}"
+
+
 def _ambiguous(sentence: str, found: Sequence[tuple[str, str]]) -> WrongUsage:
-    lines = [f"  {key}  {printable(module_name)}" for key, module_name in found[:_MAX_SHOWN]]
+    lines = [f"  {key}  {printable(told)}" for key, told in found[:_MAX_SHOWN]]
     more = ["  ..."] if len(found) > _MAX_SHOWN else []
     return WrongUsage("\n".join([sentence, *lines, *more]))

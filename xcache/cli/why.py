@@ -6,7 +6,6 @@ import itertools
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
@@ -52,8 +51,8 @@ _COMPILED = (ledger.MISS, ledger.UNCACHEABLE, ledger.COMPILING)
 def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> None:
     """Say why programs of a run were compiled: for each miss its cause, what differs, and what to do about it.
 
-    Without --run, it is the last run that began in this folder, or else the last of all. With KEY or NAME (a part of a
-    function's name), it is the last one that compiled such a program.
+    Without --run, it is the last run, as in `xcache run`. With KEY or NAME (a part of a function's name), it is the
+    last one that compiled such a program.
 
     \b
     JSON: {"run": str, "program": str, "misses": [{"position": int (as in `xcache run`),
@@ -80,7 +79,7 @@ def _chosen(reader: LedgerReader, wanted: str, run_wanted: str | None) -> tuple[
     if run_wanted:
         runs = [reader.run(run_wanted)]
     else:
-        runs = [reader.last(str(Path.cwd()))]
+        runs = [reader.run("last")]
         if wanted:
             runs += reader.runs(_MOST_SEARCHED)
     was_there = ""

@@ -64,6 +64,8 @@ class Handle:
             self._undo.callback(self._restore)
             compiler.compile_or_get_cached = self._wrapped
             self._undo.enter_context(skipping.installed(self._is_in_place))
+            if not skipping.notes_arguments:
+                self._undo.enter_context(noted.noting_arguments())
             # jax leaves its own frames out of tracebacks; do the same with xcache's.
             self._undo.callback(self._show_frames)
             self._jax.excluded_paths.append(_PACKAGE)

@@ -47,6 +47,8 @@ class Lowered(NamedTuple):
 class Never:
     """Skips nothing: the feature is off, or this version of jax is not known well enough."""
 
+    notes_arguments = False
+
     def late(self, computation: Any) -> None:
         """Return None: no lowering is skipped."""
 
@@ -74,6 +76,8 @@ NEVER = Never()
 
 class Skipping:
     """Replaces jax's lowering as long as it is ``installed``."""
+
+    notes_arguments = True
 
     def __init__(self, aliases: Aliases, count: Callable[..., None], stages: Stages, *, check: bool) -> None:
         """``count`` gets the reason for each lowering, or SKIPPED, and with ``instead_of`` one that it takes back.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import logging
 import os
@@ -84,6 +85,25 @@ class Stages:
             pending.pop()
         if len(pending) < _MOST_PENDING:
             pending.append((stage, str(named.get("fun_name", "")), start, end))
+
+    @contextlib.contextmanager
+    def noting_arguments(self) -> Iterator[None]:
+        """Note the arguments of what jax lowers, for an xcache that skips no lowering."""
+        from jax._src.interpreters import mlir
+
+        original = mlir.lower_jaxpr_to_module
+
+        @functools.wraps(original)
+        def noted(module_name: str, jaxpr: Any, *arguments: Any, **options: Any) -> Any:
+            self.note_arguments(module_name, getattr(jaxpr, "in_avals", ()))
+            return original(module_name, jaxpr, *arguments, **options)
+
+        try:
+            mlir.lower_jaxpr_to_module = noted
+            yield
+        finally:
+            if mlir.lower_jaxpr_to_module is noted:
+                mlir.lower_jaxpr_to_module = original
 
     def note_arguments(self, module_name: str, types: Sequence[Any]) -> None:
         """Note the abstract values of the arguments of a program that is being lowered."""

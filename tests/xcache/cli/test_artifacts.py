@@ -160,6 +160,7 @@ def test_an_entry_is_found_by_a_part_of_its_name(shell):
     assert shell.json("show", "train")["key"] == key
     said = shell.say("show", "step", code=2)
     assert "2 entries are named step" in said and "jit_train_step" in said and "jit_eval_step" in said
+    assert said.count("compiled in") == said.count("stored 20") == 2
     assert "is named nothing" in shell.say("show", "nothing", code=1)
     # A whole name is not a part of a longer one.
     other = shell.put("jit_eval_step_2")
