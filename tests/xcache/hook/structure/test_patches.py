@@ -173,9 +173,9 @@ def copied(module, name=None):
 @pytest.mark.parametrize(
     ("name", "make"),
     [
-        ("ir_constant", lambda mlir: OfTheProgram().method),
-        ("ir_constant", lambda mlir: functools.partial(mlir.ir_constant, OfTheProgram().method)),
-        ("ir_constant", lambda mlir: mlir.lower_fun(lambda x: X)),
+        ("shape_tensor", lambda mlir: OfTheProgram().method),
+        ("shape_tensor", lambda mlir: functools.partial(mlir.shape_tensor, OfTheProgram().method)),
+        ("shape_tensor", lambda mlir: mlir.lower_fun(lambda x: X)),
         ("np", lambda mlir: copied(np)),
         ("core", lambda mlir: copied(mlir.core)),
         ("np", lambda mlir: copied(np, "of_the_program.np")),
