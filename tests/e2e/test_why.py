@@ -36,7 +36,9 @@ WAYS = {
     "precision": ("dot_general", "jax_default_matmul_precision"),
     "seed": ("is 1 here, 0 in the stored program", "random seed"),
     "small_seed": ("is 42 here, 0 in the stored program", "random seed"),
-    "generator": ("", "jax_default_prng_impl"),
+    # Older versions write nothing of threefry into the program.
+    "generator": ("", "jax_default_prng_impl" if jax.__version_info__ >= (0, 8) else "the function itself"),
+    "dropout": ("", "the function itself does something else"),
     "key_kind": ("argument 1 is a random key of another kind: key<rbg>[] here, key<fry>[]", "jax_default_prng_impl"),
     "loop": ("is 7 here, 5 in the stored program", "length of jax.lax.scan"),
     "timestamp": ("a constant of type f32", "looks like a time"),

@@ -143,6 +143,14 @@ generator(ONES)
 
 
 @jax.jit
+def dropout(x):
+    return either(x * 2, x * jax.random.bernoulli(jax.random.key(0), shape=x.shape))
+
+
+dropout(ONES)
+
+
+@jax.jit
 def key_kind(x, key):
     return x + jax.random.normal(key, x.shape)
 

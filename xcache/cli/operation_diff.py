@@ -110,7 +110,8 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
         found = [each._replace(text=f"{each.text}{_times(count)}") for each, count in counts.items()]
         differing = [each for part in parts for side in part for each in side]
         # Code that jax makes for random numbers calls functions of other names, too.
-        if _generators(here) != _generators(there) or (
+        generators = [_generators(each) for each in (here, there)]
+        if (all(generators) and generators[0] != generators[1]) or (
             any(map(_is_random, differing)) and all(_is_random(each) or each.function != "main" for each in differing)
         ):
             found = [each._replace(advice=RNG) if each.advice in ("", _SIZE) else each for each in found]
@@ -220,7 +221,9 @@ def _on_constants(one: Operation, other: Operation) -> str:
 
 def _generators(operations: Sequence[Operation]) -> set[str]:
     """Return in which ways a program makes random numbers."""
-    return {word for word in _GENERATORS if any(word in f"{each.path} {each.name}" for each in operations)}
+    return {
+        word for word in _GENERATORS if any(word in f"{each.path} {each.function} {each.name}" for each in operations)
+    }
 
 
 def _is_random(operation: Operation) -> bool:
