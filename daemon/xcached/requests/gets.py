@@ -10,6 +10,9 @@ from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.requests.leases import Leases
 from xcached.requests.lookup import Lookup
 
+# Every request has such an answer: a tuple, because a union would be made each time.
+_TIMED = (protocol.Found, protocol.Missing)
+
 
 class Gets:
     """Hands out the entry, or else the lease to make it."""
@@ -22,10 +25,9 @@ class Gets:
     def _get(self, caller: Caller, message: protocol.Get) -> Answer:
         start = time.monotonic()
         answer = self._answer(caller, message)
-        if isinstance(answer, Reply) and isinstance(answer.message, protocol.Found | protocol.Missing):
+        if isinstance(answer, Reply) and isinstance(answer.message, _TIMED):
             # For the ledger of the client's run.
-            said = answer.message._replace(seconds=round(time.monotonic() - start, 6))
-            return answer._replace(message=said)
+            return Reply(answer.message._replace(seconds=time.monotonic() - start), answer.descriptors)
         return answer
 
     def _answer(self, caller: Caller, message: protocol.Get) -> Answer:
@@ -39,7 +41,7 @@ class Gets:
         if not isinstance(answer, Reply) or not isinstance(answer.message, protocol.Missing):
             return answer
         cause, nearest = self._lookup.why_missing(caller, message, found)
-        return Reply(answer.message._replace(cause=cause, nearest=nearest))
+        return Reply(protocol.Missing(answer.message.lease, cause, nearest))
 
     def _release(self, caller: Caller, message: protocol.Release) -> None:
         self._leases.release(caller, message.key, message.lease)
