@@ -31,3 +31,18 @@ def test_an_output_that_takes_nothing_is_said(place, options):
     assert ran.returncode
     assert ran.stderr.startswith("xcache: [Errno 28]")
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_a_file_that_a_full_disk_does_not_take_is_named_and_leaves_no_part(place, command):
+    shell = Shell(place)
+    shell.record_run("d" * 64)
+    file = place.root / "out.json"
+    # As on a full disk, a write fails after the file was opened.
+    ran = subprocess.run(
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", sys.executable, "-m", "xcache", command, "-o", str(file)],
+        env=place.env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert str(file) in ran.stderr
+    assert not file.exists()
