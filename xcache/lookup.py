@@ -98,7 +98,8 @@ class Lookup:
                         self._counting.add(wait_seconds=found.waited)
                         self._ledger.note("wait", waited_from, monotonic())
                     if isinstance(found, Absent):
-                        return found._replace(complaints=complaints)
+                        cause = _cause_of(complaints) if found.cause == "unusable" else found.cause
+                        return found._replace(cause=cause, complaints=complaints)
                     # The wait for another program's compile is counted separately from the time the cache took.
                     return self._load(request, found, start + found.waited)
                 except DamagedError as error:
@@ -110,8 +111,8 @@ class Lookup:
         except BaseException as error:  # noqa: BLE001 - no trouble of the cache may reach the program
             reraise_if_the_programs(error)
             self._trouble.note(error)
-            return Absent(0, cause="unusable" if complaints else of_error(error), complaints=complaints)
-        return Absent(lease=0, cause="unusable", complaints=complaints)
+            return Absent(0, cause=_cause_of(complaints) if complaints else of_error(error), complaints=complaints)
+        return Absent(lease=0, cause=_cause_of(complaints), complaints=complaints)
 
     def _load(self, request: Request, entry: SealedEntry, start: float) -> Outcome | Absent:
         """Load an entry's executable; raise DamagedError if it cannot be used."""
@@ -156,3 +157,8 @@ class Lookup:
         executables.remember(executable, executables.FirstGeneration(key, entry.digest, entry.sealed))
         logger.debug("hit: %s %s (%.3f s instead of %.3f s)", name, key[:12], now - start, entry.compile_seconds)
         return Outcome(executable, "hit", entry.compile_seconds, now - start)
+
+
+def _cause_of(complaints: tuple[protocol.Complain, ...]) -> str:
+    """Return the cause of a miss after these complaints: the daemon sets aside what is damaged."""
+    return "set aside" if complaints and not complaints[-1].whole else "unusable"

@@ -113,10 +113,19 @@ def test_set_aside(place, shell):
     assert "xcache ls --quarantined" in why(shell)["advice"]
 
 
-def test_unusable(place, shell):
+def test_damage_that_only_the_program_can_see(place, shell):
     run(place)
     place.execute("UPDATE blobs SET content = zeroblob(length(content)) WHERE digest IN (SELECT blob FROM entries)")
-    assert cause_of(place, shell) == "unusable"
+    assert cause_of(place, shell) == "set aside"
+    assert "its digest differs" in shell.run("ls", "--quarantined").stdout
+
+
+def test_unusable(place, shell):
+    """The bytes are whole, but jaxlib does not load them."""
+    run(place)
+    broken = STEP.replace("step(np", "from xcache.request import Request\nRequest.load = lambda *_: 1 / 0\nstep(np")
+    assert run(place, broken)["cause"] == "unusable"
+    assert why(shell)["cause"] == "unusable"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from typing import Any
 
 import click
@@ -55,6 +56,10 @@ class Failure(click.ClickException):
     def show(self, file: Any = None) -> None:
         """Print the line."""
         click.echo(f"xcache: {self.format_message()}", file=file, err=file is None)
+
+
+# Terminals that show escapes as they are; click would make text bold there.
+_APPENDING = ("dumb", "unknown")
 
 
 class WrongUsage(Failure):
@@ -136,3 +141,5 @@ def main() -> None:
 
     Exit status: 0 done, 1 failed, 2 wrong usage or settings.
     """
+    if os.environ.get("TERM") in _APPENDING:
+        click.get_current_context().color = False

@@ -6,6 +6,9 @@ from collections.abc import Collection
 
 from xcache.wire import ledger
 
+# Causes whose advice counts on the executable that was stored instead.
+STORED_NOW = ("new", "other version of xcache", "other toolchain", "stale", "removed")
+
 UNCACHEABLE = "docs/not-cached.md lists the reasons."
 
 # Causes with a detail after the colon that is better said in other words.

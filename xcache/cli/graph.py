@@ -12,7 +12,7 @@ from xcache.cli.artifacts import process, stages
 from xcache.cli.artifacts.entry import read
 from xcache.cli.completion import complete_key
 from xcache.cli.hlo import python_option
-from xcache.cli.output import emit, json_option, note, printable
+from xcache.cli.output import emit, json_option, note, printable, write_file
 from xcache.cli.selection import SHORT_KEY
 from xcache.config import config
 
@@ -59,7 +59,7 @@ def graph(wanted: str, stage: str, output: str | None, python: str | None, as_js
     remark = printable(str(result.found or ""))
     if remark:
         file = file.with_suffix(".dot")
-    file.write_bytes(result.file(f"graph{file.suffix}"))
+    write_file(file, result.file(f"graph{file.suffix}"))
     if as_json:
         emit({"key": entry.key, "module_name": entry.module_name, "stage": stage, "file": str(file), "remark": remark})
     else:

@@ -15,7 +15,7 @@ from xcache.cli.artifacts import comparison, stages
 from xcache.cli.artifacts.entry import Entry, read
 from xcache.cli.artifacts.stages import STAGES
 from xcache.cli.completion import complete_key
-from xcache.cli.output import counted, emit, json_option, note, print_line, printable
+from xcache.cli.output import counted, emit, json_option, note, print_line, printable, write_file
 from xcache.cli.selection import SHORT_KEY
 from xcache.config import config
 
@@ -115,7 +115,7 @@ def _compared(entries: list[Entry], files: list[dict[str, bytes]], *, side_by_si
 def _write(files: dict[str, bytes], folder: Path, facts: dict[str, Any], as_json: bool) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
-        (folder / name).write_bytes(content)
+        write_file(folder / name, content)
     if as_json:
         emit(facts | {"files": [{"name": name, "file": str(folder / name)} for name in files]})
     else:

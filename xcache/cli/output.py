@@ -35,6 +35,17 @@ class Column(NamedTuple):
     cut: bool = False
 
 
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file that the user asked for; a failure names it, and leaves no part of it."""
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        # A file that could be opened, on a disk that is too full, say, is not named.
+        if error.filename is None and path.is_file():
+            path.unlink()
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
 def emit(document: dict[str, Any]) -> None:
     """Print one JSON document."""
     click.echo(json.dumps(document, indent=2))

@@ -15,7 +15,7 @@ import click
 from xcache import start_up
 from xcache.cli.completion import complete_run
 from xcache.cli.ledger_file import open_ledger
-from xcache.cli.output import json_option, note
+from xcache.cli.output import json_option, note, write_file
 from xcache.config import config
 from xcache.start_up import Run
 from xcache.wire import ledger
@@ -47,7 +47,7 @@ def trace(wanted: str, output: str, as_json: bool) -> None:
     if output == "-":
         sys.stdout.buffer.write(text)
         return
-    Path(output).write_bytes(gzip.compress(text) if output.endswith(".gz") else text)
+    write_file(Path(output), gzip.compress(text) if output.endswith(".gz") else text)
     if as_json:
         click.echo(json.dumps({"file": output, "events": len(events)}, indent=2))
     else:

@@ -133,7 +133,10 @@ def _one(row: Row, comparison: Comparison | None) -> dict[str, Any]:
     else:
         # Advice about a difference is better than advice about all programs of the cause.
         is_told = any(each.advice for each in comparison.differences)
-        meaning, hints = advice.meaning_of(row.cause), advice.for_cause(row.cause, _COMPARED if is_told else ())
+        unfit = _COMPARED if is_told else ()
+        if row.stored.startswith("no: "):
+            unfit += advice.STORED_NOW
+        meaning, hints = advice.meaning_of(row.cause), advice.for_cause(row.cause, unfit)
     hints += [comparison.problem] if comparison.problem else []
     return shown | {
         "meaning": meaning,

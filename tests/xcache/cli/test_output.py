@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import Shell
+from support.terminal import on_terminal
 
 
 @pytest.mark.parametrize("command", ["status", "stats", "ls", "toolchains"])
@@ -31,3 +32,27 @@ def test_an_output_that_takes_nothing_is_said(place, options):
     assert ran.returncode
     assert ran.stderr.startswith("xcache: [Errno 28]")
     assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize("command", ["report", "trace"])
+def test_a_file_that_a_full_disk_does_not_take_is_named_and_leaves_no_part(place, command):
+    shell = Shell(place)
+    shell.record_run("d" * 64)
+    file = place.root / "out.json"
+    # As on a full disk, a write fails after the file was opened.
+    ran = subprocess.run(
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", sys.executable, "-m", "xcache", command, "-o", str(file)],
+        env=place.env, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert str(file) in ran.stderr
+    assert not file.exists()
+
+
+@pytest.mark.parametrize(("term", "is_bold"), [("dumb", False), ("xterm", True)])
+def test_a_dumb_terminal_gets_no_escapes(place, term, is_bold):
+    Shell(place).record_run("d" * 64)
+    with on_terminal(place.env, "why", TERM=term) as terminal:
+        assert terminal.wait() == 0
+        assert "jit_f" in terminal.text
+        assert ("\x1b[" in terminal.text) == is_bold

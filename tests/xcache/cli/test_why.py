@@ -39,3 +39,14 @@ def test_programs_that_differ_in_the_same_way_are_told_once(shell):
     assert "2 more programs of this function differ in the same way, 1.00 s in all; --all shows each" in said
     assert said.count("i32[3] here") == 1
     assert shell.say("why", "--run", "bbbb", "--all").count("Only dimension 0 has changed") == 3
+
+
+@pytest.mark.parametrize(
+    ("stored", "says_so"),
+    [("yes", True), ("no: it is above the limit", False), ("no: compiling it was forbidden", False)],
+)
+def test_what_was_not_stored_serves_no_later_run(shell, stored, says_so):
+    shell.record_run("d" * 64, run="a" * 16, stored=stored)
+    said = shell.say("why", "--run", "aaaa")
+    assert ("serves the next runs" in said) == says_so
+    assert (f"not stored: {stored.removeprefix('no: ')}" in said) != says_so

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from xcache.cli import Failure, WrongUsage
-from xcache.cli.output import counted, emit, json_option, note, print_wrapped, size
+from xcache.cli.output import counted, emit, json_option, note, print_wrapped, size, write_file
 from xcache.config import config, parsing
 
 _WEEK = "7d"
@@ -77,7 +77,7 @@ def report(
         sys.stdout.buffer.write(text)
         return
     target = Path(output)
-    target.write_bytes(text)
+    write_file(target, text)
     run = shown["run"]
     if as_json:
         actions = (
