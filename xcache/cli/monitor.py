@@ -13,9 +13,11 @@ from typing import Any
 
 import click
 
+from xcache.cli import store_file
 from xcache.cli.following import Told, follow
 from xcache.cli.output import counted, print_line, printable, size
 from xcache.config import config
+from xcache.errors import ClosedStoreError
 from xcache.wire import commands
 
 _PIPE_WIDTH = 120
@@ -58,6 +60,9 @@ def monitor(once: bool, as_json: bool) -> None:
     Without a daemon the counts are null.
     """
     settings = config.load()
+    with contextlib.suppress(ClosedStoreError):
+        # Where a file is in the place of the store, no daemon will ever run.
+        store_file.is_there(settings)
     if as_json:
         tell = _print_json
     elif once:

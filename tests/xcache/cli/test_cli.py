@@ -45,8 +45,8 @@ def test_with_no_store_there_is_nothing_and_no_daemon_is_started(shell):
 
 def test_a_store_that_is_a_file_is_not_just_empty(shell):
     shell.directory.touch()
-    for command in ("ls", "stats", "status", "toolchains", "runs", "run", "clear"):
-        said = shell.run(command)
+    for command in ("ls", "stats", "status", "toolchains", "runs", "run", "clear", "monitor --once"):
+        said = shell.run(*command.split())
         assert (said.returncode, said.stdout) == (1, "")
         assert said.stderr == f"xcache: {shell.directory} is not a directory, so that there is no store\n"
 

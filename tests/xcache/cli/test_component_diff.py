@@ -29,3 +29,9 @@ def test_devices_are_named(here, there, text):
     (difference,) = component_diff.differences({"options": lines})
     assert difference.text == text
     assert "same devices" in difference.advice
+
+
+def test_a_number_of_devices_is_not_told_as_one_of_threads_too():
+    sides = {"here": ["devices=4", "threads=4"], "there": ["devices=1", "threads=2"]}
+    (difference,) = component_diff.differences({"platform": sides})
+    assert "the number of devices of the CPU client is 4 here" in difference.text
