@@ -61,6 +61,14 @@ def process_began() -> float:
     return min(started, record.created - record.relativeCreated / 1000)
 
 
+def own_start() -> str:
+    """Return the clock ticks since the boot at which this process began, by which it is known as long as it lives."""
+    try:
+        return _fields_of(os.getpid())[19]
+    except (OSError, IndexError):
+        return ""
+
+
 def _start_of_program(process: int) -> int:
     """Return the clock ticks at which a process, or the ancestor that it was forked from, began."""
     ours = _fields_of(process)

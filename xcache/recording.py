@@ -230,6 +230,7 @@ class Ledger:
             "script": sys.argv[0] if sys.argv else "",
             "directory": _directory(),
             "host": socket.gethostname(),
+            "started": clock.own_start(),
             "python": ".".join(map(str, sys.version_info[:3])),
             "xcache": __version__,
             "mode": self._mode,

@@ -55,6 +55,9 @@ class StoredRun(NamedTuple):
             since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):
             return False
+        if "started" in self.run.facts:
+            return fields[19] == self.run.facts["started"]
+        # An older xcache does not say so.
         began = time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - since_boot)
         # A forked process counts from the start of its parent.
         return abs(began - self.run.began_at) < _CLOCK_SECONDS or "parent" in self.run.facts

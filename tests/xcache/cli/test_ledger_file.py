@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import socket
+
 import pytest
 
+from xcache import clock
 from xcache.cli.ledger_file import LedgerReader, StoredRun
 from xcache.errors import StoreError
 from xcache.start_up import Run
@@ -34,3 +38,10 @@ def test_a_run_is_found_by_the_beginning_of_its_number():
             runs.run(wanted)
     with pytest.raises(StoreError, match="2 runs begin with 'aaaa'"):
         reader("a", "a").run("aaaa")
+
+
+def test_a_process_is_known_by_its_start_whatever_the_clock_says():
+    facts = {"host": socket.gethostname(), "started": clock.own_start()}
+    run = Run("a" * 8, os.getuid(), os.getpid(), "program", facts, 0.0, 0.0, None)
+    assert StoredRun(1, run).state == "running"
+    assert StoredRun(1, run._replace(facts=facts | {"started": "1"})).state == "killed"
