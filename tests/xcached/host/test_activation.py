@@ -63,10 +63,11 @@ def test_the_lock_says_where_somebody_goes_on_listening(place, manager):
 def test_a_copy_of_a_store_does_not_lead_to_the_daemon_of_the_original(place):
     """Programs with XCACHE_DIR of the copy once used the original, without a word."""
     place.start_daemon()
+    # The daemon listens a moment before its lock file says where.
+    assert until(lambda: Launcher(place.config()).address() == place.socket)
     copy = place.root / "copy"
     shutil.copytree(place.dir, copy)
     launcher = Launcher(place.config(dir=str(copy), socket=str(place.root / "other")))
-    assert Launcher(place.config()).address() == place.socket
     assert launcher.address() is None
     assert launcher.start() is True
     launcher.wait(20)

@@ -13,6 +13,7 @@ from support.small_disk import SmallDisk
 from support.stores import WRITER, Shelf, shelf
 
 from xcache.wire import commands, protocol
+from xcached.store import writer
 from xcached.store.disk import Disk, usage_of
 from xcached.store.entries import EntryKey
 from xcached.store.evictor import Freed, Tally
@@ -21,6 +22,12 @@ from xcached.store.pins import Share
 
 KB = 1000
 DAY = 86400.0
+
+
+@pytest.fixture(autouse=True)
+def no_flush(monkeypatch):
+    """Have the writer thread evict only when a test waits for that, however slow the machine is."""
+    monkeypatch.setattr(writer, "_FLUSH_SECONDS", 1000.0)
 
 
 def fill(made: Shelf, names: Iterable[str], size: int = 9 * KB, **changes: object) -> None:
