@@ -150,6 +150,15 @@ def test_code_of_the_program_s_under_a_public_name_has_all_lowered(name, made, s
     assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
 
 
+def test_asserts_that_pytest_has_rewritten_in_a_module_of_jax_s_are_acceptable(structures, monkeypatch, before):
+    from jax._src import test_warning_util
+    from jax._src.interpreters import mlir
+
+    assert "@pytest_ar" in vars(test_warning_util)
+    monkeypatch.setattr(mlir, "of_nobody", 1, raising=False)
+    assert not structures.of(lambda x: x * 2, X).startswith("<")
+
+
 def test_functions_of_jax_s_that_lead_to_each_other_are_acceptable(structures, monkeypatch, before):
     from jax._src.interpreters import mlir
 
