@@ -189,7 +189,9 @@ class _Patches:
             if kind is types.MethodType:
                 return self._is_acceptable(value.__func__) and self._is_acceptable(value.__self__)
             if isinstance(value, functools.partial):
-                return all(map(self._is_acceptable, (value.func, *value.args, *value.keywords.values())))
+                # jax's own tests give it a stream that is pytest's.
+                given = filter(callable, (*value.args, *value.keywords.values()))
+                return all(map(self._is_acceptable, (value.func, *given)))
             if kind is types.SimpleNamespace:
                 return all(map(self._is_acceptable, vars(value).values()))
             package = kind.__module__.split(".", 1)[0]

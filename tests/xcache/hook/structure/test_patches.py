@@ -155,6 +155,9 @@ def test_asserts_that_pytest_has_rewritten_in_a_module_of_jax_s_are_acceptable(s
     from jax._src.interpreters import mlir
 
     assert "@pytest_ar" in vars(test_warning_util)
+    # As in jax's test_util, which needs a library that is not here.
+    captured = functools.partial(test_warning_util.raise_on_warnings, OfTheProgram())
+    monkeypatch.setattr(test_warning_util, "captured", captured, raising=False)
     monkeypatch.setattr(mlir, "of_nobody", 1, raising=False)
     assert not structures.of(lambda x: x * 2, X).startswith("<")
 
