@@ -256,8 +256,11 @@ def main() -> None:
     if options.page is not None:
         write(options.page, table(judgements))
     print(table(judgements))
-    if not judgements or any(each.contradictions or each.unstable for each in judgements):
-        sys.exit("scripts/soundness: the digest is not sound, or nothing was recorded")
+    # Where hardly anything is eligible, the run shows nothing.
+    if not judgements or any(
+        each.contradictions or each.unstable or each.eligible < each.lowerings / 2 for each in judgements
+    ):
+        sys.exit("scripts/soundness: the digest is not sound, or hardly anything was eligible")
 
 
 if __name__ == "__main__":
