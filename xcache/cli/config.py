@@ -67,7 +67,7 @@ def unknown_variables() -> list[str]:
 
 def suggestion(variable: str) -> str:
     """Return words that name the setting which a misspelt variable may stand for; empty if there is none."""
-    # What all have in common makes none alike.
+    # A prefix that all share makes no two alike.
     names = {name.removeprefix(_PREFIX): name for name in _VARIABLES}
     alike = difflib.get_close_matches(variable.removeprefix(_PREFIX), names, n=1)
     return f"; did you mean {names[alike[0]]}?" if alike else ""

@@ -70,7 +70,7 @@ class AliasRow(NamedTuple):
 
 
 class Traces(NamedTuple):
-    """What the store has of a wanted entry, by whomever: each is false, 0 or None where there is nothing."""
+    """Traces of a wanted entry in the store, by all writers: each is 0 or None where there is nothing."""
 
     of_key: int
     # A mark that the key cannot be cached.
