@@ -34,6 +34,8 @@ def collecting(phase, info):
 
 first = threading.Thread(target=work, args=(programs[0],))
 gc.callbacks.append(collecting)
+# A collection takes a moment only: while another thread collects, none begins here.
+gc.freeze()
 gc.set_threshold(1)
 first.start()
 first.join()
