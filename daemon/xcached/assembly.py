@@ -122,7 +122,7 @@ def assemble(
         | Programs(store, lookup).handlers
         | AliasRequests(alias_rows, lookup, writer).handlers
         | Announcements(toolchains).handlers
-        | Inspection(store, evictor.shortage, settings, writer, leases, trust, connections).handlers
+        | Inspection(store, evictor.shortage, ledger, settings, writer, leases, trust, connections).handlers
         | Pinning(store, evictor.pins, settings, writer, trust).handlers
         | Removals(store, writer, trust, rows, strikes, clear_other_data).handlers
         | Administration(store, evictor, writer, trust, watchers, stop).handlers

@@ -41,7 +41,15 @@ def test_runs_are_listed_shown_compared_and_traced(place, shell, tmp_path):
     step = next(each for each in shown["programs"] if each["module_name"] == "jit_step")
     assert (step["shapes"], step["outcome"], step["stored"]) == ("f32[8,8]", "miss", "yes")
     assert {span["stage"] for span in step["spans"]} >= {"trace", "lower", "key", "compile", "serialize", "store"}
-    assert "s until its last program was ready" in shell.run("run").stdout
+    assert shown["saved_seconds"] == 0
+    said = shell.run("run").stdout
+    assert "s until its last program was ready" in said
+    saved = json.loads(shell.run("run", "--json").stdout)["saved_seconds"]
+    assert ("the cache saved" in said) == (saved > 0)
+    compiling = sum(
+        span["seconds"] for each in shown["programs"] for span in each["spans"] if span["stage"] == "compile"
+    )
+    assert -compiling < saved < compiling
     compared = json.loads(shell.run("compare", cold["run"], "--json").stdout)
     of_step = next(each for each in compared["programs"] if each["module_name"] == "jit_step")
     assert (of_step["a"]["compiled"], of_step["b"]["compiled"]) == (1, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 import shutil
 import subprocess
@@ -134,10 +135,13 @@ def test_a_run_on_a_full_disk_is_as_without_and_the_commands_answer(place):
         for command in ("runs", "run", "why"):
             done = shell.run(command)
             assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
-        assert recorded[0]["run"] in {run["run"] for run in shell.json("runs")["runs"]}
+            assert "not recorded: the store could not be written" in done.stderr
+        listed = json.loads(shell.run("runs", "--json").stdout)["runs"]
+        assert recorded[0]["run"] in {run["run"] for run in listed}
         (place.dir / "ballast").unlink()
         assert place.run(RUN, FACTOR="9", **on).stdout == "18.0\n"
         assert shell.json("run")["programs"][0]["stored"] == "yes"
+        assert shell.run("run").stderr == ""
 
 
 def test_a_disk_is_never_filled(place):

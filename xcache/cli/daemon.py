@@ -156,17 +156,30 @@ def say_empty(settings: Config, said: str = EMPTY) -> None:
         note(f"programs run without the cache: {reason}")
 
 
-def flush(settings: Config) -> bool:
-    """Have the daemon, if one runs, write pending changes, and note a failure; return False if none runs."""
+def flush(settings: Config, *, of_runs: bool = False) -> bool:
+    """Have the daemon, if one runs, write pending changes, and note a failure; return False if none runs.
+
+    With ``of_runs``, note as well that it could not record the last runs.
+    """
     try:
         connection = find(settings)
         if connection is None:
             return False
         with contextlib.closing(connection):
             connection.demand(commands.Sync(), protocol.Done, settings.timeout)
+            if of_runs:
+                note_unrecorded_runs(connection, settings.timeout)
     except (UnavailableError, RefusedError) as error:
         note(f"the latest uses may be missing: {error}")
     return True
+
+
+def note_unrecorded_runs(connection: Connection, timeout: float) -> None:
+    """Say that the store did not take the last runs, if that is so."""
+    facts = connection.demand(protocol.AskStatus(), protocol.Status, timeout).facts
+    if missing := facts.get("unrecorded_runs"):
+        runs = "run was" if missing == 1 else f"{missing} runs were"
+        note(f"the last {runs} not recorded: the store could not be written (`xcache status`, and the daemon's log)")
 
 
 def _find_any(settings: Config, connect: Callable[[Config], Connection] | None = None) -> Connection | None:

@@ -138,7 +138,7 @@ def open_ledger(settings: Config) -> Iterator[tuple[LedgerReader, StoreReader | 
     except ClosedStoreError as error:
         closed = error
     else:
-        daemon.flush(settings)
+        daemon.flush(settings, of_runs=True)
         with store_file.open_store(settings) as store:
             if store is None or not store.has_ledger:
                 yield LedgerReader(tuple, lambda _: [], none=NO_RUN if store is None else _NONE_BEFORE), store
@@ -158,6 +158,7 @@ def open_ledger(settings: Config) -> Iterator[tuple[LedgerReader, StoreReader | 
         raise UnavailableError(f"nobody listens on {settings.socket}, and {closed}")
     with contextlib.closing(connection):
         connection.demand(commands.Sync(), protocol.Done, settings.timeout)
+        daemon.note_unrecorded_runs(connection, settings.timeout)
         listed = LedgerReader(
             lambda: _listed_runs(settings, connection), lambda run: _listed_rows(settings, connection, run)
         )

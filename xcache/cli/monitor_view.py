@@ -89,7 +89,7 @@ class View:
             lines += _wrapped(Text(self._problem, "bold red"), width)
         if self._seen is not None:
             lines.append(self._fill(self._seen.facts, width))
-            for parts in (self._rates(), self._numbers(self._seen.facts)):
+            for parts in filter(None, (self._rates(), self._numbers(self._seen.facts))):
                 together = Text("; ".join(parts))
                 lines += [together] if together.cell_len <= width else map(Text, parts)
         return lines
@@ -110,7 +110,7 @@ class View:
         bar = min(30, width - len(text) - 4)
         line = Text(text)
         if bar >= 10 and (facts["max_size"] or facts["max_entries"]):
-            full = min(bar, math.ceil(share * bar))
+            full = min(bar, round(share * bar))
             line.append("  ").append(self._full * full, "red" if share > 0.95 else "green")
             line.append(self._empty * (bar - full), "dim")
         return line
@@ -125,9 +125,10 @@ class View:
         ]
 
     def _numbers(self, facts: Row) -> list[str]:
-        texts = [
-            f"{counted(facts['connected'], 'program')}: {facts['compiling']} compiling, {facts['waiting']} waiting"
-        ]
+        texts = []
+        if facts["connected"]:
+            doing = f"{facts['compiling']} compiling, {facts['waiting']} waiting"
+            texts.append(f"{counted(facts['connected'], 'program')}: {doing}")
         if facts["other_connected"]:
             texts.append(f"other users' {facts['other_connected']}: {facts['other_compiling']} compiling")
         return texts

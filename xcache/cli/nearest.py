@@ -97,9 +97,9 @@ class Neighbours:
             return Comparison(there["key"], components, component_diff.differences(components))
         mine, theirs = self._program(here), self._program(there)
         other = self._known.get(there["key"])
-        # Like other arguments, those that are weakly typed change the operations, too.
-        if not (found := [*_of_keys(row, other)]) and (found := [*_weak(row, other)]):
-            found += program_diff.of_arguments(mine.arguments, theirs.arguments)
+        # Like other arguments, random keys and those that are weakly typed change the operations, too.
+        if found := [*_of_keys(row, other), *_weak(row, other)]:
+            found += program_diff.of_arguments(mine.arguments, theirs.arguments, _key_numbers(row, other))
         found = found or program_diff.differences(mine, theirs)
         return Comparison(there["key"], components, found + component_diff.differences(components, same_program=False))
 
@@ -111,7 +111,8 @@ class Neighbours:
         from xcache.cli import program_diff
 
         mine, theirs = (program_diff.from_shapes(each.shapes) for each in (row, other))
-        found = [*_of_keys(row, other)] or [*_weak(row, other), *program_diff.of_arguments(mine, theirs)]
+        found = [*_of_keys(row, other), *_weak(row, other)]
+        found += program_diff.of_arguments(mine, theirs, _key_numbers(row, other))
         return Comparison(row.nearest, {}, found, "" if found else "Only entries that are stored can be compared.")
 
     def _entry(self, key: str) -> store_file.Row | None:
@@ -135,10 +136,19 @@ def _changed(here: store_file.Row, there: store_file.Row) -> list[str]:
     return [name for name in DESCRIBED_COMPONENTS if here[f"{name}_component"] != there[f"{name}_component"]]
 
 
+def _key_numbers(row: Row, other: Row | None) -> set[int]:
+    """Return the numbers of arguments that are random keys of another kind; in StableHLO, they are arrays."""
+    return {
+        number
+        for number, one, another in _both(row, other)
+        if one.type != another.type and all(each.type.startswith(_KEY) for each in (one, another))
+    }
+
+
 def _of_keys(row: Row, other: Row | None) -> Iterator[Difference]:
-    """Yield the random keys that are of another kind; in StableHLO they are arrays of another shape."""
+    changed = _key_numbers(row, other)
     for number, one, another in _both(row, other):
-        if one.type != another.type and all(each.type.startswith(_KEY) for each in (one, another)):
+        if number in changed:
             kinds = f"{one.type} here, {another.type} in the stored program"
             yield Difference(f"argument {number} is a random key of another kind: {kinds}", operation_diff.RNG)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 import textwrap
@@ -36,13 +37,22 @@ class Column(NamedTuple):
 
 
 def write_file(path: Path, content: bytes) -> None:
-    """Write a file that the user asked for; a failure names it, and leaves no part of it."""
+    """Write a file that the user asked for; a failure names it, and leaves what was there."""
+    # A link stays one, and a device, such as /dev/stdout, is written to.
+    target = path.resolve()
+    part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        path.write_bytes(content)
+        if target.exists() and not target.is_file():
+            target.write_bytes(content)
+            return
+        try:
+            part.write_bytes(content)
+            if target.exists():
+                shutil.copymode(target, part)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
     except OSError as error:
-        # A file that could be opened, on a disk that is too full, say, is not named.
-        if error.filename is None and path.is_file():
-            path.unlink()
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
@@ -57,7 +67,10 @@ def note(message: str) -> None:
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
-    """Print rows under titles, cut to the width of a terminal as far as the columns allow."""
+    """Print rows under titles, cut to the width of a terminal as far as the columns allow.
+
+    On a terminal that is still too narrow, each row takes a line per column.
+    """
     # rich takes as long to import as everything else together, and JSON does not need it.
     from rich.console import Console
     from rich.table import Table
@@ -76,8 +89,13 @@ def print_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
         table.add_column(column.title, justify=column.justify, min_width=least, no_wrap=not column.cut)
     for row in zip(*cells, strict=True):
         table.add_row(*row)
-    # A table that is still too wide wraps in the terminal, which is better than keys cut short.
-    console = Console(width=max(_width(), needed), highlight=False)
+    if needed > _width():
+        for number, row in enumerate(rows):
+            if number:
+                click.echo()
+            print_facts((column.title, cell) for column in columns if (cell := column.cell(row)))
+        return
+    console = Console(width=_width(), highlight=False)
     with console.capture() as capture:
         console.print(table)
     for line in capture.get().splitlines():

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import NamedTuple
 
 from xcache.cli import operation_diff
 from xcache.cli.operation_diff import Difference
-from xcache.cli.output import shortened
+from xcache.cli.output import counted, shortened
 from xcache.cli.program_parts import Program, Value, read, without_numbers
 
 __all__ = ["Difference", "differences", "from_shapes", "of_arguments", "read"]
@@ -25,7 +26,7 @@ _DONATION = ("tf.aliasing_output", "jax.buffer_donor")
 _SHARDING = ("sdy.sharding", "mhlo.sharding")
 _MEMORY = ("mhlo.memory_kind",)
 _LAYOUT = ("mhlo.layout_mode",)
-_PARTITIONS = "mhlo.num_partitions"
+_PARTITIONS, _REPLICAS = "mhlo.num_partitions", "mhlo.num_replicas"
 _AXIS = re.compile(r'"([^"]+)"=(\d+)')
 # As hook/stages.py writes them.
 _SHAPES = re.compile(r"(?:(\d+) x )?([^\s,\[]+\[[\d,]*\])( weak)?")
@@ -61,7 +62,10 @@ def differences(here: Program, there: Program) -> list[Difference]:
     found = [*_of_meshes(here, there)]
     # Without axes with names, the text of a sharding has the number of devices in it.
     compared = _WITHOUT_SHARDINGS if found else _ALL
-    found += _of_values("argument", here.arguments, there.arguments, compared)
+    of_arguments = _of_values("argument", here.arguments, there.arguments, compared)
+    # A program that divides its data among the devices has other shapes on another number of them.
+    is_divided = _device_count(here) != _device_count(there)
+    found += [each._replace(advice="") for each in of_arguments] if is_divided else of_arguments
     # Other arguments and meshes change the results and operations, too.
     if not found:
         found += operation_diff.differences(here.operations, there.operations)
@@ -70,24 +74,26 @@ def differences(here: Program, there: Program) -> list[Difference]:
     return found or [*_of_names(here, there)] or [Difference("no part of the two programs differs", _NOT_OURS)]
 
 
-def of_arguments(here: Sequence[Value], there: Sequence[Value]) -> list[Difference]:
-    """Return in what the arguments of two programs differ."""
-    return [*_of_values("argument", here, there, _ALL)]
+def of_arguments(here: Sequence[Value], there: Sequence[Value], without: Collection[int] = ()) -> list[Difference]:
+    """Return in what the arguments of two programs differ, but for those of some numbers."""
+    return [*_of_values("argument", here, there, _ALL, without)]
 
 
 def _of_meshes(here: Program, there: Program) -> Iterator[Difference]:
-    counts = [each.settings.get(_PARTITIONS, "1").partition(" ")[0] for each in (here, there)]
+    counts = [_device_count(each) for each in (here, there)]
     meshes = [", ".join(map(_mesh, each.meshes)) or "none" for each in (here, there)]
     if counts[0] != counts[1]:
         yield Difference(
-            f"it runs on {_devices(counts[0])} here, on {_devices(counts[1])} in the stored program", _MESH
+            f"it runs on {counted(counts[0], 'device')} here, on {counted(counts[1], 'device')} in the stored program",
+            _MESH,
         )
     elif meshes[0] != meshes[1]:
         yield Difference(f"its mesh is {meshes[0]} here, {meshes[1]} in the stored program", _MESH)
 
 
-def _devices(count: str) -> str:
-    return "1 device" if count == "1" else f"{count} devices"
+def _device_count(program: Program) -> int:
+    counts = [program.settings.get(name, "1").partition(" ")[0] for name in (_PARTITIONS, _REPLICAS)]
+    return math.prod(int(count) if count.isdecimal() else 1 for count in counts)
 
 
 def _mesh(text: str) -> str:
@@ -96,7 +102,11 @@ def _mesh(text: str) -> str:
 
 
 def _of_values(
-    what: str, here: Sequence[Value], there: Sequence[Value], compared: Sequence[_Compare]
+    what: str,
+    here: Sequence[Value],
+    there: Sequence[Value],
+    compared: Sequence[_Compare],
+    without: Collection[int] = (),
 ) -> Iterator[Difference]:
     if len(here) != len(there):
         advice = (
@@ -108,7 +118,7 @@ def _of_values(
         yield Difference(f"it has {len(here)} {what}s here{named}, {len(there)} in the stored program", advice)
         return
     for change in compared:
-        pairs = enumerate(zip(here, there, strict=True))
+        pairs = (each for each in enumerate(zip(here, there, strict=True)) if each[0] not in without)
         yield from _grouped(what, [found for at, (one, other) in pairs if (found := change(at, one, other))])
 
 
@@ -224,7 +234,7 @@ def _of_names(here: Program, there: Program) -> Iterator[Difference]:
             only = [sorted(set(names) - set(others)) for names, others in ((mine, theirs), (theirs, mine))]
             text = f"only the names of inner functions have changed: {_listed(only[0])} here, {_listed(only[1])} before"
             yield Difference(text, advice)
-    for name in sorted({*here.settings, *there.settings} - {_PARTITIONS}):
+    for name in sorted({*here.settings, *there.settings} - {_PARTITIONS, _REPLICAS}):
         values = [shortened(program.settings.get(name, "none"), _LONGEST) for program in (here, there)]
         if values[0] != values[1]:
             yield Difference(f"the module's {name} is {values[0]} here, {values[1]} in the stored program")

@@ -37,10 +37,10 @@ _RUNS = (
     Column("run", lambda row: row["run"][:_SHORT_RUN]),
     Column("program", lambda row: shortened(row["command"], _LONGEST), cut=True),
     Column("began", lambda row: ago(row["began_at"]), "right"),
-    Column("ready after", lambda row: duration(row["ready_seconds"]), "right"),
+    Column("ready in", lambda row: duration(row["ready_seconds"]), "right"),
     Column("compiled", lambda row: str(row["outcomes"].get(ledger.MISS, 0)), "right"),
-    Column("from the cache", lambda row: str(_hits(row["outcomes"])), "right"),
-    Column("not cacheable", lambda row: str(row["outcomes"].get(ledger.UNCACHEABLE, 0)), "right"),
+    Column("found", lambda row: str(_hits(row["outcomes"])), "right"),
+    Column("uncacheable", lambda row: str(row["outcomes"].get(ledger.UNCACHEABLE, 0)), "right"),
     Column("state", lambda row: row["state"]),
 )
 
@@ -89,13 +89,19 @@ def run(wanted: str, show_all: bool, as_json: bool) -> None:
            "pid", "uid", "state", "began_at", "reported_at", "ended_at", "seconds_to_hook", "ready_seconds", "stages",
            "outcomes", "facts"; "programs": [{"position": int, "module_name": str, "site": str, "shapes": str,
            "key": str, "outcome": str, "cause": str, "stored": str, "nearest": str, "seconds": float,
-           "spans": [{"stage": str, "start": float (since the process began), "seconds": float, "thread": str}]}]}
+           "spans": [{"stage": str, "start": float (since the process began), "seconds": float, "thread": str}]}],
+           "saved_seconds": float (compile times of what was found, as far as they are known, less the loading)}
     """
+    from xcache.cli.report import gathering, ledger_facts
+
     settings = config.load()
-    with open_ledger(settings) as (reader, _):
+    with open_ledger(settings) as (reader, store):
         found = reader.run(wanted)
         rows = reader.rows(found)
+        got = ledger_facts.got(found, rows)
+        known = gathering.known_seconds(store, got)
     shown = start_up.of_run(found.run, found.state, rows)
+    shown["saved_seconds"] = round(sum(ledger_facts.saved_by(each, known) for each in got), 6)
     programs = [start_up.of_row(row) for row in rows]
     if as_json:
         emit(shown | {"programs": programs})
@@ -126,6 +132,8 @@ def _print(shown: dict[str, Any], programs: list[dict[str, Any]], *, show_all: b
     print_line(f"began {moment(shown['began_at'])} in {shown['directory'] or 'an unknown folder'}")
     print_line(_total(shown))
     print_line(_counts(shown["outcomes"]))
+    if shown["saved_seconds"] > 0:
+        print_line(f"the cache saved {duration(shown['saved_seconds'])} of compiling in this run, less the loading")
     programs = [row for row in programs if row["outcome"] != ledger.UNUSED]
     dearest = sorted(programs, key=lambda row: -row["seconds"])[:most]
     if dearest:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import click
@@ -164,10 +164,7 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
     print_line(f"{len(explained)} of {programs} compiled" + " so far" * is_running)
     told = [row for row in explained if row["differences"] or row["components"]]
     most = len(explained) if show_all else _MOST_SHOWN
-    alike: defaultdict[object, list[dict[str, Any]]] = defaultdict(list)
-    for row in told:
-        alike[row["position"] if show_all else _likeness(row)].append(row)
-    groups = [*alike.values()]
+    groups = [[row] for row in told] if show_all else alike(told)
     for row, *others in groups[:most]:
         click.echo()
         _print_one(row, is_running=is_running, most=len(row["differences"]) if show_all else _MOST_SHOWN)
@@ -187,6 +184,14 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
         _print_group([*group], is_running=is_running, most=most)
 
 
+def alike(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Return explained misses in groups of those that differ in the same way from what is stored."""
+    groups: defaultdict[object, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[_likeness(row)].append(row)
+    return [*groups.values()]
+
+
 def _likeness(row: Mapping[str, Any]) -> object:
     """Return what programs have in common if they differ in the same way from what is stored.
 
@@ -195,8 +200,9 @@ def _likeness(row: Mapping[str, Any]) -> object:
     told = [f"{each['text']} {each['advice']}" for each in row["differences"]]
     differences = tuple(_NUMBERS.sub("#", text) for text in told)
     same = ["outcome", "meaning", "stored", "advice", "earlier"]
-    same += [] if row["components"] else ["module_name", "site"]
-    return differences or row["position"], *(row[name] for name in same)
+    same += ["module_name", "site"] if differences and not row["components"] else []
+    differing = row["position"] if row["components"] else None
+    return differences or differing, *(row[name] for name in same)
 
 
 def _print_one(row: dict[str, Any], *, is_running: bool, most: int) -> None:

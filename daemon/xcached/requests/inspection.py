@@ -15,6 +15,7 @@ from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.host.reload import LiveSettings
 from xcached.requests.leases import Leases
 from xcached.requests.trust import Trust
+from xcached.store.ledger import Ledger
 from xcached.store.listing import entries_by
 from xcached.store.shortage import Shortage
 from xcached.store.store import Store
@@ -28,6 +29,7 @@ class Inspection:
         self,
         store: Store,
         shortage: Shortage,
+        ledger: Ledger,
         settings: LiveSettings,
         writer: WriterThread,
         leases: Leases,
@@ -36,6 +38,7 @@ class Inspection:
     ) -> None:
         self._store = store
         self._shortage = shortage
+        self._ledger = ledger
         self._settings = settings
         self._writer = writer
         self._leases = leases
@@ -63,6 +66,7 @@ class Inspection:
             "free": free,
             "to_stay_free": to_stay_free,
             "configuration_problem": self._settings.problem,
+            "unrecorded_runs": self._ledger.unrecorded(self._trust.visible_to(caller.uid)),
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
         return Reply(protocol.Status(facts, self._leases.compiles(partial(self._trust.may_change, caller.uid))))

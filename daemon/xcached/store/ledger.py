@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Sequence
 
 from xcache.wire import commands, protocol
@@ -27,11 +29,25 @@ class Ledger:
         self._db = store.database.writing
         self._groups = RowGroups(store, "runs", "ledger", "run", lambda: store.limits.max_ledger)
         self.clear, self.trim = self._groups.clear, self._groups.trim
+        # By user, the runs after the last one that is recorded, which the database did not take.
+        self._unrecorded: defaultdict[int, set[str]] = defaultdict(set)
+
+    def unrecorded(self, uid: int | None) -> int:
+        """Return how many of a user's last runs (None: of everybody's) the database did not take; for any thread."""
+        return sum(len(runs) for user, runs in self._unrecorded.copy().items() if uid in (None, user))
 
     def record(self, uid: int, pid: int, program: str, message: protocol.RecordRun, rows: Sequence[Row]) -> None:
         """Keep the newest rows of a user's run; forget the oldest runs."""
         if not self._store.limits.max_ledger:
             return
+        try:
+            self._record(uid, pid, program, message, rows)
+        except sqlite3.Error:
+            self._unrecorded[uid].add(message.run)
+            raise
+        self._unrecorded.pop(uid, None)
+
+    def _record(self, uid: int, pid: int, program: str, message: protocol.RecordRun, rows: Sequence[Row]) -> None:
         now = time.time()
         facts = json.dumps(message.facts)
         fixed = _ROW_BYTES + len(f"{message.run}{program}{facts}".encode())

@@ -116,6 +116,12 @@ def test_a_wide_picture():
     assert lines[13][8:] == "  4711  jit_0       2.5 s  other flags  train.py:12"
 
 
+def test_an_idle_daemon_is_said_to_be_so_once():
+    lines = drawn(seen(connected=0, bytes=1000))
+    assert lines[1].startswith("120 entries, 1000 B of 20 GiB (0%)  ░")
+    assert lines[3:6] == ["", "no program is connected", ""]
+
+
 def test_a_narrow_picture():
     lines = drawn(BUSY, width=40)
     assert lines[0] == "xcache monitor                  q leaves"

@@ -10,6 +10,8 @@ import pytest
 from support.command_line import Shell
 from support.terminal import on_terminal
 
+from xcache.cli import output
+
 
 @pytest.mark.parametrize("command", ["status", "stats", "ls", "toolchains"])
 @pytest.mark.parametrize("options", [[], ["--json"]])
@@ -35,10 +37,15 @@ def test_an_output_that_takes_nothing_is_said(place, options):
 
 
 @pytest.mark.parametrize("command", ["report", "trace"])
-def test_a_file_that_a_full_disk_does_not_take_is_named_and_leaves_no_part(place, command):
+@pytest.mark.parametrize("before", [None, "an older file"])
+def test_a_file_that_a_full_disk_does_not_take_is_named_and_leaves_what_was_there(place, command, before):
     shell = Shell(place)
     shell.record_run("d" * 64)
-    file = place.root / "out.json"
+    folder = place.root / "out"
+    folder.mkdir()
+    file = folder / "out.json"
+    if before is not None:
+        file.write_text(before)
     # As on a full disk, a write fails after the file was opened.
     ran = subprocess.run(
         ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", sys.executable, "-m", "xcache", command, "-o", str(file)],
@@ -46,7 +53,17 @@ def test_a_file_that_a_full_disk_does_not_take_is_named_and_leaves_no_part(place
     )  # fmt: skip
     assert ran.returncode == 1
     assert str(file) in ran.stderr
-    assert not file.exists()
+    assert {each.name: each.read_text() for each in folder.iterdir()} == ({"out.json": before} if before else {})
+
+
+def test_a_file_is_written_where_a_link_leads_with_its_mode(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("before")
+    target.chmod(0o640)
+    link.symlink_to("target")
+    output.write_file(link, b"after")
+    assert (link.is_symlink(), target.read_text(), target.stat().st_mode & 0o777) == (True, "after", 0o640)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["link", "target"]
 
 
 @pytest.mark.parametrize(("term", "is_bold"), [("dumb", False), ("xterm", True)])

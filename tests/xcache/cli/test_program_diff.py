@@ -116,6 +116,24 @@ def test_the_difference_is_named(here, there, text, advice):
     assert advice in first.advice
 
 
+def divided(count, of_mesh):
+    partitions, replicas = (count, 1) if of_mesh else (1, count)
+    kind = f"tensor<{8 // count}xf32>"
+    text = f"""
+module @jit_f attributes {{mhlo.num_partitions = {partitions} : i32, mhlo.num_replicas = {replicas} : i32}} {{
+  func.func public @main(%x: {kind}) -> {kind} {{ return %x : {kind} }}
+}}"""
+    return stablehlo.bytecode(stablehlo.parse(text))
+
+
+@pytest.mark.parametrize("of_mesh", [True, False])
+def test_shapes_that_follow_from_the_number_of_devices_get_no_advice(of_mesh):
+    devices, shapes = found(divided(2, of_mesh), divided(4, of_mesh))
+    assert "it runs on 2 devices here, on 4 devices" in devices.text
+    assert "f32[4] here, f32[2]" in shapes.text
+    assert (bool(devices.advice), shapes.advice) == (True, "")
+
+
 def test_a_seed_is_taken_for_one():
     def sampled(seed):
         return bytecode_of(lambda x: x + jax.random.normal(jax.random.key(seed), (4, 4)), ONES)

@@ -26,6 +26,18 @@ def test_what_was_loaded_ahead_in_vain_does_not_hide_the_run_that_compiled_it(sh
     assert "f32[16] here, f32[8] in the stored program" in miss["differences"][0]["text"]
 
 
+def test_a_random_key_of_another_kind_does_not_hide_another_difference(shell):
+    shell.record_run("c" * 64, run="a" * 16, shapes="key<fry>[], f32[8], f32[3]")
+    changes = {"shapes": "key<rbg>[], f32[16], f32[3] weak", "cause": "other program", "nearest": "c" * 64}
+    shell.record_run("d" * 64, run="b" * 16, **changes)
+    (miss,) = shell.json("why", "--run", "bbbb")["misses"]
+    assert [each["text"] for each in miss["differences"]] == [
+        "argument 0 is a random key of another kind: key<rbg>[] here, key<fry>[] in the stored program",
+        "argument 2 is weakly typed here, but not in the stored program",
+        "argument 1 is f32[16] here, f32[8] in the stored program",
+    ]
+
+
 def test_programs_that_differ_in_the_same_way_are_told_once(shell):
     stored = shell.put("jit_f")
     shell.record_run(stored, run="a" * 16, shapes="f32[8], f32[3]")

@@ -14,6 +14,7 @@ from xcache.cli.report import charts, ledger_facts, tables, timeline, verdict
 from xcache.cli.report.churn import Churn, advise
 from xcache.cli.report.gathering import Gathered, RunOf
 from xcache.cli.report.redaction import Redaction, folder_of
+from xcache.cli.why import alike
 from xcache.wire import ledger
 
 _MOST_CHURNS = 12
@@ -108,7 +109,10 @@ def _run(found: Gathered, churns: Sequence[Churn], shown: Mapping[int, Mapping[s
             (duration(sum(each.compile_seconds for each in compiled)), "spent compiling"),
         ],
         "timeline": drawn,
-        "misses": [_miss(each, found.texts) for each in found.explained],
+        "misses": [
+            _miss(first, found.texts) | {"others": [_brief(each) for each in others]}
+            for first, *others in alike(found.explained)
+        ],
         "left_out_misses": len([each for each in compiled if each.row.outcome != ledger.FAILED]) - len(found.explained),
         "programs": tables.programs(
             "programs", of.programs, (each["position"] for each in found.explained), found.texts
@@ -140,6 +144,15 @@ def _miss(each: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
         "not_stored": each["stored"].removeprefix("no: ") if each["stored"].startswith("no") else "",
         "is_compiling": each["outcome"] == ledger.COMPILING,
         "has_text": each["key"] in texts,
+    }
+
+
+def _brief(each: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is told of a miss whose like is told in full."""
+    return {
+        **{name: each[name] for name in ("module_name", "site", "position")},
+        "shapes": tables.middle(each["shapes"]),
+        "seconds": duration(each["seconds"]),
     }
 
 

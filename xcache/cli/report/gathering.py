@@ -68,13 +68,7 @@ def gather(settings: Config, run: str, other: str | None, since: float, *, with_
         compared = _run_of(reader, reader.run(other)) if other is not None else None
         period, left_out = _period(reader, now - since, [each for each in (focus, compared) if each])
         everything = [each for of in (*period, *filter(None, (focus, compared))) for each in of.programs]
-        # The daemon hands out single entries, and no sums.
-        readable = None if isinstance(store, AskedReader) else store
-        stored = (
-            holdings.compile_seconds(readable, {each.row.key for each in everything if each.row.key})
-            if readable
-            else {}
-        )
+        readable = _readable(store)
         return Gathered(
             now,
             now - since,
@@ -83,11 +77,23 @@ def gather(settings: Config, run: str, other: str | None, since: float, *, with_
             compared,
             period,
             left_out,
-            compile_seconds_by_key(everything, stored),
+            known_seconds(store, everything),
             _held(readable, now) if readable else None,
             _texts(store, focus.programs) if with_programs and store and focus else {},
             settings.max_size,
         )
+
+
+def known_seconds(store: StoreReader | None, programs: Sequence[Got]) -> dict[str, float]:
+    """Return what compiling each key takes, as far as that is known."""
+    readable = _readable(store)
+    keys = {each.row.key for each in programs if each.row.key}
+    return compile_seconds_by_key(programs, holdings.compile_seconds(readable, keys) if readable else {})
+
+
+def _readable(store: StoreReader | None) -> StoreReader | None:
+    """Return the store if sums over it can be had: a daemon hands out single entries."""
+    return None if isinstance(store, AskedReader) else store
 
 
 def _run_of(reader: LedgerReader, run: StoredRun) -> RunOf:

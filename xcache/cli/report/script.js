@@ -51,8 +51,8 @@ for (const button of document.querySelectorAll("[data-open]")) {
 }
 
 const openTarget = () => {
-  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)));
-  if (target instanceof HTMLDetailsElement) {
+  const target = document.getElementById(decodeURIComponent(location.hash.slice(1)))?.closest("details");
+  if (target) {
     target.open = true;
     target.querySelector("summary").focus({ preventScroll: true });
   }

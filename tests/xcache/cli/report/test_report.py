@@ -16,6 +16,7 @@ from xcache.cli.report import page
 from xcache.wire import ledger
 
 HOSTILE = "jit_<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{ 7 * 7 }}"
+SPANS = json.dumps([("compile", 1.0, 0.5, "MainThread")])
 # Elements that end with their begin.
 VOID = {"meta", "input", "br"}
 
@@ -104,6 +105,19 @@ def test_every_link_leads_somewhere_and_every_name_is_one(shell, write):
     ids, links = ids_and_links(write("--compare", "last", "last"))
     assert len(ids) == len(set(ids))
     assert {link.removeprefix("#") for link in links} <= set(ids)
+
+
+def test_programs_that_were_compiled_for_the_same_reason_share_a_place(shell, write):
+    rows = [
+        ledger.Row(number, "jit_f", "train.py:1", f"f32[{number}]", f"{number}" * 64, "miss", cause, "yes", "", SPANS)
+        for number, cause in enumerate(["new", "new", "evicted: size", "new"])
+    ]
+    shell.record_rows(rows, run="a" * 16)
+    text = write()
+    made = Page(text)
+    places = {str(each["id"]): tag for tag, each in made.elements if str(each.get("id")).startswith("miss-")}
+    assert places == {"miss-0": "details", "miss-1": "li", "miss-3": "li", "miss-2": "details"}
+    assert "and 2 alike" in text
 
 
 def test_a_small_function_of_two_places_is_one_function(shell, write):
