@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from xcache.cli.output import emit, json_option, note, print_line, printable, size
+from xcache.config import remotes
 from xcache.config.config import load_usable, mode
 from xcache.config.table import SETTINGS
 from xcache.errors import ConfigError
@@ -102,7 +103,10 @@ def _all() -> tuple[list[Shown], list[str]]:
     ]
     for setting in SETTINGS:
         value = getattr(settings, setting.name)
-        value = " ".join(value) if isinstance(value, tuple) else str(value or "") if setting.kind == "path" else value
+        if isinstance(value, tuple):
+            value = remotes.masked(" ".join(value))
+        elif setting.kind == "path":
+            value = str(value or "")
         text = spelled(setting.kind, value)
         where = settings.sources[setting.name], setting.allowed, setting.meaning, setting.used_by
         shown.append(Shown(setting.name, setting.variable, value, text, *where))

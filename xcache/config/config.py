@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from xcache.config import remotes
 from xcache.config.table import FIXED, MAX_SOCKET_PATH, SETTINGS, TYPES, Setting
 from xcache.errors import ConfigError
 from xcache.wire.ownership import uid_of_account
@@ -54,6 +55,9 @@ class Config(NamedTuple):
     max_requests: int
     max_payload: int
     metrics: str
+    remote: tuple[str, ...]
+    remote_timeout: float
+    namespace: str
     silence: float
     daemon_user: str
     trusted_writers: tuple[str, ...]
@@ -201,7 +205,7 @@ def _check(setting: Setting, value: Any, source: str) -> Any:
 def _told(name: str, text: str, source: str) -> str:
     """Describe a setting as it was written: its name, value and source."""
     shown = f"XCACHE_{name.upper()}" if source == "environment" else name
-    return f"{shown}={text!r} ({source})"
+    return f"{shown}={remotes.masked(text)!r} ({source})"
 
 
 def _as_text(value: Any) -> str:
@@ -209,8 +213,8 @@ def _as_text(value: Any) -> str:
         return ""
     if isinstance(value, bool):
         return str(int(value))
-    if isinstance(value, tuple):
-        return " ".join(value)
+    if isinstance(value, tuple | list):
+        return " ".join(map(str, value))
     # A float gets all its digits and no exponent.
     return f"{decimal.Decimal(repr(value)):f}" if isinstance(value, float) else str(value)
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from xcache.config import parsing
+from xcache.config import parsing, remotes
 
 # A Unix socket's path has 108 bytes, the last of them zero.
 MAX_SOCKET_PATH = 107
@@ -23,6 +23,7 @@ TYPES = {
     "flag": (str, int, bool),
     "text": (str,),
     "address": (str,),
+    "list": (str, list),
 }
 
 
@@ -235,6 +236,32 @@ SETTINGS = (
         "where the daemon serves metrics for Prometheus; it needs jax-xcache[metrics]",
         "host:port such as 127.0.0.1:9464, or the path of a socket; empty for nowhere",
         parsing.parse_address,
+    ),
+    Setting(
+        "remote",
+        "list",
+        (),
+        "stores beyond this machine that the daemon shares entries with, in the order in which it asks them; it needs"
+        " jax-xcache[remote]",
+        f"addresses such as s3://bucket/prefix or redis://host ({', '.join(remotes.SCHEMES)}), with options such as"
+        " ?readonly=1",
+        remotes.parse_remotes,
+    ),
+    Setting(
+        "remote_timeout",
+        "time",
+        2.0,
+        "longest time that a program waits for the remote stores to find one entry",
+        "a time above 0 such as 2s",
+        parsing.parse_timeout,
+    ),
+    Setting(
+        "namespace",
+        "text",
+        "",
+        "a name that keeps a team's entries apart from others' in the same remote store",
+        "letters a-z, digits, dots and dashes, up to 63; empty for none",
+        remotes.parse_namespace,
     ),
     Setting(
         "silence",

@@ -12,6 +12,8 @@ from typing import NamedTuple
 from xcache.errors import ConfigError, StoreError, UntrustedError
 
 _USUAL_OVERFLOW_UID = 65534
+# A key that signs what comes from other machines is a writer in the store, with a uid above all uids of users.
+_FIRST_SIGNER_UID = 2**62
 
 
 class Peer(NamedTuple):
@@ -19,6 +21,16 @@ class Peer(NamedTuple):
 
     pid: int
     uid: int
+
+
+def signer_uid(key_id: str) -> int:
+    """Return the uid that stands for a signing key in the store; ``key_id`` begins with 15 hexadecimal digits."""
+    return _FIRST_SIGNER_UID | int(key_id[:15], 16)
+
+
+def is_signer(uid: int) -> bool:
+    """Return whether a uid stands for a signing key."""
+    return uid >= _FIRST_SIGNER_UID
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from xcache.config import config
+from xcache.config import config, remotes
 from xcache.config.config import Config
 from xcache.config.table import FIXED, SETTINGS
 from xcache.errors import ConfigError
@@ -156,7 +156,9 @@ def _describe_changes(old: Config, new: Config) -> list[str]:
     """Return each change as ``name: old -> new (source)``."""
     pairs = [(setting.name, getattr(old, setting.name), getattr(new, setting.name)) for setting in SETTINGS]
     return [
-        f"{name}: {before} -> {after} ({new.sources.get(name)})" for name, before, after in pairs if before != after
+        f"{name}: {remotes.masked(str(before))} -> {remotes.masked(str(after))} ({new.sources.get(name)})"
+        for name, before, after in pairs
+        if before != after
     ]
 
 

@@ -7,8 +7,10 @@ import time
 from xcache.wire import protocol
 from xcache.wire.hashing import is_digest
 from xcached.caller import Answer, Caller, Handlers, Reply
+from xcached.requests.fetches import Fetches
 from xcached.requests.leases import Leases
 from xcached.requests.lookup import Lookup
+from xcached.store.reader import Traces
 
 # Every request has such an answer: a tuple, because a union would be made each time.
 _TIMED = (protocol.Found, protocol.Missing)
@@ -17,9 +19,10 @@ _TIMED = (protocol.Found, protocol.Missing)
 class Gets:
     """Hands out the entry, or else the lease to make it."""
 
-    def __init__(self, lookup: Lookup, leases: Leases) -> None:
+    def __init__(self, lookup: Lookup, leases: Leases, fetches: Fetches | None) -> None:
         self._lookup = lookup
         self._leases = leases
+        self._fetches = fetches
         self.handlers: Handlers = {protocol.Get: self._get, protocol.Release: self._release}
 
     def _get(self, caller: Caller, message: protocol.Get) -> Answer:
@@ -37,6 +40,18 @@ class Gets:
         found = self._lookup.find(caller, message)
         if isinstance(found, Reply):
             return found
+        if self._fetches is not None:
+            fetched = self._fetches.fetch(caller, message, lambda: self._answer_from_here(caller, message))
+            if fetched is not None:
+                return fetched
+        return self._lease(caller, message, found)
+
+    def _answer_from_here(self, caller: Caller, message: protocol.Get) -> Answer:
+        """Answer after the remote stores were asked."""
+        found = self._lookup.find(caller, message)
+        return found if isinstance(found, Reply) else self._lease(caller, message, found)
+
+    def _lease(self, caller: Caller, message: protocol.Get, found: Traces) -> Answer:
         answer = self._leases.ask(caller, message)
         if not isinstance(answer, Reply) or not isinstance(answer.message, protocol.Missing):
             return answer

@@ -6,11 +6,12 @@ The first entries of a prediction, and aliases, come with the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from xcache.errors import ProtocolError
 from xcache.wire import framing, protocol
 from xcached.caller import Answer, Caller, Handlers, Reply, close_all
+from xcached.requests.fetches import Fetches
 from xcached.requests.lookup import Lookup
 from xcached.store.histories import Histories, Wanted, is_sound
 from xcached.store.reader import Hit
@@ -31,7 +32,17 @@ _LONGEST_ITEM_BYTES = 220
 class Predictions:
     """Predicts on the serving thread, and has the writer thread remember histories."""
 
-    def __init__(self, histories: Histories, lookup: Lookup, writer: WriterThread) -> None:
+    def __init__(
+        self,
+        histories: Histories,
+        lookup: Lookup,
+        writer: WriterThread,
+        signers: Callable[[], Iterable[int]],
+        fetches: Fetches | None,
+    ) -> None:
+        """``signers`` returns those whose histories count where the user has none."""
+        self._signers = signers
+        self._fetches = fetches
         self._histories = histories
         self._lookup = lookup
         self._writer = writer
@@ -42,9 +53,23 @@ class Predictions:
             return Reply(protocol.Refused("protocol error", "the list of the run is malformed"))
         return self._writer.call(lambda: self._histories.remember(caller.uid, message), caller.uid)
 
-    def _predict(self, caller: Caller, message: protocol.Predict) -> Reply:
+    def _predict(self, caller: Caller, message: protocol.Predict) -> Answer:
+        wanted, options = self._wanted(caller, message)
+        if not wanted and self._fetches is not None:
+            asked = self._fetches.fetch_history(caller, message, lambda: self._predict_from_here(caller, message))
+            if asked is not None:
+                return asked
+        return self._prediction(caller, wanted, options)
+
+    def _predict_from_here(self, caller: Caller, message: protocol.Predict) -> Reply:
+        """Predict after the remote stores were asked."""
+        return self._prediction(caller, *self._wanted(caller, message))
+
+    def _wanted(self, caller: Caller, message: protocol.Predict) -> tuple[list[Wanted], dict[str, bytes]]:
+        return self._histories.predict([caller.uid, *self._signers()], message, _MOST_LISTED)
+
+    def _prediction(self, caller: Caller, wanted: Iterable[Wanted], options: dict[str, bytes]) -> Reply:
         """Return the items a program will probably want, of those that a Get would find."""
-        wanted, options = self._histories.predict(caller.uid, message, _MOST_LISTED)
         prediction = protocol.Prediction([], options, {}, [], [], [], self._lookup.structures(caller))
         # Many items share few of these, so each is listed once.
         numbers: dict[str, int] = {}

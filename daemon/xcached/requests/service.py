@@ -9,6 +9,7 @@ from concurrent.futures import Future
 
 from xcache.wire import protocol
 from xcached.caller import Answer, Caller, Handlers, Later, Reply
+from xcached.requests.fetches import Fetches
 from xcached.requests.leases import Leases
 from xcached.requests.loads import Loads
 from xcached.requests.watchers import Watchers
@@ -24,6 +25,7 @@ class Service:
         leases: Leases,
         loads: Loads,
         watchers: Watchers,
+        fetches: Fetches | None,
         welcome: protocol.Welcome,
         damaged: Callable[[Exception], None],
         finish: Callable[[float], bool],
@@ -37,6 +39,7 @@ class Service:
         self._leases = leases
         self._loads = loads
         self._watchers = watchers
+        self._fetches = fetches
         self.welcome = welcome
         """The answer to Hello."""
         self._damaged = damaged
@@ -77,6 +80,8 @@ class Service:
         self._leases.leave(caller)
         self._loads.leave(caller)
         self._watchers.leave(caller)
+        if self._fetches is not None:
+            self._fetches.leave(caller)
 
     def busy(self) -> bool:
         """Return whether any lease is held: its waiters would not learn of the end if the daemon left."""
@@ -84,6 +89,8 @@ class Service:
 
     def begin_to_leave(self) -> None:
         """Tell waiting clients to compile, and stop the background work."""
+        if self._fetches is not None:
+            self._fetches.close()
         self._leases.close()
         self._loads.close()
         self._watchers.close()

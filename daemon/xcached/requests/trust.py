@@ -11,7 +11,8 @@ from pathlib import Path
 
 from xcache.config.config import Config
 from xcache.errors import ConfigError
-from xcache.wire.ownership import overflow_uids, own_uid, uid_of_account
+from xcache.wire.ownership import is_signer, overflow_uids, own_uid, uid_of_account
+from xcached.tiers.signers import Signers
 
 ROOT = 0
 # Seconds for which a user's groups are cached.
@@ -27,6 +28,8 @@ class Trust:
         self._own = own_uid()
         self.shared = settings.daemon_uid() == self._own
         self._groups_by_uid: dict[int, tuple[float, frozenset[int]]] = {}
+        self.signers: Signers | None = None
+        """The keys whose entries are in the store; None if it has none."""
         self.adopt(settings)
 
     def adopt(self, settings: Config) -> None:
@@ -65,6 +68,8 @@ class Trust:
 
     def reads(self, reader: int, writer: int) -> bool:
         """Return whether a reader loads a writer's entries. An executable is code, so this is a matter of trust."""
+        if is_signer(writer):
+            return self.signers is not None and self.signers.trusts(writer)
         if not self.shared or reader == writer or writer in self._trusted_by_all:
             return True
         return bool(self._groups) and not self._groups.isdisjoint(self._groups_of(reader) & self._groups_of(writer))
@@ -74,11 +79,17 @@ class Trust:
 
         ``present`` returns the writers in question; only a rule for groups needs it.
         """
-        if not self.shared:
+        if not self.shared and self.signers is None:
             return None
-        if self._groups:
+        if not self.shared or self._groups:
             return [writer for writer in present() if self.reads(reader, writer)]
-        return {reader, *self._trusted_by_all}
+        return {reader, *self._trusted_by_all, *(self.signers.uids() if self.signers else ())}
+
+    def may_share(self, writer: int) -> bool:
+        """Return whether a writer's entries are signed here and leave the machine: everybody there would load them."""
+        if is_signer(writer):
+            return False
+        return not self.shared or writer in self._trusted_by_all
 
     def _groups_of(self, uid: int) -> frozenset[int]:
         until, groups = self._groups_by_uid.get(uid, (0.0, frozenset()))

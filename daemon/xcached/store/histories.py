@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from xcache.wire import protocol
@@ -33,18 +33,24 @@ class Histories:
         self._db = store.database.writing
         self._groups = RowGroups(store, "histories", "wanted", "history", lambda: _MOST_BYTES)
         self.clear, self.trim = self._groups.clear, self._groups.trim
+        self.after_remember: Callable[[int, protocol.Remember], object] = lambda *_: None
+        """Called within the transaction of each history."""
         self._reading = store.database.reading
 
-    def predict(self, uid: int, message: protocol.Predict, most: int) -> tuple[list[Wanted], dict[str, bytes]]:
+    def predict(
+        self, uids: Iterable[int], message: protocol.Predict, most: int
+    ) -> tuple[list[Wanted], dict[str, bytes]]:
         """Return the first ``most`` items that this program wanted last time, and the compile options by digest.
 
-        A history with the same arguments is preferred.
+        The first of these users who has a history counts; one with the same arguments is preferred.
         """
-        row = self._reading.execute(
+        sql = (
             "SELECT id, options FROM histories WHERE uid = ? AND program = ?"
-            " ORDER BY arguments = ? DESC, id DESC LIMIT 1",
-            (uid, message.program, message.arguments),
-        ).fetchone()
+            " ORDER BY arguments = ? DESC, id DESC LIMIT 1"
+        )
+        named = message.program, message.arguments
+        rows = (self._reading.execute(sql, (uid, *named)).fetchone() for uid in uids)
+        row = next(filter(None, rows), None)
         if row is None:
             return [], {}
         history, options = row
@@ -84,6 +90,7 @@ class Histories:
             self._groups.forget_older(_MOST_OF_ONE_PROGRAM, same, *program)
             self._groups.forget_older(_MOST_OF_ONE_USER, "uid = ?", uid)
             self._groups.forget_what_is_too_large()
+            self.after_remember(uid, message)
 
 
 def is_sound(message: protocol.Remember) -> bool:

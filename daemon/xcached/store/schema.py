@@ -408,6 +408,27 @@ def m009_ledger(db: Any) -> None:
     )
 
 
+@_migration
+def m010_uploads(db: Any) -> None:
+    """Add what is still to be uploaded to remote tiers."""
+    db["uploads"].create(
+        # kind: "entry", and name is its key; "history", and name is its program and the digest of its arguments.
+        {
+            "tier": str,
+            "kind": str,
+            "name": str,
+            "writer_uid": int,
+            "queued_at": float,
+            "attempts": int,
+            "due_at": float,
+        },
+        pk=("tier", "kind", "name", "writer_uid"),
+        not_null={"queued_at", "attempts", "due_at"},
+    )
+    db["uploads"].create_index(["tier", "due_at"])
+    tables.keep_row_bytes(db, "other_bytes", "uploads")
+
+
 _OF_WRITERS = {
     "programs": "digest TEXT, writer_uid INTEGER, raw_size INTEGER NOT NULL, codec TEXT NOT NULL, blob TEXT NOT NULL"
     " REFERENCES blobs (digest), PRIMARY KEY (digest, writer_uid)",

@@ -10,7 +10,7 @@ import hashlib
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from xcache.errors import RefusedError, StoreError
@@ -65,6 +65,8 @@ class Store:
         self.set_limits(limits or Limits())
         self.used_order, self._time, last_use = self._last_use()
         self.age_clock = GuardedClock(last_use)
+        self.after_put: Callable[[protocol.Put, Writer], object] = lambda *_: None
+        """Called within the transaction of each put."""
         # Whether the pins have to be counted again.
         self.pins_changed = True
         # Removed entries per user since their compile times were last trimmed.
@@ -208,6 +210,7 @@ class Store:
             **{f"{name}_component": put.components.get(name) for name in protocol.DESCRIBED_COMPONENTS},
         )
         self.grown.add(writer.uid)
+        self.after_put(put, writer)
         return maybe_orphaned
 
     def mark_not_cacheable(self, mark: protocol.MarkNotCacheable, uid: int) -> None:

@@ -22,6 +22,7 @@ MEANINGS = {
     "statistics": "Counters of all programs since they were last set to zero.",
     "strikes": "Entries that a reader's processes may have crashed on.",
     "toolchains": "The jaxlibs, plugins and tools that compiled entries; `stale_since` is NULL while one is installed.",
+    "uploads": "What is still to be uploaded to each remote store, and when it is due.",
     "totals": "Sums over other tables, kept by triggers.",
     "users": "The number of entries and bytes of each user, kept by triggers.",
     "wanted": "The keys that a program of a history asked for, in order.",
@@ -48,6 +49,7 @@ ROWS = {
         "invalidations": _bytes_of("reason"),
         "aliases": _bytes_of("structure", "program", "facts", "seal"),
         "statistics": _bytes_of("name"),
+        "uploads": _bytes_of("tier", "kind", "name"),
         "quarantined": "CASE WHEN {0}file IS NULL THEN 0 ELSE {0}stored_size END + "
         + _bytes_of("module_name", "reason"),
     },

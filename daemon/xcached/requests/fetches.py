@@ -1,0 +1,153 @@
+"""Clients that wait until the remote stores have been asked. Belongs to the serving thread."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from xcache.wire import protocol
+from xcached.caller import Answer, Caller, Later, Process, Reply
+from xcached.tiers.tiers import Tiers
+
+logger = logging.getLogger("xcached")
+
+# Seconds between heartbeats to waiting clients, which give the daemon up after a second of silence.
+_HEARTBEAT_SECONDS = 0.25
+# Clients are told that this is what they wait for.
+_NAMED = "remote stores"
+
+
+class _Waiter:
+    """A client that waits, and what to answer it afterwards."""
+
+    def __init__(self, caller: Caller, then: Callable[[], Answer], *, is_told: bool) -> None:
+        self.caller = caller
+        self.then = then
+        # Whether it understands heartbeats: it waits for other programs' compiles, too.
+        self.is_told = is_told
+        self.answer = Later()
+
+
+class _Question:
+    """What the tiers are asked for, and who waits for it."""
+
+    def __init__(self, seconds: float) -> None:
+        self.since = time.monotonic()
+        self.until = self.since + seconds
+        self.waiters: list[_Waiter] = []
+
+
+class Fetches:
+    """Has each entry looked for once, however many clients want it."""
+
+    def __init__(
+        self,
+        tiers: Tiers,
+        expected: Callable[[Caller, protocol.Get], float | None],
+        longest: Callable[[], float],
+        call_soon: Callable[[Callable[[], None]], object],
+        call_later: Callable[[float, Callable[[], None]], object],
+    ) -> None:
+        """``expected`` returns compile times, ``longest`` the setting.
+
+        ``call_soon`` has a function called on the serving thread, from any other.
+        """
+        self._tiers = tiers
+        self._expected = expected
+        self._longest = longest
+        self._call_soon = call_soon
+        self._call_later = call_later
+        self._questions: dict[str, _Question] = {}
+        # What the prediction of a process waits for: most of its programs are among it.
+        self._histories: dict[Process, str] = {}
+        self._ticking = False
+
+    def fetch(self, caller: Caller, wanted: protocol.Get, then: Callable[[], Answer]) -> Later | None:
+        """Ask the tiers for an entry, and have ``then`` answer afterwards; None if asking them is of no use."""
+        about = self._histories.get(caller.process)
+        if about is not None:
+            # The entry may come with the history, and is asked for after it if it does not.
+            after = lambda: self.fetch(caller, wanted, then) or then()  # noqa: E731 - called once, below
+            return self._wait(self._questions[about], caller, after, is_told=wanted.wait > 0)
+        if not self._tiers.may_have_some:
+            return None
+        expected = self._expected(caller, wanted)
+        seconds = self._longest() if expected is None else min(expected, self._longest())
+        begin = lambda: self._tiers.fetch(wanted.key, wanted.unusable, seconds)  # noqa: E731 - called once, below
+        return self._wait(self._question(wanted.key, seconds, begin), caller, then, is_told=wanted.wait > 0)
+
+    def fetch_history(self, caller: Caller, wanted: protocol.Predict, then: Callable[[], Answer]) -> Later | None:
+        """Ask the tiers what a program wanted on other machines; None if asking them is of no use."""
+        if not self._tiers.may_have_some:
+            return None
+        about = f"{wanted.program}\0{wanted.arguments}"
+        seconds = self._longest()
+        question = self._question(
+            about, seconds, lambda: self._tiers.fetch_history(wanted.program, wanted.arguments, seconds)
+        )
+        self._histories[caller.process] = about
+        return self._wait(question, caller, then, is_told=False)
+
+    def leave(self, caller: Caller) -> None:
+        """Forget what a connection that has ended waited for."""
+        for question in self._questions.values():
+            question.waiters = [waiter for waiter in question.waiters if waiter.caller is not caller]
+
+    def close(self) -> None:
+        """Answer all as if nothing had been found, because the daemon is leaving."""
+        for about in list(self._questions):
+            self._answer(about)
+
+    def _question(self, about: str, seconds: float, begin: Callable[[], Future[str]]) -> _Question:
+        question = self._questions.get(about)
+        if question is None:
+            question = self._questions[about] = _Question(seconds)
+            begin().add_done_callback(lambda _: self._call_soon(lambda: self._answer(about)))
+        return question
+
+    def _wait(self, question: _Question, caller: Caller, then: Callable[[], Answer], *, is_told: bool) -> Later:
+        waiter = _Waiter(caller, then, is_told=is_told)
+        question.waiters.append(waiter)
+        if not self._ticking:
+            self._ticking = True
+            self._call_later(_HEARTBEAT_SECONDS, self._tick)
+        return waiter.answer
+
+    def _answer(self, about: str) -> None:
+        question = self._questions.pop(about, None)
+        if question is None:
+            return
+        for process in [process for process, awaited in self._histories.items() if awaited == about]:
+            del self._histories[process]
+        while question.waiters:
+            waiter = question.waiters.pop(0)
+            try:
+                _forward(waiter.then(), waiter.answer)
+            except Exception:
+                # A failure for one client must not keep the others from their answers.
+                logger.exception("a request that waited for the remote stores failed")
+                waiter.answer.give(Reply(protocol.Refused("store error", "the daemon's log says more")))
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        for question in list(self._questions.values()):
+            told = protocol.Wait(os.getpid(), _NAMED, now - question.since, max(0.0, question.until - now))
+            for waiter in list(question.waiters):
+                if waiter.is_told:
+                    waiter.answer.say(told)
+        self._ticking = bool(self._questions)
+        if self._ticking:
+            self._call_later(_HEARTBEAT_SECONDS, self._tick)
+
+
+def _forward(answer: Answer, to: Later) -> None:
+    """Give a client the answer that another function has for it."""
+    if isinstance(answer, Later):
+        answer.connect(to.say, to.give)
+    elif isinstance(answer, Reply):
+        to.give(answer)
+    else:
+        raise TypeError(f"{type(answer).__name__} is no answer to a look-up")

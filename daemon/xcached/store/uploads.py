@@ -1,0 +1,118 @@
+"""Uploads: what is still to be sent to remote tiers. The rows survive a restart. Belongs to the writer thread."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from xcache.wire import protocol
+from xcached.store.entries import Writer
+from xcached.store.store import Store
+
+ENTRY, HISTORY = "entry", "history"
+# Rows for one tier; beyond it the oldest are dropped, once for so many that came.
+_MOST_ROWS, _ROWS_BETWEEN_TRIMS = 20_000, 200
+# Seconds between the second attempt and the first; each later one comes after twice the time, up to the longest.
+_FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS = 2.0, 900.0
+# Seconds for which a history waits: a program that goes on soon sends a longer one.
+_HISTORY_SECONDS = 2.0
+
+
+class Upload(NamedTuple):
+    """A row: an entry or a history to be sent to a tier."""
+
+    tier: str
+    kind: str
+    name: str
+    writer_uid: int
+    attempts: int
+    queued_at: float
+
+
+class Uploads:
+    """The rows of uploads."""
+
+    def __init__(self, store: Store, may_share: Callable[[int], bool], on_new: Callable[[], None]) -> None:
+        """``may_share`` says whether a user's entries leave the machine; ``on_new`` is told of new rows."""
+        self._store = store
+        self._db = store.database.writing
+        self._may_share = may_share
+        self._on_new = on_new
+        # The tiers that take uploads, with the seconds of compile time below which an entry stays here.
+        self._tiers: Mapping[str, float] = {}
+        self._added = 0
+        store.after_put = self._note_put
+
+    def send_to(self, tiers: Mapping[str, float]) -> None:
+        """Send to these tiers from now on; rows for others are forgotten."""
+        self._tiers = dict(tiers)
+        with self._store.transaction(frees=True):
+            kept = ", ".join("?" * len(tiers))
+            self._db.execute(f"DELETE FROM uploads WHERE tier NOT IN ({kept})", tuple(tiers))  # noqa: S608 - question marks
+
+    def note_history(self, uid: int, message: protocol.Remember) -> None:
+        """Within a transaction: queue a history that was remembered."""
+        if self._may_share(uid):
+            self._add(HISTORY, f"{message.program}\0{message.arguments}", uid, self._tiers, _HISTORY_SECONDS)
+
+    def done(self, rows: Iterable[Upload]) -> None:
+        """Forget rows that were sent, or that need not be sent any more."""
+        with self._store.transaction(frees=True):
+            self._db.executemany(
+                "DELETE FROM uploads WHERE tier = ? AND kind = ? AND name = ? AND writer_uid = ? AND queued_at = ?",
+                [(row.tier, row.kind, row.name, row.writer_uid, row.queued_at) for row in rows],
+            )
+
+    def failed(self, row: Upload) -> None:
+        """Have a row tried again later."""
+        wait = min(_LONGEST_BACKOFF_SECONDS, _FIRST_BACKOFF_SECONDS * 2.0**row.attempts)
+        with self._store.transaction():
+            self._db.execute(
+                "UPDATE uploads SET attempts = attempts + 1, due_at = ?"
+                " WHERE tier = ? AND kind = ? AND name = ? AND writer_uid = ?",
+                (time.time() + wait, row.tier, row.kind, row.name, row.writer_uid),
+            )
+
+    def _note_put(self, put: protocol.Put, writer: Writer) -> None:
+        if self._tiers and self._may_share(writer.uid):
+            wanted = [tier for tier, least in self._tiers.items() if put.compile_seconds >= least]
+            self._add(ENTRY, put.key, writer.uid, wanted)
+
+    def _add(self, kind: str, name: str, uid: int, tiers: Iterable[str], delay: float = 0.0) -> None:
+        now = time.time()
+        for tier in tiers:
+            self._db.execute(
+                "INSERT OR REPLACE INTO uploads (tier, kind, name, writer_uid, queued_at, attempts, due_at)"
+                " VALUES (?, ?, ?, ?, ?, 0, ?)",
+                (tier, kind, name, uid, now, now + delay),
+            )
+        self._added += 1
+        if self._added % _ROWS_BETWEEN_TRIMS == 0:
+            self._trim()
+        self._on_new()
+
+    def _trim(self) -> None:
+        """Drop the oldest rows of each tier that has too many, and count them."""
+        for tier in self._tiers:
+            over = "SELECT rowid FROM uploads WHERE tier = ? ORDER BY queued_at DESC LIMIT -1 OFFSET ?"
+            sql = f"DELETE FROM uploads WHERE rowid IN ({over})"  # noqa: S608 - our own words
+            if dropped := self._db.execute(sql, (tier, _MOST_ROWS)).rowcount:
+                self._store.add_statistics({"uploads_dropped": dropped})
+
+
+def due(connection: sqlite3.Connection, tier: str, now: float, most: int) -> list[Upload]:
+    """Return rows of a tier that are due, the oldest first."""
+    rows = connection.execute(
+        "SELECT tier, kind, name, writer_uid, attempts, queued_at FROM uploads WHERE tier = ? AND due_at <= ?"
+        " ORDER BY due_at LIMIT ?",
+        (tier, now, most),
+    )
+    return [Upload(*row) for row in rows]
+
+
+def waiting(connection: sqlite3.Connection, tier: str) -> tuple[int, float | None]:
+    """Return how many rows a tier has, and when the next is due."""
+    count, first = connection.execute("SELECT count(*), min(due_at) FROM uploads WHERE tier = ?", (tier,)).fetchone()
+    return int(count), first

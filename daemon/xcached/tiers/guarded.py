@@ -1,0 +1,163 @@
+"""A tier with a bound for every wait, a circuit breaker for reads and one for writes, and counts."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from typing import Any
+
+from xcache.config.remotes import Remote
+from xcached.tiers.tier import MISSING, TOO_LARGE, UNREACHABLE, Tier, TierError
+
+logger = logging.getLogger("xcached")
+
+# Seconds for which a breaker is open after the first failure; each further one doubles them, up to the longest.
+_FIRST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
+# Kinds of failures that concern one object or one request, not the tier.
+_OF_ONE_OBJECT = (TOO_LARGE,)
+_SLOW = "slow"
+_PROBE = "probe"
+
+
+class Breaker:
+    """Says whether a tier may be asked: not for a while after it failed."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._failures = 0
+        self._until = 0.0
+        self.problem = ""
+        """The last failure in words; empty while all is well."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing may be asked now."""
+        return time.monotonic() < self._until
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until something may be asked."""
+        return max(0.0, self._until - time.monotonic())
+
+    def fail(self, where: str, problem: str) -> None:
+        """Note a failure; the first one since all was well is logged."""
+        if not self.problem:
+            logger.warning("%s: %s fail and are left out for now: %s", where, self._what, problem)
+        self.problem = problem
+        self._until = time.monotonic() + min(_LONGEST_SECONDS, _FIRST_SECONDS * 2.0**self._failures)
+        self._failures += 1
+
+    def succeed(self, where: str) -> None:
+        """Note that all is well."""
+        if self.problem:
+            logger.info("%s: %s work again", where, self._what)
+        self._failures, self._until, self.problem = 0, 0.0, ""
+
+
+class GuardedTier:
+    """A tier as the rest of the daemon uses it; its methods run on the loop of the tiers' thread."""
+
+    def __init__(self, remote: Remote, engine: Tier, timeout: float) -> None:
+        """``timeout`` bounds each write."""
+        self.remote = remote
+        self.engine = engine
+        self.name = remote.public_url
+        self.reads, self.writes = Breaker("reads"), Breaker("writes")
+        self.counts: Counter[str] = Counter()
+        self._timeout = timeout
+        self._overdue: set[asyncio.Task[Any]] = set()
+        self._probing: asyncio.Task[None] | None = None
+
+    @property
+    def may_read(self) -> bool:
+        """Whether it is worth asking now: it does not fail, and owes no answer for longer than a program waits."""
+        return not self.remote.writeonly and not self.reads.problem and not self._overdue
+
+    @property
+    def may_write(self) -> bool:
+        """Whether it is worth sending something now."""
+        return not self.remote.readonly and not self.writes.is_open and not self.reads.problem
+
+    async def get(self, name: str, most: int) -> bytes | None:
+        """Return an object; None if there is none, or the tier fails. The caller sets the bound."""
+        self.counts["gets"] += 1
+        try:
+            content = await self.engine.get(name, most)
+        except TierError as error:
+            self._note_failure(error)
+            return None
+        self.reads.succeed(self.name)
+        if content is not None:
+            self.counts["found"] += 1
+            self.counts["bytes_read"] += len(content)
+        return content
+
+    def note_overdue(self, reading: asyncio.Task[Any]) -> None:
+        """Note that a read takes longer than a program may wait. It goes on."""
+        self.counts[_SLOW] += 1
+        self._overdue.add(reading)
+        reading.add_done_callback(self._overdue.discard)
+
+    async def put(self, name: str, content: bytes) -> bool:
+        """Send an object; return whether it is there now."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                await self.engine.put(name, content)
+        except TierError as error:
+            self._note_failure(error, is_write=True)
+            return False
+        except TimeoutError:
+            self.counts[_SLOW] += 1
+            self.writes.fail(self.name, f"an upload took longer than {self._timeout:g} s")
+            return False
+        self.writes.succeed(self.name)
+        self.counts["puts"] += 1
+        self.counts["bytes_written"] += len(content)
+        return True
+
+    async def contains(self, name: str) -> bool | None:
+        """Return whether there is such an object; None if the tier fails."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await self.engine.contains(name)
+        except TierError as error:
+            self._note_failure(error)
+        except TimeoutError:
+            self._fail_reads(f"no answer within {self._timeout:g} s")
+        return None
+
+    async def close(self) -> None:
+        """Close the engine."""
+        if self._probing is not None:
+            self._probing.cancel()
+        await self.engine.close()
+
+    def _note_failure(self, error: TierError, *, is_write: bool = False) -> None:
+        self.counts[error.kind] += 1
+        if error.kind in _OF_ONE_OBJECT:
+            return
+        if is_write and error.kind not in (UNREACHABLE, MISSING):
+            self.writes.fail(self.name, str(error))
+        else:
+            self._fail_reads(str(error))
+
+    def _fail_reads(self, problem: str) -> None:
+        self.reads.fail(self.name, problem)
+        if self._probing is None or self._probing.done():
+            self._probing = asyncio.get_running_loop().create_task(self._probe())
+
+    async def _probe(self) -> None:
+        """Find out, without a program that waits for it, when the tier answers again."""
+        while self.reads.problem:
+            await asyncio.sleep(self.reads.seconds_left)
+            try:
+                async with asyncio.timeout(self._timeout):
+                    await self.engine.contains(_PROBE)
+            except TierError as error:
+                self.reads.fail(self.name, str(error))
+            except TimeoutError:
+                self.reads.fail(self.name, f"no answer within {self._timeout:g} s")
+            else:
+                self.reads.succeed(self.name)

@@ -1,0 +1,74 @@
+"""Keep in the local store what a tier had, after its signature was checked."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from xcache.wire import protocol
+from xcache.wire.hashing import digest
+from xcache.wire.ownership import signer_uid
+from xcached.store.entries import Source, Writer
+from xcached.store.intake import Intake
+from xcached.store.memory_files import memory_file
+from xcached.store.writer import PutJob, WriterThread
+from xcached.tiers import parcel
+from xcached.tiers.guarded import GuardedTier
+from xcached.tiers.signers import Signers, tier_id
+
+logger = logging.getLogger("xcached")
+
+
+class Keeper:
+    """Writes entries of tiers to the store, each as one of the key that signed it."""
+
+    def __init__(
+        self, signers: Signers, writer: WriterThread, intake: Intake, is_barred: Callable[[str], bool]
+    ) -> None:
+        """``is_barred`` says of a digest that processes here have ended while they loaded exactly these bytes."""
+        self._signers = signers
+        self._writer = writer
+        self._intake = intake
+        self._is_barred = is_barred
+
+    async def keep_entry(self, tier: GuardedTier, content: bytes, key: str, unwanted: str) -> bool:
+        """Keep an entry; return whether it is one to hand out. Raise XcacheError for one that is not to be trusted."""
+        found = await asyncio.to_thread(self._signers.unpack, content, key, tier.remote)
+        if found.put.digest == unwanted or self._is_barred(found.put.digest):
+            return False
+        return await self.keep(tier, found)
+
+    async def keep(self, tier: GuardedTier, found: parcel.Parcel) -> bool:
+        """Write an entry whose signature was checked; return whether it is stored."""
+        uid = signer_uid(found.key_id or tier_id(tier.remote))
+        program = found.program
+        put = found.put
+        if program is None:
+            # It stays where it was lowered; the entry's row needs one.
+            program = b""
+            put = put._replace(program_stored_digest=digest(program), program_stored_size=0, program_raw_size=0)
+        done: Future[protocol.Message] = Future()
+        executable = await asyncio.to_thread(_source, put.digest, found.payload)
+        of_program = await asyncio.to_thread(_source, put.program_stored_digest, program)
+        job = PutJob(put, executable, of_program, Writer(uid, 0, found.writer), done)
+        if executable.descriptor is None and of_program.descriptor is None:
+            self._writer.submit(job, uid)
+        else:
+            self._intake.submit(job, uid)
+        answer = await asyncio.wrap_future(done)
+        if isinstance(answer, protocol.Stored):
+            return True
+        logger.info("%s of %s is not kept here: %s", put.module_name, tier.name, answer)
+        return False
+
+
+def _source(digest: str, content: bytes) -> Source:
+    """Return a content for the store; one too large for a row is in a file."""
+    if len(content) <= protocol.INLINE_LIMIT:
+        return Source(digest, len(content), content, None)
+    file = memory_file()
+    with open(file, "wb", closefd=False) as written:
+        written.write(content)
+    return Source(digest, len(content), None, file)

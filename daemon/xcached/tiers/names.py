@@ -1,0 +1,24 @@
+"""The names of objects in a tier."""
+
+from __future__ import annotations
+
+import hashlib
+
+# The layout of names and objects; another one would be another number.
+_LAYOUT = "v1"
+
+
+class Names:
+    """Names within a namespace."""
+
+    def __init__(self, namespace: str) -> None:
+        self._root = f"{_LAYOUT}/in-{namespace}" if namespace else f"{_LAYOUT}/all"
+
+    def entry(self, key: str) -> str:
+        """Return the name of an entry."""
+        return f"{self._root}/entries/{key[:2]}/{key}"
+
+    def run(self, program: str, arguments: str) -> str:
+        """Return the name of what a program wanted when it ran with these arguments (a digest)."""
+        named = hashlib.sha256(f"{program}\0{arguments}".encode()).hexdigest()
+        return f"{self._root}/runs/{named[:2]}/{named}"

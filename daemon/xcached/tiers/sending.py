@@ -1,0 +1,95 @@
+"""Send queued entries to the tiers, behind the programs that stored them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import sqlite3
+import time
+from collections.abc import Callable, Iterable
+
+from xcached.store import uploads
+from xcached.store.uploads import Upload, Uploads
+from xcached.store.writer import WriterThread
+from xcached.tiers.guarded import GuardedTier
+
+logger = logging.getLogger("xcached")
+
+# Uploads of one tier at the same time, and rows that are looked at together.
+_AT_ONCE, _ROWS = 4, 64
+# Seconds after which rows are looked at without being told.
+_LONGEST_PAUSE_SECONDS = 30.0
+
+
+class Sender:
+    """Sends what is due, tier by tier. Its methods run on the loop of the tiers' thread."""
+
+    def __init__(
+        self,
+        connect: Callable[[], sqlite3.Connection],
+        rows: Uploads,
+        writer: WriterThread,
+        make: Callable[[sqlite3.Connection, Upload, GuardedTier], tuple[str, bytes] | None],
+    ) -> None:
+        """``connect`` opens the store to read it; ``make`` returns an object's name and content, if it is there."""
+        self._connect = connect
+        self._rows = rows
+        self._writer = writer
+        self._make = make
+        self._woken: dict[str, asyncio.Event] = {}
+
+    def wake(self) -> None:
+        """Have new rows sent."""
+        for event in self._woken.values():
+            event.set()
+
+    async def run(self, tier: GuardedTier) -> None:
+        """Send what is queued for a tier, until cancelled."""
+        woken = self._woken[tier.name] = asyncio.Event()
+        with contextlib.closing(self._connect()) as connection:
+            while True:
+                woken.clear()
+                rows = uploads.due(connection, tier.name, time.time(), _ROWS) if tier.may_write else []
+                for at in range(0, len(rows), _AT_ONCE):
+                    some = rows[at : at + _AT_ONCE]
+                    sent = await asyncio.gather(*(self._send(connection, tier, row) for row in some))
+                    await self._note(row for row, is_sent in zip(some, sent, strict=True) if is_sent)
+                    if not tier.may_write:
+                        break
+                if len(rows) < _ROWS or not tier.may_write:
+                    with contextlib.suppress(TimeoutError):
+                        async with asyncio.timeout(self._pause(connection, tier)):
+                            await woken.wait()
+
+    def _pause(self, connection: sqlite3.Connection, tier: GuardedTier) -> float:
+        if not tier.may_write:
+            return max(0.1, tier.writes.seconds_left, tier.reads.seconds_left)
+        _, due_at = uploads.waiting(connection, tier.name)
+        return _LONGEST_PAUSE_SECONDS if due_at is None else min(_LONGEST_PAUSE_SECONDS, max(0.05, due_at - time.time()))
+
+    async def _send(self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload) -> bool:
+        """Send one object; return whether its row is done with."""
+        try:
+            made = self._make(connection, row, tier)
+        except Exception:
+            # One entry must not keep the others here.
+            logger.exception("%s %s cannot be made ready for %s", row.kind, row.name[:12], tier.name)
+            return True
+        if made is None:
+            # It has gone since.
+            return True
+        name, content = made
+        if row.kind == uploads.ENTRY and (there := await tier.contains(name)) is not False:
+            return there is True
+        if not await tier.put(name, content):
+            await asyncio.wrap_future(self._writer.call(lambda: self._rows.failed(row)))
+            return False
+        if tier.remote.rate:
+            await asyncio.sleep(len(content) / tier.remote.rate)
+        return True
+
+    async def _note(self, rows: Iterable[Upload]) -> None:
+        done = [*rows]
+        if done:
+            await asyncio.wrap_future(self._writer.call(lambda: self._rows.done(done)))

@@ -1,0 +1,130 @@
+"""The remote tiers of a daemon: a thread with an event loop asks them, and sends what is queued."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from xcache.config.remotes import Remote
+from xcache.errors import XcacheError
+from xcached.tiers.engines import open_tier
+from xcached.tiers.guarded import GuardedTier
+from xcached.tiers.keeping import Keeper
+from xcached.tiers.sending import Sender
+
+logger = logging.getLogger("xcached")
+
+# Seconds that an engine may take for one request.
+_ENGINE_SECONDS = 30.0
+# Bytes of the largest object that is fetched; it is held in memory.
+_MOST_BYTES = 1024**3
+_CLOSE_SECONDS = 2.0
+
+
+class Tiers:
+    """The tiers in the order of the setting. Its methods may be called on any thread."""
+
+    def __init__(self, remotes: list[Remote], keeper: Keeper, sender: Sender) -> None:
+        self._keeper = keeper
+        self._sender = sender
+        self._remotes = remotes
+        self._tiers: list[GuardedTier] = []
+        # Why a tier could not be opened, by its address.
+        self._unusable: dict[str, str] = {}
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="xcached-tiers", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    @property
+    def may_have_some(self) -> bool:
+        """Whether it is worth asking now."""
+        return any(tier.may_read for tier in list(self._tiers))
+
+    def fetch(self, key: str, unwanted: str, seconds: float) -> concurrent.futures.Future[str]:
+        """Look an entry up, and keep it here if a tier has it; the future gets the name of that tier, or "".
+
+        The result comes within these seconds; a tier that answers later is listened to all the same. An entry of the
+        digest ``unwanted`` is none.
+        """
+        return self._begin(self._fetch(self._keeper.entry_name(key), seconds, key, unwanted))
+
+    def fetch_history(self, program: str, arguments: str, seconds: float) -> concurrent.futures.Future[str]:
+        """Look up what a program wanted elsewhere, and keep it here with its entries, as ``fetch`` does."""
+        return self._begin(self._fetch(self._keeper.history_name(program, arguments), seconds))
+
+    def wake(self) -> None:
+        """Have queued uploads looked at."""
+        self._loop.call_soon_threadsafe(self._sender.wake)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the state of each tier for people."""
+        shown = [
+            {
+                "name": tier.name,
+                "state": "ok" if not (tier.reads.problem or tier.writes.problem) else "failing",
+                "problem": tier.reads.problem or tier.writes.problem,
+                **{name: tier.counts[name] for name in ("gets", "found", "puts", "rejected", "bytes_read", "bytes_written")},
+            }
+            for tier in list(self._tiers)
+        ]
+        return shown + [{"name": name, "state": "unusable", "problem": why} for name, why in self._unusable.items()]
+
+    def close(self) -> None:
+        """End the thread; what is queued stays queued."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_SECONDS)
+
+    def _begin(self, work: Coroutine[Any, Any, str]) -> concurrent.futures.Future[str]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _run(self) -> None:
+        for remote in self._remotes:
+            try:
+                engine = open_tier(remote.url, _ENGINE_SECONDS)
+            except XcacheError as error:
+                logger.error("%s is not used: %s", remote.public_url, error)
+                self._unusable[remote.public_url] = str(error)
+            else:
+                self._tiers.append(GuardedTier(remote, engine, _ENGINE_SECONDS))
+        sending = [self._loop.create_task(self._sender.run(tier)) for tier in self._tiers if not tier.remote.readonly]
+        try:
+            self._loop.run_forever()
+        finally:
+            for task in sending:
+                task.cancel()
+            closing = asyncio.gather(*(tier.close() for tier in self._tiers), *sending, return_exceptions=True)
+            self._loop.run_until_complete(asyncio.wait_for(closing, _CLOSE_SECONDS))
+
+    async def _fetch(self, name: str, seconds: float, *wanted: str) -> str:
+        until = self._loop.time() + seconds
+        for tier in self._tiers:
+            left = until - self._loop.time()
+            if not tier.may_read or left <= 0:
+                continue
+            reading = self._loop.create_task(self._fetch_from(tier, name, *wanted))
+            await asyncio.wait({reading}, timeout=left)
+            if not reading.done():
+                tier.note_overdue(reading)
+            elif reading.result():
+                return tier.name
+        return ""
+
+    async def _fetch_from(self, tier: GuardedTier, name: str, *wanted: str) -> bool:
+        """Return whether a tier has an object that may be used and is now kept here."""
+        content = await tier.get(name, _MOST_BYTES)
+        if content is None:
+            return False
+        keep = self._keeper.keep_entry if wanted else self._keeper.keep_history
+        try:
+            return await keep(tier, content, *wanted)
+        except XcacheError as error:
+            tier.note_rejected(name, str(error))
+            return False

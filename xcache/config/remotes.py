@@ -1,0 +1,102 @@
+"""The address of a remote tier in the setting ``remote``: where it is, and what may be done with it."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from xcache.config import parsing
+
+SCHEMES = ("s3", "gs", "az", "file", "redis", "rediss", "redis+unix", "http", "https")
+_NAMESPACE = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}|")
+_CREDENTIALS = re.compile(r"//[^/@\s]*@")
+_ADDRESS_BYTES = 2000
+_LEAST_RATE = 64 * 1024
+
+
+class Remote(NamedTuple):
+    """A tier: its address for the engine, and the options that are xcache's own."""
+
+    url: str
+    readonly: bool = False
+    writeonly: bool = False
+    # Entries that compiled faster are not uploaded.
+    no_upload_below: float = 0.0
+    # "keys": what a trusted key has signed is loaded. "tier": all that is there.
+    trust: str = "keys"
+    # Whether the StableHLO goes along.
+    programs: bool = False
+    # Bytes a second that uploads may take; 0 for no limit.
+    rate: int = 0
+
+    @property
+    def public_url(self) -> str:
+        """The address without names, passwords and parameters, for logs and for people."""
+        from urllib.parse import urlsplit, urlunsplit
+
+        parts = urlsplit(self.url)
+        return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+
+def _trust(text: str) -> str:
+    return parsing.parse_choice(text, ("keys", "tier"))
+
+
+def _rate(text: str) -> int:
+    return parsing.parse_size_or_no_limit(text, _LEAST_RATE)
+
+
+_OPTIONS: dict[str, Callable[[str], Any]] = {
+    "readonly": parsing.parse_flag,
+    "writeonly": parsing.parse_flag,
+    "no-upload-below": parsing.parse_duration,
+    "trust": _trust,
+    "programs": parsing.parse_flag,
+    "rate": _rate,
+}
+
+
+def parse_remotes(text: str) -> tuple[str, ...]:
+    """Return the addresses, which blanks separate; raise ValueError for one that cannot be used."""
+    addresses = tuple(text.split())
+    found = [remote(address).public_url for address in addresses]
+    if len(found) != len(set(found)):
+        raise ValueError(text)
+    return addresses
+
+
+def remote(address: str) -> Remote:
+    """Return the tier of an address such as ``s3://bucket/prefix?readonly=1``; raise ValueError for any other text."""
+    # Most programs name no tier, and need not import this.
+    from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+    parts = urlsplit(address)
+    is_path = parts.scheme in ("file", "redis+unix")
+    if parts.scheme not in SCHEMES or len(address) > _ADDRESS_BYTES or not (parts.path if is_path else parts.netloc):
+        raise ValueError(address)
+    if is_path and (parts.netloc or not parts.path.startswith("/")):
+        # file://folder would be a host.
+        raise ValueError(address)
+    _ = parts.port
+    given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
+    options = {name.replace("-", "_"): _OPTIONS[name](value) for name, value in given if name in _OPTIONS}
+    others = urlencode([(name, value) for name, value in given if name not in _OPTIONS], quote_via=quote)
+    found = Remote(urlunsplit(parts._replace(query=others, fragment="")), **options)
+    if (found.readonly and found.writeonly) or not math.isfinite(found.no_upload_below):
+        raise ValueError(address)
+    return found
+
+
+def masked(text: str) -> str:
+    """Return a text with addresses in it without their names and passwords."""
+    return _CREDENTIALS.sub("//***@", text)
+
+
+def parse_namespace(text: str) -> str:
+    """Return a namespace: letters a to z, digits, dots and dashes; or nothing."""
+    name = text.strip().lower()
+    if not _NAMESPACE.fullmatch(name):
+        raise ValueError(text)
+    return name
