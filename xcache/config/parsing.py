@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
@@ -132,6 +131,9 @@ def parse_account(text: str) -> str:
 
 def parse_key_source(text: str) -> str:
     """Return where a private key comes from: ``env:NAME``, ``command:WORDS``, an absolute path, or nothing."""
+    # Most programs have no key.
+    import shlex
+
     text = text.strip()
     kind, _, rest = text.partition(":")
     if kind == "env":
