@@ -11,8 +11,7 @@ import hashlib
 import os
 import re
 import struct
-from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from xcache.errors import ConfigError, SigningKeyError
 
@@ -104,7 +103,7 @@ def parse_public(name: str, text: str) -> PublicKey | None:
 
 
 def parse_private(text: str) -> PrivateKey:
-    """Return the key of ``[NAME] xcache-ed25519-private:BASE64``; raise SigningKeyError, which never repeats the text."""
+    """Return the key of ``[NAME] xcache-ed25519-private:BASE64``; SigningKeyError never repeats it."""
     words = text.split()
     name, seed = words[0] if len(words) == 2 else UNNAMED, _decoded(words[-1], PRIVATE) if words else None
     if len(words) > 2 or seed is None or not _NAME.fullmatch(name):
@@ -126,7 +125,7 @@ def _signed(domain: bytes, content: bytes) -> bytes:
     return _PREFIX + _LENGTHS.pack(len(domain), len(content)) + domain + content
 
 
-def _ed25519() -> ModuleType:
+def _ed25519() -> Any:
     try:
         from cryptography.hazmat.primitives.asymmetric import ed25519
     except ImportError:

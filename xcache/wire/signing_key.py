@@ -69,7 +69,7 @@ def _printed_by(words: list[str]) -> str:
     deadline = time.monotonic() + _COMMAND_SECONDS
     assert process.stdout is not None  # noqa: S101 - it is a pipe
     try:
-        content = _read(process.stdout.fileno(), deadline)
+        text = _text(_read(process.stdout.fileno(), deadline))
         status = process.wait(max(0.0, deadline - time.monotonic()))
     except (TimeoutError, subprocess.TimeoutExpired):
         raise SigningKeyError(f"it did not end within {_COMMAND_SECONDS:g} s") from None
@@ -81,7 +81,7 @@ def _printed_by(words: list[str]) -> str:
         process.stdout.close()
     if status:
         raise SigningKeyError(f"it ended with status {status}")
-    return _text(content)
+    return text
 
 
 def _read(descriptor: int, deadline: float) -> bytes:

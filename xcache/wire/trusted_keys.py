@@ -1,4 +1,4 @@
-"""The list of keys whose signatures count: a file with a line for each, ``NAME xcache-ed25519:... [expires=] [revoked=]``.
+"""The list of keys whose signatures count: a line for each, ``NAME xcache-ed25519:... [expires=DATE] [revoked=DATE]``.
 
 Everything doubtful trusts nobody. A list that others could have written is not used at all; a line that is malformed
 takes the trust from the keys that it names; a revocation wins over every other line of the same key.
@@ -121,8 +121,13 @@ class TrustedKeys:
 
 def parse(content: bytes) -> list[Line]:
     """Return the lines of a list."""
-    texts = content.decode("utf-8", "backslashreplace").removesuffix("\n").split("\n")
+    texts = content.decode("utf-8", "surrogateescape").removesuffix("\n").split("\n")
     return [parse_line(text.removesuffix("\r")) for text in texts] if content else []
+
+
+def encoded(texts: list[str]) -> bytes:
+    """Return the list that has these lines."""
+    return "".join(f"{text}\n" for text in texts).encode("utf-8", "surrogateescape")
 
 
 def parse_line(text: str) -> Line:

@@ -31,7 +31,7 @@ _DOMAIN = b"xcache parcel"
 _MOST_HEADER = protocol.MAX_FRAME
 _LEVEL = 3
 # The fields of a Put that say what to do with it, and its contents.
-_LEFT_OUT = {"overwrite": False, "payload": None, "program": None}
+_LEFT_OUT: dict[str, Any] = {"overwrite": False, "payload": None, "program": None}
 _FIELDS = tuple(name for name in protocol.Put._fields if name not in _LEFT_OUT)
 _LARGEST = 2**53
 _LONGEST_CODEC, _LONGEST_NAMESPACE = 32, 200
