@@ -18,6 +18,8 @@
     │   ├── NoLocksError            its file system does not lock files
     │   ├── NewerStoreError         a newer xcache wrote it
     │   └── ClosedStoreError        only its daemon and root may read it
+    ├── SigningKeyError         a private key, or the list of trusted keys, cannot be used
+    ├── SignatureError          no trusted key signed this
     ├── CompileInGuardError     a program was compiled where the user forbade it
     ├── WrongVersionError       a function of xcache.jit is not what the record of its version says
     ├── UncacheableError        this program cannot be cached (with the reason)
@@ -151,6 +153,14 @@ class NewerStoreError(StoreError):
 
 class ClosedStoreError(StoreError):
     """Only the store's daemon and root may read it."""
+
+
+class SigningKeyError(XcacheError):
+    """A private key, or the list of trusted keys, cannot be used."""
+
+
+class SignatureError(XcacheError):
+    """No trusted key signed this."""
 
 
 class WrongVersionError(XcacheError):

@@ -28,6 +28,7 @@ NAMES = (
     *("status", "stats", "ls", "show", "hlo", "graph", "cost"),
     *("toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
     *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace", "report", "monitor"),
+    *("key new", "key show", "key trust", "key list", "key revoke"),
 )
 
 
@@ -85,7 +86,11 @@ class Shell:
 
     def json(self, *arguments: str) -> dict[str, Any]:
         """Return the JSON document that a command prints."""
-        return json.loads(self.say(*arguments, "--json"))
+        return self.json_with_status(*arguments)
+
+    def json_with_status(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        """Return the JSON document that a command prints, perhaps as it fails; other lines follow it."""
+        return json.JSONDecoder().raw_decode(self.say(*arguments, "--json", code=code))[0]
 
     def put(self, name: str, **fields: Any) -> str:
         """Store an entry; return its key."""

@@ -37,6 +37,7 @@ _COMMANDS = {
     "pin": "pin",
     "unpin": "pin",
     "gc": "gc",
+    "key": "key",
     "config": "config",
     "start": "control",
     "stop": "control",

@@ -51,9 +51,13 @@ def daemon_command() -> list[str]:
     )
 
 
-def daemon_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of a program's environment that its daemon gets: those that say where things are."""
-    given = {name: value for name, value in environ.items() if name in _GIVEN or name.startswith(_GIVEN_BY_PREFIX)}
+def daemon_environment(environ: Mapping[str, str], named: str = "") -> dict[str, str]:
+    """Return the variables of a program's environment that its daemon gets: those that say where things are.
+
+    ``named`` is one more, which a setting names.
+    """
+    by_name = _GIVEN | {named}
+    given = {name: value for name, value in environ.items() if name in by_name or name.startswith(_GIVEN_BY_PREFIX)}
     if _is_frozen():
         # In a bundle LD_LIBRARY_PATH names the bundle itself; PyInstaller keeps the user's value in another variable.
         before = environ.get("LD_LIBRARY_PATH_ORIG")

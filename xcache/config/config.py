@@ -58,6 +58,8 @@ class Config(NamedTuple):
     remote: tuple[str, ...]
     remote_timeout: float
     namespace: str
+    signing_key: str
+    trusted_keys: Path
     silence: float
     daemon_user: str
     trusted_writers: tuple[str, ...]
@@ -84,6 +86,12 @@ class Config(NamedTuple):
             return None
         with self.blamed("daemon_user"):
             return uid_of_account(self.daemon_user)
+
+    @property
+    def key_variable(self) -> str:
+        """The variable that holds the signing key; empty if none does."""
+        kind, _, name = self.signing_key.partition(":")
+        return name if kind == "env" else ""
 
     @contextlib.contextmanager
     def blamed(self, name: str) -> Iterator[None]:
@@ -163,6 +171,9 @@ def _load(environ: Mapping[str, str], overrides: Mapping[str, Any], problems: li
             f"socket={str(found['socket'])!r} ({sources['socket']}) is too long for a Unix socket; "
             f"use {known['socket'].allowed} (XCACHE_SOCKET)"
         )
+    keys = SYSTEM_FILE.parent if machine else _xdg(environ, "XDG_CONFIG_HOME", ".config") / "xcache"
+    found["signing_key"] = str(keys / "signing-key") if found["signing_key"] is None else found["signing_key"]
+    found["trusted_keys"] = found["trusted_keys"] or keys / "trusted-keys"
     named = environ.get("XCACHE_CONFIG")
     return Config(
         **found,

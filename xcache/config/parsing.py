@@ -14,6 +14,7 @@ _UNITS = {"": 1, "B": 1} | {
 _DURATIONS = {"": 1.0, "MS": 0.001, "S": 1.0, "M": 60.0, "H": 3600.0, "D": 86400.0}
 _FLAGS = {"1": True, "on": True, "true": True, "0": False, "off": False, "false": False}
 _NAME = re.compile(r"@?[A-Za-z0-9_.][A-Za-z0-9_.@$-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Python's locks count nanoseconds as 64-bit integers.
 _MAX_TIMEOUT_SECONDS = 1e9
 # SQLite's integers have 64 bits.
@@ -126,6 +127,25 @@ def parse_account(text: str) -> str:
     if len(names) > 1 or any(name.startswith("@") for name in names):
         raise ValueError(text)
     return names[0] if names else ""
+
+
+def parse_key_source(text: str) -> str:
+    """Return where a private key comes from: ``env:NAME``, ``command:WORDS``, an absolute path, or nothing."""
+    # Most programs have no key.
+    import shlex
+
+    text = text.strip()
+    kind, _, rest = text.partition(":")
+    if kind == "env":
+        is_right = _VARIABLE.fullmatch(rest) is not None
+    elif kind == "command":
+        is_right = bool(shlex.split(rest))
+    else:
+        text = str(Path(text).expanduser()) if text else ""
+        is_right = not text or text.startswith("/")
+    if not is_right:
+        raise ValueError(text)
+    return text
 
 
 def _within(least: int, number: int, most: int) -> int:

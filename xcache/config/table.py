@@ -264,6 +264,22 @@ SETTINGS = (
         remotes.parse_namespace,
     ),
     Setting(
+        "signing_key",
+        "text",
+        None,
+        "the private key with which the daemon signs what leaves the machine; it needs jax-xcache[remote]",
+        "the absolute path of a file, env:VARIABLE, or command:PROGRAM ARGUMENTS, which prints it; empty for none",
+        parsing.parse_key_source,
+    ),
+    Setting(
+        "trusted_keys",
+        "path",
+        None,
+        "the list of keys whose signatures the daemon trusts",
+        "a file (a relative path starts from the working directory; in a file, from the file's folder)",
+        parsing.parse_path,
+    ),
+    Setting(
         "silence",
         "time",
         30.0,

@@ -320,8 +320,8 @@ def test_without_systemd_service_says_so_and_that_none_is_needed(monkeypatch, tm
 # These find and stop the daemon, or show the other settings, all the same.
 @pytest.mark.parametrize("command", [name for name in NAMES if name not in ("status", "stop", "config", "doctor")])
 def test_a_setting_that_cannot_be_used_is_one_line(shell, command):
-    named = ("show", "hlo", "graph", "cost", "rm", "pin", "unpin", "compare")
-    arguments = [command, "12"] if command in named else [command]
+    named = ("show", "hlo", "graph", "cost", "rm", "pin", "unpin", "compare", "key new", "key trust", "key revoke")
+    arguments = [*command.split(), "12"] if command in named else command.split()
     failed = shell.run(*arguments, XCACHE_TIMEOUT="never")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.startswith("xcache: XCACHE_TIMEOUT='never'")
@@ -365,12 +365,13 @@ def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
         arguments |= {"report": ["-o", str(tmp_path / "report.html")]}
         arguments |= {"hlo": [key, "--python", sys.executable]}
         arguments |= {"graph": [key, "--stage", "hlo", "-o", str(tmp_path / "f.dot"), "--python", sys.executable]}
-        found = documented(shell.json(command, *arguments.get(command, []))) - set(protocol.DESCRIBED_COMPONENTS)
-        text = shell.say(command, "--help")
-        for name in found:
+        arguments |= {"key new": ["ci"], "key trust": [f"ci xcache-ed25519:{'A' * 43}="], "key revoke": ["ci"]}
+        found = documented(shell.json(*command.split(), *arguments.get(command, [])))
+        text = shell.say(*command.split(), "--help")
+        for name in found - set(protocol.DESCRIBED_COMPONENTS):
             assert f'"{name}"' in text, (command, name)
     # The commands about the service need a systemd: tests/service. The code for shells is no data.
-    assert set(main.list_commands(None)) == {*NAMES, "service", "completion"}
+    assert set(main.list_commands(None)) == {*(name.split()[0] for name in NAMES), "service", "completion"}
 
 
 def test_the_version_is_quick():

@@ -102,6 +102,8 @@ def test_a_daemon_gets_where_things_are_and_no_tools_of_the_programs(monkeypatch
         "MALLOC_ARENA_MAX": "1",
     }
     assert daemon_environment(given | kept_back) == given
+    # A setting may name the variable with the signing key.
+    assert daemon_environment(given | {"MY_KEY": "secret"}, "MY_KEY") == given | {"MY_KEY": "secret"}
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     assert daemon_environment(given) == given | {"PYTHONDONTWRITEBYTECODE": "1"}
 

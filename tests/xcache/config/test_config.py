@@ -70,6 +70,8 @@ BAD = {
     "autostart": ["maybe", "2", ""],
     "timeout": ["0", "-1s", "soon", "0ms", ""],
     "idle_exit": ["never", "-5", "5 years"],
+    "signing_key": ["relative/path", "env:", "env:A B", "command:", "command: 'unfinished", "kms:arn"],
+    "trusted_keys": [""],
 }
 ALLOWED = {setting.name: setting.allowed for setting in SETTINGS}
 
@@ -264,7 +266,9 @@ def test_any_text_is_a_quantity_or_an_error_of_value(text):
 def test_a_daemon_is_given_the_very_settings_of_its_starter(**chosen):
     loaded = config.load({"HOME": "/h"}, **chosen)
     given = config.load({"HOME": "/elsewhere"} | loaded.as_environment())
-    assert given._replace(sources=loaded.sources) == loaded
+    # These are in the home, which a daemon shares with its starter.
+    homely = {"signing_key": loaded.signing_key, "trusted_keys": loaded.trusted_keys}
+    assert given._replace(sources=loaded.sources, **homely) == loaded
 
 
 @pytest.mark.parametrize("text", ["9" * 400, "99999999d", "1" + "0" * 17])
@@ -388,3 +392,23 @@ def test_an_account_that_there_is_not_is_named_with_its_setting_and_its_file(sur
     assert [problem.startswith(told) for problem in problems] == [True]
     assert (settings.daemon_user, settings.sources["daemon_user"], settings.max_entries) == ("", "default", 7)
     assert settings.dir == Path(env["HOME"]) / ".cache" / "xcache"
+
+
+def test_keys_are_beside_the_settings(tmp_path, monkeypatch):
+    monkeypatch.setattr(config, "SYSTEM_FILE", tmp_path / "system" / "config.toml")
+    own = config.load({"HOME": "/h"})
+    assert (own.signing_key, str(own.trusted_keys)) == ("/h/.config/xcache/signing-key", "/h/.config/xcache/trusted-keys")
+    machine = config.load({"HOME": "/h"}, daemon_user=str(os.getuid()))
+    assert machine.signing_key == str(tmp_path / "system" / "signing-key")
+    assert machine.trusted_keys == tmp_path / "system" / "trusted-keys"
+    assert config.load({"HOME": "/h", "XCACHE_SIGNING_KEY": ""}).signing_key == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "variable"),
+    [("/etc/key", ""), ("env:MY_KEY", "MY_KEY"), ("command:kms 'a b'", ""), ("", "")],
+)
+def test_where_a_signing_key_comes_from_reaches_the_daemon(text, variable):
+    loaded = config.load({"HOME": "/h", "XCACHE_SIGNING_KEY": text})
+    assert (loaded.signing_key, loaded.key_variable) == (text, variable)
+    assert config.load(loaded.as_environment()).signing_key == text

@@ -1,0 +1,59 @@
+"""The key with which this daemon signs, and the keys that it trusts, as the settings name them now."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from xcache.errors import ConfigError, SigningKeyError
+from xcache.wire import signing_key
+from xcache.wire.signatures import PrivateKey
+from xcache.wire.trusted_keys import TrustedKeys
+from xcached.host.reload import LiveSettings
+
+# A command that fails is tried again after this long, not for each entry.
+_RETRY_SECONDS = 60.0
+
+
+class Identity:
+    """Files are read again at each use, so that new keys and revocations count at once; a command runs once.
+
+    A command may take ten seconds, so ``signer`` is not for the serving thread.
+    """
+
+    def __init__(self, settings: LiveSettings) -> None:
+        self._settings = settings
+        self._trusted: TrustedKeys | None = None
+        self._asked = ""
+        self._printed: PrivateKey | SigningKeyError | ConfigError | None = None
+        self._asked_at = 0.0
+
+    def signer(self) -> PrivateKey | None:
+        """Return the key to sign with, or None if there is none; raise SigningKeyError if it cannot be used."""
+        now = self._settings.now
+        source = now.signing_key
+        if source.startswith(signing_key.COMMAND):
+            return self._from_command(source)
+        is_usual = now.sources.get("signing_key") == "default"
+        if not source or (is_usual and not Path(source).exists()):
+            return None
+        return signing_key.load(source)
+
+    def trusted(self) -> TrustedKeys:
+        """Return the trusted keys as the file names them now."""
+        path, before = self._settings.now.trusted_keys, self._trusted
+        self._trusted = before.fresh() if before is not None and before.path == path else TrustedKeys.load(path)
+        return self._trusted
+
+    def _from_command(self, source: str) -> PrivateKey:
+        has_failed = not isinstance(self._printed, PrivateKey)
+        if source != self._asked or (has_failed and time.monotonic() - self._asked_at > _RETRY_SECONDS):
+            try:
+                self._printed = signing_key.load(source)
+            except (SigningKeyError, ConfigError) as error:
+                self._printed = error
+            self._asked, self._asked_at = source, time.monotonic()
+        if isinstance(self._printed, PrivateKey):
+            return self._printed
+        assert self._printed is not None  # noqa: S101 - it was asked for above
+        raise self._printed
