@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from typing import NamedTuple, Protocol
 
@@ -28,6 +29,16 @@ UNREACHABLE, DENIED, MISSING, FULL, READ_ONLY, TOO_LARGE, FAILED = KINDS = (
 )
 
 
+_PART = r"(?!\.{1,2}(?:/|$))[a-z0-9.-]{1,200}"
+_NAME = re.compile(rf"{_PART}(?:/{_PART})*")
+_MOST_CHARACTERS = 800
+
+
+def is_name(text: str) -> bool:
+    """Return whether an object can have this name: a-z, 0-9, '-', '.' and '/', and no part that is empty, '.' or '..'."""
+    return len(text) <= _MOST_CHARACTERS and _NAME.fullmatch(text) is not None
+
+
 class Listed(NamedTuple):
     """An object in a listing."""
 
@@ -38,7 +49,8 @@ class Listed(NamedTuple):
 
 
 class Tier(Protocol):
-    """An engine. Names consist of a-z, 0-9, '-', '.' and '/'; the engine adds the prefix that its address has.
+    """An engine. It adds the prefix that its address has to the names, for which ``is_name`` is true; no object's name
+    is the beginning of another's up to a '/', because a folder cannot have both.
 
     The methods run on one event loop and may run at the same time. They raise TierError; none of them waits longer than
     the time-out that the tier was made with, and a caller may cancel each.

@@ -1,0 +1,197 @@
+"""Object stores: S3 and what speaks like it, Google Cloud Storage, Azure's blobs."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+import obstore
+from obstore import exceptions
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from xcached.tiers.tier import (
+    DENIED,
+    FAILED,
+    FULL,
+    MISSING,
+    READ_ONLY,
+    TOO_LARGE,
+    UNREACHABLE,
+    Listed,
+    TierError,
+)
+
+_STORES = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
+
+_KINDS = (
+    dict.fromkeys((401, 403), DENIED)
+    | dict.fromkeys((404, 410), MISSING)
+    | dict.fromkeys((405, 501), READ_ONLY)
+    | dict.fromkeys((429, 503, 507), FULL)
+    | dict.fromkeys((502, 504), UNREACHABLE)
+    | {413: TOO_LARGE}
+)
+_KINDS_OF_CODES = {
+    "AccessDenied": DENIED,
+    "EntityTooLarge": TOO_LARGE,
+    "RequestBodyTooLarge": TOO_LARGE,
+    "NoSuchBucket": MISSING,
+    "ContainerNotFound": MISSING,
+    "SlowDown": FULL,
+    "ServerBusy": FULL,
+    "QuotaExceeded": FULL,
+    "XMinioStorageFull": FULL,
+}
+# Nothing else of what an error says is passed on: it has addresses in it, and these may have signatures.
+_STATUS = re.compile(r"status code: (\d{3})\b")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>|\(code: (\w{1,60})\)")
+# Where credentials are asked for when nothing else gives any.
+_METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+_CONNECTION = re.compile(r"HTTP error|HttpError|error sending request|connection|timed? ?out", re.IGNORECASE)
+
+
+class ObjectStore:
+    """A bucket or a container, below a prefix."""
+
+    can_create = True
+    can_list = True
+
+    def __init__(self, scheme: str, bucket: str, prefix: str, credentials: Mapping[str, str], timeout: float) -> None:
+        seconds = datetime.timedelta(seconds=timeout)
+        short = {"init_backoff": seconds / 40, "max_backoff": seconds / 8, "base": 2}
+        store: Any = _STORES[scheme]
+        self._store = store(
+            bucket,
+            prefix=prefix or None,
+            # These hide what the environment says, so AWS_ALLOW_HTTP is not read. Only an address that the user gives
+            # begins with http.
+            client_options={"timeout": seconds, "connect_timeout": seconds, "allow_http": True},
+            retry_config={"max_retries": 2, "retry_timeout": seconds, "backoff": short},
+            **credentials,
+        )
+        # Whether an object that is not there may be so because nothing is.
+        self._doubtful = True
+
+    async def get(self, name: str, most: int) -> bytes | None:
+        """Return an object of at most ``most`` bytes; None if there is none."""
+        try:
+            with _translated():
+                found = await obstore.get_async(self._store, name)
+                size = int(found.meta["size"])
+                if size > most:
+                    raise TierError(TOO_LARGE, f"an object has {size} bytes; at most {most} were asked for")
+                content = bytes(await found.bytes_async())
+        except FileNotFoundError:
+            await self._require_bucket()
+            return None
+        self._doubtful = False
+        return content
+
+    async def contains(self, name: str) -> bool:
+        """Return whether there is such an object."""
+        try:
+            with _translated():
+                await obstore.head_async(self._store, name)
+        except FileNotFoundError:
+            await self._require_bucket()
+            return False
+        self._doubtful = False
+        return True
+
+    async def put(self, name: str, content: bytes) -> None:
+        """Write an object, in place of an older one."""
+        await self._put(name, content, "overwrite")
+
+    async def create(self, name: str, content: bytes) -> bool:
+        """Write an object unless there is one; return whether it was written."""
+        try:
+            await self._put(name, content, "create")
+        except exceptions.AlreadyExistsError:
+            return False
+        return True
+
+    async def remove(self, name: str) -> None:
+        """Remove an object; nothing happens if there is none."""
+        try:
+            with _translated():
+                await obstore.delete_async(self._store, name)
+        except FileNotFoundError:
+            await self._require_bucket()
+
+    async def listed(self, prefix: str) -> AsyncIterator[Listed]:
+        """Yield the objects whose names begin so."""
+        # obstore takes whole parts of names only.
+        with _translated():
+            batches = obstore.list(self._store, prefix.rpartition("/")[0] or None)
+        while True:
+            with _translated_missing(), _translated():
+                batch = await anext(batches, None)
+            if batch is None:
+                return
+            for each in batch:
+                if each["path"].startswith(prefix):
+                    yield Listed(each["path"], each["size"], each["last_modified"].timestamp())
+
+    async def close(self) -> None:
+        """Let go of the connections, which end by themselves."""
+        del self._store
+
+    async def _put(self, name: str, content: bytes, mode: str) -> None:
+        with _translated_missing(), _translated():
+            # In one request: then it is there as a whole, or not, and a condition holds for it.
+            await obstore.put_async(self._store, name, content, mode=mode, use_multipart=False)
+        self._doubtful = False
+
+    async def _require_bucket(self) -> None:
+        """Raise if the bucket is missing: asking for an object does not tell that from a missing object."""
+        if not self._doubtful:
+            return
+        try:
+            with _translated_missing(), _translated():
+                await anext(obstore.list(self._store, chunk_size=1), None)
+        except TierError as error:
+            # Not everybody may list.
+            if error.kind == MISSING:
+                raise
+        self._doubtful = False
+
+
+@contextlib.contextmanager
+def _translated_missing() -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise TierError(MISSING, "there is no such bucket or container") from None
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Let only TierError, FileNotFoundError and AlreadyExistsError out."""
+    try:
+        yield
+    except (FileNotFoundError, exceptions.AlreadyExistsError):
+        raise
+    except (exceptions.BaseError, OSError, ValueError) as error:
+        raise _tier_error(error) from None
+
+
+def _tier_error(error: Exception) -> TierError:
+    text = str(error)
+    if any(server in text for server in _METADATA_SERVERS):
+        return TierError(DENIED, "no credentials were found")
+    status, code = _STATUS.search(text), _CODE.search(text)
+    said = [f"status {status[1]}"] * bool(status) + [code[1] or code[2]] * bool(code) if code or status else []
+    if code and (kind := _KINDS_OF_CODES.get(code[1] or code[2])):
+        pass
+    elif isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
+        kind = DENIED
+    elif status:
+        kind = _KINDS.get(int(status[1]), FAILED)
+    else:
+        kind = UNREACHABLE if _CONNECTION.search(text) else FAILED
+    if kind == UNREACHABLE and not said:
+        return TierError(kind, "the connection failed, or there was no answer")
+    return TierError(kind, "the store refused" + (f" ({', '.join(said)})" if said else f" ({type(error).__name__})"))
