@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from typing import TYPE_CHECKING
 from collections.abc import Callable, Iterable
 
 from xcache._version import __version__
 from xcache.config.config import Config
 from xcache.errors import ConfigError
 from xcache.wire import protocol
+from xcache.wire.ownership import is_signer
 from xcached.caller import Caller
 from xcached.host.metrics import Metrics
 from xcached.host.reload import LiveSettings
 from xcached.requests.administration import Administration
 from xcached.requests.aliases import AliasRequests
 from xcached.requests.announcements import Announcements
+from xcached.requests.fetches import Fetches
 from xcached.requests.gets import Gets
 from xcached.requests.inspection import Inspection
 from xcached.requests.leases import Leases
@@ -44,6 +47,9 @@ from xcached.store.store import Store
 from xcached.store.writer import WriterThread
 from xcached.toolchains.rows import ToolchainRows
 from xcached.toolchains.toolchains import Toolchains
+
+if TYPE_CHECKING:
+    from xcached.tiers.signers import Signers
 
 logger = logging.getLogger("xcached")
 
@@ -105,19 +111,35 @@ def assemble(
         reads=trust.reads,
         accounts=() if trust.shared else (os.getuid(), ROOT),
     )
+    sharing = None
+    if settings.now.remote:
+        # Without tiers none of this is imported.
+        from xcached.tiers.sharing import share
+
+        sharing = share(
+            store, settings, writer, intake, trust.may_share, lambda digest: strikes.bars(digest, os.getuid())
+        )
+    trust.signers = sharing.signers if sharing else _signers_of_before(store, settings)
     lookup = Lookup(store, trust, quarantine, strikes, endings, toolchains, writer)
     leases = Leases(
         trusts=trust.reads, look_up=lookup.found, expected=lookup.expected_seconds, call_later=loop.call_later
     )
+    fetches = None
+    if sharing is not None:
+        fetches = Fetches(
+            sharing.tiers, lookup.expected_seconds, lambda: settings.now.remote_timeout,
+            loop.call_soon_threadsafe, loop.call_later,
+        )  # fmt: skip
+        histories.after_remember = sharing.uploads.note_history
     watchers = Watchers(store, settings, leases, trust, callers, loop.call_later)
     alias_rows = AliasRows(store, trust.reads)
     loads = Loads(endings, strikes, quarantine, writer, lookup.note_use)
     clear_other_data = quarantine.clear, histories.clear, alias_rows.clear, ledger.clear
     handlers = (
-        Gets(lookup, leases).handlers
+        Gets(lookup, leases, fetches).handlers
         | Puts(store, settings, writer, intake, strikes, leases).handlers
         | loads.handlers
-        | Predictions(histories, lookup, writer).handlers
+        | Predictions(histories, lookup, writer, trust.signer_uids, fetches).handlers
         | RunRequests(ledger, writer, trust, watchers).handlers
         | Programs(store, lookup).handlers
         | AliasRequests(alias_rows, lookup, writer).handlers
@@ -136,6 +158,8 @@ def assemble(
         writer.call(lambda: evictor.set_limits(limits))
 
     def finish(seconds: float) -> bool:
+        if sharing is not None:
+            sharing.tiers.close()
         toolchains.close(_LAST_CHECK_SECONDS)
         if metrics is not None:
             metrics.close()
@@ -146,9 +170,20 @@ def assemble(
 
     settings.when_changed(take_limits)
     writer.start()
+    if sharing is not None:
+        sharing.tiers.start()
     welcome = protocol.Welcome(protocol.VERSION, __version__, os.getpid(), protocol.path_text(settings.now.dir))
     observe = None if metrics is None else metrics.observe
-    return Service(handlers, leases, loads, watchers, welcome, damaged, finish, observe)
+    return Service(handlers, leases, loads, watchers, fetches, welcome, damaged, finish, observe)
+
+
+def _signers_of_before(store: Store, settings: LiveSettings) -> Signers | None:
+    """Return whose signatures count, if entries are here that came from tiers."""
+    if not any(is_signer(uid) for (uid,) in store.database.reading.execute("SELECT uid FROM users")):
+        return None
+    from xcached.tiers.sharing import signers_of_before
+
+    return signers_of_before(settings)
 
 
 def _metrics(store: Store, config: Config, leases: Leases, connections: Callable[[], int]) -> Metrics | None:

@@ -7,10 +7,13 @@ import os
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from xcache.wire import protocol
 from xcached.caller import Answer, Caller, Later, Process, Reply
-from xcached.tiers.tiers import Tiers
+
+if TYPE_CHECKING:
+    from xcached.tiers.tiers import Tiers
 
 logger = logging.getLogger("xcached")
 

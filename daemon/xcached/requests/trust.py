@@ -8,11 +8,14 @@ import pwd
 import time
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xcache.config.config import Config
 from xcache.errors import ConfigError
 from xcache.wire.ownership import is_signer, overflow_uids, own_uid, uid_of_account
-from xcached.tiers.signers import Signers
+
+if TYPE_CHECKING:
+    from xcached.tiers.signers import Signers
 
 ROOT = 0
 # Seconds for which a user's groups are cached.
@@ -83,7 +86,11 @@ class Trust:
             return None
         if not self.shared or self._groups:
             return [writer for writer in present() if self.reads(reader, writer)]
-        return {reader, *self._trusted_by_all, *(self.signers.uids() if self.signers else ())}
+        return {reader, *self._trusted_by_all, *self.signer_uids()}
+
+    def signer_uids(self) -> Collection[int]:
+        """Return those who are keys that signed what came from other machines, and are trusted now."""
+        return self.signers.uids() if self.signers else ()
 
     def may_share(self, writer: int) -> bool:
         """Return whether a writer's entries are signed here and leave the machine: everybody there would load them."""

@@ -19,6 +19,7 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 _OF_ONE_OBJECT = (TOO_LARGE,)
 _SLOW = "slow"
 _PROBE = "probe"
+_MOST_REASONS = 100
 
 
 class Breaker:
@@ -67,6 +68,8 @@ class GuardedTier:
         self.reads, self.writes = Breaker("reads"), Breaker("writes")
         self.counts: Counter[str] = Counter()
         self._timeout = timeout
+        # Reasons for which objects were not used.
+        self._rejected: set[str] = set()
         self._overdue: set[asyncio.Task[Any]] = set()
         self._probing: asyncio.Task[None] | None = None
 
@@ -127,6 +130,13 @@ class GuardedTier:
         except TimeoutError:
             self._fail_reads(f"no answer within {self._timeout:g} s")
         return None
+
+    def note_rejected(self, name: str, reason: str) -> None:
+        """Note that an object is not used; the first one for each reason is logged."""
+        self.counts["rejected"] += 1
+        if reason not in self._rejected and len(self._rejected) < _MOST_REASONS:
+            self._rejected.add(reason)
+            logger.warning("%s of %s is not used: %s", name, self.name, reason)
 
     async def close(self) -> None:
         """Close the engine."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -16,7 +17,8 @@ from xcached.store.memory_files import memory_file
 from xcached.store.writer import PutJob, WriterThread
 from xcached.tiers import parcel
 from xcached.tiers.guarded import GuardedTier
-from xcached.tiers.signers import Signers, tier_id
+from xcached.tiers.identity import Identity
+from xcached.tiers.signers import tier_id
 
 logger = logging.getLogger("xcached")
 
@@ -25,20 +27,38 @@ class Keeper:
     """Writes entries of tiers to the store, each as one of the key that signed it."""
 
     def __init__(
-        self, signers: Signers, writer: WriterThread, intake: Intake, is_barred: Callable[[str], bool]
+        self,
+        identity: Identity,
+        namespace: str,
+        writer: WriterThread,
+        intake: Intake,
+        is_barred: Callable[[str], bool],
     ) -> None:
         """``is_barred`` says of a digest that processes here have ended while they loaded exactly these bytes."""
-        self._signers = signers
+        self._identity = identity
+        self._namespace = namespace
         self._writer = writer
         self._intake = intake
         self._is_barred = is_barred
 
     async def keep_entry(self, tier: GuardedTier, content: bytes, key: str, unwanted: str) -> bool:
         """Keep an entry; return whether it is one to hand out. Raise XcacheError for one that is not to be trusted."""
-        found = await asyncio.to_thread(self._signers.unpack, content, key, tier.remote)
+        found = await asyncio.to_thread(self.unpacked, tier, content, key)
         if found.put.digest == unwanted or self._is_barred(found.put.digest):
             return False
         return await self.keep(tier, found)
+
+    def unpacked(self, tier: GuardedTier, content: parcel.Content, key: str) -> parcel.Parcel:
+        """Return an entry of a tier; raise XcacheError if it is damaged, or nobody trusted has signed it."""
+        return parcel.unpack(
+            content,
+            key,
+            self._namespace,
+            self._identity.trusted(),
+            time.time(),
+            len(content),
+            trust_unsigned=tier.remote.trust == "tier",
+        )
 
     async def keep(self, tier: GuardedTier, found: parcel.Parcel) -> bool:
         """Write an entry whose signature was checked; return whether it is stored."""
@@ -47,7 +67,7 @@ class Keeper:
         put = found.put
         if program is None:
             # It stays where it was lowered; the entry's row needs one.
-            program = b""
+            program = memoryview(b"")
             put = put._replace(program_stored_digest=digest(program), program_stored_size=0, program_raw_size=0)
         done: Future[protocol.Message] = Future()
         executable = await asyncio.to_thread(_source, put.digest, found.payload)
@@ -64,10 +84,10 @@ class Keeper:
         return False
 
 
-def _source(digest: str, content: bytes) -> Source:
+def _source(digest: str, content: memoryview) -> Source:
     """Return a content for the store; one too large for a row is in a file."""
     if len(content) <= protocol.INLINE_LIMIT:
-        return Source(digest, len(content), content, None)
+        return Source(digest, len(content), bytes(content), None)
     file = memory_file()
     with open(file, "wb", closefd=False) as written:
         written.write(content)

@@ -9,6 +9,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 
+from xcache.errors import ConfigError, SigningKeyError
 from xcached.store import uploads
 from xcached.store.uploads import Upload, Uploads
 from xcached.store.writer import WriterThread
@@ -72,6 +73,9 @@ class Sender:
         """Send one object; return whether its row is done with."""
         try:
             made = self._make(connection, row, tier)
+        except (SigningKeyError, ConfigError) as error:
+            tier.writes.fail(tier.name, str(error))
+            return False
         except Exception:
             # One entry must not keep the others here.
             logger.exception("%s %s cannot be made ready for %s", row.kind, row.name[:12], tier.name)

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from xcache.config.remotes import Remote
@@ -14,6 +14,7 @@ from xcache.errors import XcacheError
 from xcached.tiers.engines import open_tier
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import Keeper
+from xcached.tiers.names import Names
 from xcached.tiers.sending import Sender
 
 logger = logging.getLogger("xcached")
@@ -28,10 +29,11 @@ _CLOSE_SECONDS = 2.0
 class Tiers:
     """The tiers in the order of the setting. Its methods may be called on any thread."""
 
-    def __init__(self, remotes: list[Remote], keeper: Keeper, sender: Sender) -> None:
+    def __init__(self, remotes: Sequence[Remote], names: Names, keeper: Keeper, sender: Sender) -> None:
+        self._remotes = remotes
+        self._names = names
         self._keeper = keeper
         self._sender = sender
-        self._remotes = remotes
         self._tiers: list[GuardedTier] = []
         # Why a tier could not be opened, by its address.
         self._unusable: dict[str, str] = {}
@@ -53,11 +55,11 @@ class Tiers:
         The result comes within these seconds; a tier that answers later is listened to all the same. An entry of the
         digest ``unwanted`` is none.
         """
-        return self._begin(self._fetch(self._keeper.entry_name(key), seconds, key, unwanted))
+        return self._begin(self._fetch(self._names.entry(key), seconds, key, unwanted))
 
     def fetch_history(self, program: str, arguments: str, seconds: float) -> concurrent.futures.Future[str]:
         """Look up what a program wanted elsewhere, and keep it here with its entries, as ``fetch`` does."""
-        return self._begin(self._fetch(self._keeper.history_name(program, arguments), seconds))
+        return self._begin(self._fetch(self._names.run(program, arguments), seconds))
 
     def wake(self) -> None:
         """Have queued uploads looked at."""
@@ -122,9 +124,10 @@ class Tiers:
         content = await tier.get(name, _MOST_BYTES)
         if content is None:
             return False
-        keep = self._keeper.keep_entry if wanted else self._keeper.keep_history
+        if not wanted:
+            return False
         try:
-            return await keep(tier, content, *wanted)
+            return await self._keeper.keep_entry(tier, content, *wanted)
         except XcacheError as error:
             tier.note_rejected(name, str(error))
             return False

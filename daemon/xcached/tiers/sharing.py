@@ -1,0 +1,60 @@
+"""Builds all that a daemon needs to share entries with other machines."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from typing import NamedTuple
+
+from xcache.config.remotes import remote
+from xcached.host.reload import LiveSettings
+from xcached.store.intake import Intake
+from xcached.store.store import Store
+from xcached.store.uploads import Uploads
+from xcached.store.writer import WriterThread
+from xcached.tiers.identity import Identity
+from xcached.tiers.keeping import Keeper
+from xcached.tiers.names import Names
+from xcached.tiers.outgoing import Outgoing
+from xcached.tiers.sending import Sender
+from xcached.tiers.signers import Signers
+from xcached.tiers.tiers import Tiers
+
+
+class Sharing(NamedTuple):
+    """The tiers, what is queued for them, and whose signatures count."""
+
+    tiers: Tiers
+    uploads: Uploads
+    signers: Signers
+
+
+def share(
+    store: Store,
+    settings: LiveSettings,
+    writer: WriterThread,
+    intake: Intake,
+    may_share: Callable[[int], bool],
+    is_barred: Callable[[str], bool],
+) -> Sharing:
+    """Return what shares entries by the tiers of the settings; nothing has begun yet."""
+    config = settings.now
+    remotes = [remote(address) for address in config.remote]
+    identity, names = Identity(settings), Names(config.namespace)
+    outgoing = Outgoing(store.files, identity, names, config.namespace)
+    keeper = Keeper(identity, config.namespace, writer, intake, is_barred)
+    uploads = Uploads(store, may_share, lambda: tiers.wake())
+    sender = Sender(lambda: _reading(store), uploads, writer, outgoing.make)
+    tiers = Tiers(remotes, names, keeper, sender)
+    kept_from = {each.public_url: each.no_upload_below for each in remotes if not each.readonly}
+    writer.call(lambda: uploads.send_to(kept_from))
+    return Sharing(tiers, uploads, Signers(identity, remotes))
+
+
+def signers_of_before(settings: LiveSettings) -> Signers:
+    """Return whose signatures count for entries that came from tiers which the settings no longer name."""
+    return Signers(Identity(settings), ())
+
+
+def _reading(store: Store) -> sqlite3.Connection:
+    return sqlite3.connect(f"{store.database.path.as_uri()}?mode=ro", uri=True, timeout=1.0, isolation_level=None)
