@@ -46,6 +46,12 @@ class Keys:
         except XcacheError:
             return None
 
+    def usable(self) -> list[TrustedKey]:
+        """Return each key of the list, trusted or not; raise Failure if the list is not used."""
+        for problem in self._refused():
+            raise Failure(problem)
+        return self.trusted.keys
+
     def problems(self) -> list[str]:
         """Return what is wrong with the list and the signing key."""
         found = [*self._refused(), *self.trusted.problems]
@@ -86,15 +92,13 @@ class Keys:
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with _only_one(self.path.parent):
             self.trusted = TrustedKeys.load(self.path, self._owners)
-            for problem in self._refused():
-                raise Failure(problem)
+            self.usable()
             lines: list[str] = []
             yield lines
             if lines != [line.text for line in self.trusted.lines]:
                 _replace(self.path, encoded(lines))
                 self.trusted = TrustedKeys.load(self.path, self._owners)
-        for problem in self._refused():
-            raise Failure(problem)
+        self.usable()
 
     def _refused(self) -> list[str]:
         """Return why the list is not used, if there is one."""
