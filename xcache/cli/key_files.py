@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -33,11 +34,9 @@ class Keys:
 
     def signer(self) -> PublicKey | None:
         """Return the public part of the key that signs here, or None if there is none."""
-        source = self.settings.signing_key
-        is_usual = self.settings.sources["signing_key"] == "default"
-        if not source or (is_usual and not os.path.lexists(source)):
+        if not self.settings.has_signing_key:
             return None
-        return signing_key.load(source, self._owners).public
+        return signing_key.load(self.settings.signing_key, self._owners).public
 
     def signer_if_usable(self) -> PublicKey | None:
         """Return it, or None if it cannot be used either."""
@@ -135,7 +134,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
 def _write(path: Path, content: bytes, mode: int, owner: int | None) -> None:
