@@ -86,10 +86,10 @@ class Shell:
 
     def json(self, *arguments: str) -> dict[str, Any]:
         """Return the JSON document that a command prints."""
-        return self.json_with_status(*arguments)
+        return json.loads(self.say(*arguments, "--json"))
 
-    def json_with_status(self, *arguments: str, code: int = 0) -> dict[str, Any]:
-        """Return the JSON document that a command prints, perhaps as it fails; other lines follow it."""
+    def json_with_status(self, *arguments: str, code: int) -> dict[str, Any]:
+        """Return the JSON document of a command that fails; lines on stderr follow it."""
         return json.JSONDecoder().raw_decode(self.say(*arguments, "--json", code=code))[0]
 
     def put(self, name: str, **fields: Any) -> str:

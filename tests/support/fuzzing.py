@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from support import decoders, ends, seeds
+from support import decoders, ends, parcels, seeds
 from support.mutation import EnvelopeMutator, MessageMutator, Mutator, PrefixedMutator, StreamMutator
 
 Check = Callable[[bytes], bool]
@@ -59,6 +59,12 @@ TARGETS = {
         lambda: nullcontext(decoders.sealed_content),
         seeds.envelopes,
         lambda seed, samples: EnvelopeMutator(seed, samples, seeds.ENVELOPE_WORDS),
+    ),
+    "parcel": Target(
+        20_000,
+        lambda: nullcontext(parcels.check),
+        parcels.samples,
+        parcels.ParcelMutator,
     ),
     "options": Target(
         60_000,

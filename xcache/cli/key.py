@@ -115,7 +115,7 @@ def trust(lines: tuple[str, ...], expires: str | None, as_json: bool) -> None:
         until = f" until {one.expires}" if one.expires else ""
         click.echo(f"{one.public.id} ({one.public.name}) is trusted{until}: what it signs may run here")
     if already := len(wanted) - len(added):
-        click.echo(f"{already} of them {'was' if already == 1 else 'were'} trusted already" if added else "trusted already")
+        click.echo(f"trusted already: {already}")
 
 
 @key.command("list")
@@ -163,7 +163,7 @@ def revoke(name: str, as_json: bool) -> None:
     JSON: {"revoked": {"name": str, "id": str, "key": str}, "already": bool, "file": str (the list)}
     """
     keys = Keys(config.load())
-    one = _one(keys.trusted.keys, name, keys.path)
+    one = _one(keys.usable(), name, keys.path)
     already = one.revoked is not None
     if not already:
         keys.revoke(one.public, today(time.time()))
@@ -213,7 +213,7 @@ def _refuse(line: Line) -> None:
     if line.problem:
         raise Failure(f"that is no line to trust: {line.problem}")
     if line.key is not None and line.key.revoked is not None:
-        raise Failure(f"the line says that {line.key.public.id} ({line.key.public.name}) was revoked; nothing is trusted")
+        raise Failure(f"the line says that {line.key.public.name} was revoked; nothing is trusted")
 
 
 def _rows(keys: Keys) -> list[dict[str, Any]]:

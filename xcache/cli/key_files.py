@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import stat
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -33,11 +34,9 @@ class Keys:
 
     def signer(self) -> PublicKey | None:
         """Return the public part of the key that signs here, or None if there is none."""
-        source = self.settings.signing_key
-        is_usual = self.settings.sources["signing_key"] == "default"
-        if not source or (is_usual and not os.path.lexists(source)):
+        if not self.settings.has_signing_key:
             return None
-        return signing_key.load(source, self._owners).public
+        return signing_key.load(self.settings.signing_key, self._owners).public
 
     def signer_if_usable(self) -> PublicKey | None:
         """Return it, or None if it cannot be used either."""
@@ -45,6 +44,12 @@ class Keys:
             return self.signer()
         except XcacheError:
             return None
+
+    def usable(self) -> list[TrustedKey]:
+        """Return each key of the list, trusted or not; raise Failure if the list is not used."""
+        for problem in self._refused():
+            raise Failure(problem)
+        return self.trusted.keys
 
     def problems(self) -> list[str]:
         """Return what is wrong with the list and the signing key."""
@@ -86,15 +91,13 @@ class Keys:
         self.path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
         with _only_one(self.path.parent):
             self.trusted = TrustedKeys.load(self.path, self._owners)
-            for problem in self._refused():
-                raise Failure(problem)
+            self.usable()
             lines: list[str] = []
             yield lines
             if lines != [line.text for line in self.trusted.lines]:
                 _replace(self.path, encoded(lines))
                 self.trusted = TrustedKeys.load(self.path, self._owners)
-        for problem in self._refused():
-            raise Failure(problem)
+        self.usable()
 
     def _refused(self) -> list[str]:
         """Return why the list is not used, if there is one."""
@@ -131,7 +134,7 @@ def _replace(path: Path, content: bytes) -> None:
 
 
 def _beside(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.getpid()}")
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}")
 
 
 def _write(path: Path, content: bytes, mode: int, owner: int | None) -> None:

@@ -88,6 +88,12 @@ class Config(NamedTuple):
             return uid_of_account(self.daemon_user)
 
     @property
+    def has_signing_key(self) -> bool:
+        """Whether there should be a key to sign with: one was named, or the usual file is there."""
+        is_usual = self.sources["signing_key"] == "default"
+        return bool(self.signing_key) and (not is_usual or os.path.lexists(self.signing_key))
+
+    @property
     def key_variable(self) -> str:
         """The variable that holds the signing key; empty if none does."""
         kind, _, name = self.signing_key.partition(":")

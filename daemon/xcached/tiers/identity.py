@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 from xcache.errors import ConfigError, SigningKeyError
 from xcache.wire import signing_key
@@ -29,15 +28,15 @@ class Identity:
         self._asked_at = 0.0
 
     def signer(self) -> PrivateKey | None:
-        """Return the key to sign with, or None if there is none; raise SigningKeyError if it cannot be used."""
+        """Return the key to sign with, or None if there is none.
+
+        Raise SigningKeyError if there is one that cannot be used: then nothing leaves the machine, not even unsigned.
+        """
         now = self._settings.now
         source = now.signing_key
         if source.startswith(signing_key.COMMAND):
             return self._from_command(source)
-        is_usual = now.sources.get("signing_key") == "default"
-        if not source or (is_usual and not Path(source).exists()):
-            return None
-        return signing_key.load(source)
+        return signing_key.load(source) if now.has_signing_key else None
 
     def trusted(self) -> TrustedKeys:
         """Return the trusted keys as the file names them now."""

@@ -397,7 +397,8 @@ def test_an_account_that_there_is_not_is_named_with_its_setting_and_its_file(sur
 def test_keys_are_beside_the_settings(tmp_path, monkeypatch):
     monkeypatch.setattr(config, "SYSTEM_FILE", tmp_path / "system" / "config.toml")
     own = config.load({"HOME": "/h"})
-    assert (own.signing_key, str(own.trusted_keys)) == ("/h/.config/xcache/signing-key", "/h/.config/xcache/trusted-keys")
+    assert own.signing_key == "/h/.config/xcache/signing-key"
+    assert own.trusted_keys == Path("/h/.config/xcache/trusted-keys")
     machine = config.load({"HOME": "/h"}, daemon_user=str(os.getuid()))
     assert machine.signing_key == str(tmp_path / "system" / "signing-key")
     assert machine.trusted_keys == tmp_path / "system" / "trusted-keys"
