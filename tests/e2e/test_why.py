@@ -207,3 +207,13 @@ for shapes in eval(os.environ["SHAPES"]):
     run(place, source, SHAPES="[((9, 16), (16, 32))]")
     (difference,) = why(place, "step")["step"]["differences"]
     assert difference["text"] == "argument 0 (x) is f32[9,16] here, f32[8,16] in the stored program"
+
+
+@pytest.mark.once
+def test_of_programs_that_are_as_near_one_with_the_same_devices_is_compared(place):
+    """The last one that was stored differs in the number of devices, too."""
+    run(place, ONE)
+    run(place, ONE, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    run(place, ONE, JAX_DEFAULT_MATMUL_PRECISION="highest")
+    (difference,) = why(place, "step")["step"]["differences"]
+    assert "matmul_precision" in difference["advice"]

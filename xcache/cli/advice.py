@@ -9,7 +9,14 @@ from xcache.wire import ledger
 # Causes whose advice counts on the executable that was stored instead.
 STORED_NOW = ("new", "other version of xcache", "other toolchain", "stale", "removed")
 
-UNCACHEABLE = "docs/not-cached.md lists the reasons."
+_UNCACHEABLE = "docs/not-cached.md lists the reasons."
+_FOR_UNCACHEABLE = {
+    "python callback": (
+        "It calls Python while it runs: jax.debug.print, jax.debug.callback, pure_callback, io_callback, or a library"
+        " that uses them. Take that out, or return the values and print them outside of jit. Under jax 0.11 or newer,"
+        " such programs are cached."
+    ),
+}
 
 # Causes with a detail after the colon that is better said in other words.
 _IN_DETAIL = {
@@ -54,6 +61,11 @@ _ADVICE = {
 def meaning_of(cause: str) -> str:
     """Return the cause of a miss in words, with its details."""
     return "; ".join(_in_words(part) for part in cause.split("; "))
+
+
+def for_uncacheable(reason: str) -> str:
+    """Return what to do about a program that cannot be cached."""
+    return _FOR_UNCACHEABLE.get(reason, _UNCACHEABLE)
 
 
 def for_cause(cause: str, without: Collection[str] = ()) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -75,14 +76,16 @@ class Neighbours:
         return [*(entry for key in keys if key not in there and (entry := self._entry(key))), *found]
 
     def _most_like(self, here: store_file.Row, candidates: Sequence[store_file.Row]) -> store_file.Row:
-        mine, best = self._program(here), (candidates[0], -1)
+        mine, nearest = self._program(here), candidates[0]
+        least: tuple[float, int] = math.inf, 0
         for each in candidates:
             if len(self._programs) >= _MOST_READ:
                 break
-            distance = mine.distance(self._program(each))
-            if best[1] < 0 or distance < best[1]:
-                best = each, distance
-        return best[0]
+            # Of programs that are as near, one that was stored for the same flags and devices shows what matters.
+            distance = mine.distance(self._program(each)), len(_changed(here, each))
+            if distance < least:
+                nearest, least = each, distance
+        return nearest
 
     def _differences(self, row: Row, here: store_file.Row, there: store_file.Row) -> Comparison:
         from xcache.cli import program_diff

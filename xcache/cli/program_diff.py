@@ -165,7 +165,7 @@ def _of_types(number: int, one: Value, other: Value) -> _Change | None:
 
 def _on_dtypes(one: str, other: str) -> str:
     if {one, other} in ({"f32", "f64"}, {"i32", "i64"}, {"ui32", "ui64"}):
-        return "One of the runs uses jax_enable_x64 (JAX_ENABLE_X64) or another dtype of the input."
+        return operation_diff.X64_OF_INPUT
     return "Convert the input to one dtype before the call."
 
 

@@ -15,6 +15,7 @@ from xcache.cli import Failure, advice
 from xcache.cli.completion import complete_key, complete_run
 from xcache.cli.ledger_file import LedgerReader, StoredRun, open_ledger
 from xcache.cli.nearest import Comparison, Neighbours
+from xcache.cli.operation_diff import OF_SETTINGS
 from xcache.cli.output import ago, counted, emit, json_option, print_line, print_wrapped, short_site, shortened
 from xcache.cli.store_file import StoreReader
 from xcache.config import config
@@ -129,7 +130,7 @@ def _one(row: Row, comparison: Comparison | None) -> dict[str, Any]:
     del shown["spans"]
     comparison = comparison or Comparison("", {}, [])
     if row.outcome == ledger.UNCACHEABLE:
-        meaning, hints = f"it cannot be cached: {row.cause}", [advice.UNCACHEABLE]
+        meaning, hints = f"it cannot be cached: {row.cause}", [advice.for_uncacheable(row.cause)]
     else:
         # Advice about a difference is better than advice about all programs of the cause.
         is_told = any(each.advice for each in comparison.differences)
@@ -170,7 +171,8 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
         _print_one(row, is_running=is_running, most=len(row["differences"]) if show_all else _MOST_SHOWN)
         if others:
             seconds = sum(other["seconds"] for other in others)
-            more = counted(len(others), "more program") + ("" if row["components"] else " of this function")
+            is_one_function = all(other["module_name"] == row["module_name"] for other in others)
+            more = counted(len(others), "more program") + (" of this function" if is_one_function else "")
             verb, what = ("differ", "each") if len(others) > 1 else ("differs", "it")
             print_line(f"  {more} {verb} in the same way, {seconds:.2f} s in all; --all shows {what}")
     if left_out := sum(map(len, groups[most:])):
@@ -195,11 +197,14 @@ def alike(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def _likeness(row: Mapping[str, Any]) -> object:
     """Return what programs have in common if they differ in the same way from what is stored.
 
-    Options, flags and devices are nothing of a function's own.
+    Options, flags, devices and settings of jax are nothing of a function's own.
     """
+    same = ["outcome", "meaning", "stored", "advice", "earlier"]
+    advised = {each["advice"] for each in row["differences"]} - {""}
+    if advised and advised <= OF_SETTINGS and not row["components"]:
+        return tuple(sorted(advised)), *(row[name] for name in same)
     told = [f"{each['text']} {each['advice']}" for each in row["differences"]]
     differences = tuple(_NUMBERS.sub("#", text) for text in told)
-    same = ["outcome", "meaning", "stored", "advice", "earlier"]
     same += ["module_name", "site"] if differences and not row["components"] else []
     differing = row["position"] if row["components"] else None
     return differences or differing, *(row[name] for name in same)

@@ -141,6 +141,15 @@ def test_a_seed_is_taken_for_one():
     assert any("random seed" in each.advice for each in found(sampled(123456789), sampled(987654321)))
 
 
+def test_random_numbers_of_another_size_are_made_in_the_same_way():
+    def sampled(*shape):
+        return bytecode_of(lambda key: jax.random.normal(key, shape), jax.random.key(0))
+
+    differences = found(sampled(40, 45), sampled(79, 80))
+    assert "another size" in differences[0].advice
+    assert not any("jax_threefry_partitionable" in each.advice for each in differences)
+
+
 @pytest.mark.parametrize(
     ("here", "there", "text"),
     [(2j, 3j, "(0,2) here, (0,3)"), (np.nan, -np.inf, "nan here, -inf"), (1e9 + 0.25, 1e9 + 0.5, "1000000000.25 here")],

@@ -53,6 +53,26 @@ def test_programs_that_differ_in_the_same_way_are_told_once(shell):
     assert shell.say("why", "--run", "bbbb", "--all").count("Only dimension 0 has changed") == 3
 
 
+def test_what_a_setting_changes_is_told_once_for_all_functions(shell):
+    names = ["jit_f", "jit_g", "jit_h"]
+    stored = {name: shell.put(name) for name in names}
+    before = [
+        Row(at, name, f"train.py:{at}", "f32[8]", stored[name], "miss", "new", "yes", "", SPANS)
+        for at, name in enumerate(names)
+    ]
+    shell.record_rows(before, run="a" * 16)
+    changed = {"jit_f": "f64[8]", "jit_g": "f64[8]", "jit_h": "f32[16]"}
+    rows = [
+        Row(at, name, f"train.py:{at}", shapes, f"{at}" * 64, "miss", "other program", "yes", stored[name], SPANS)
+        for at, (name, shapes) in enumerate(changed.items())
+    ]
+    shell.record_rows(rows, run="b" * 16)
+    said = shell.say("why", "--run", "bbbb")
+    assert said.count("jax_enable_x64") == 1
+    assert "1 more program differs in the same way" in said
+    assert said.count("Only dimension 0 has changed") == 1
+
+
 @pytest.mark.parametrize(
     ("stored", "says_so"),
     [("yes", True), ("no: it is above the limit", False), ("no: compiling it was forbidden", False)],

@@ -193,7 +193,7 @@ def _for_causes(programs: Sequence[Got], explained: Sequence[Mapping[str, Any]])
         told = next(filter(None, of_cause), None)
         texts = advice.for_cause(each["cause"])
         if each["cause"].startswith(NOT_CACHEABLE):
-            texts = [advice.UNCACHEABLE]
+            texts = [advice.for_uncacheable(each["cause"].removeprefix(NOT_CACHEABLE))]
         elif told is not None:
             texts = [told["advice"]]
         if texts:
