@@ -11,7 +11,17 @@ import click
 from xcache import start_up
 from xcache.cli.completion import complete_run
 from xcache.cli.ledger_file import open_ledger
-from xcache.cli.output import Column, emit, json_option, print_facts, print_line, print_table, printable, shortened
+from xcache.cli.output import (
+    Column,
+    emit,
+    json_option,
+    middle_cut,
+    print_facts,
+    print_line,
+    print_table,
+    printable,
+    shortened,
+)
 from xcache.config import config
 from xcache.wire import ledger
 from xcache.wire.ledger import Row
@@ -21,7 +31,7 @@ _MOST_SHOWN, _LONGEST = 20, 80
 _LEAST_SECONDS = 0.005
 _COLUMNS = (
     Column("function", lambda row: shortened(row["module_name"], _LONGEST), cut=True),
-    Column("arguments", lambda row: shortened(row["shapes"], _LONGEST), cut=True),
+    Column("arguments", lambda row: middle_cut(row["shapes"], _LONGEST), cut=True),
     Column("A", lambda row: _cell(row["a"]), "right"),
     Column("B", lambda row: _cell(row["b"]), "right"),
     Column("B - A", lambda row: f"{row['more_seconds']:+.3f}", "right"),

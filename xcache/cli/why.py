@@ -16,7 +16,17 @@ from xcache.cli.completion import complete_key, complete_run
 from xcache.cli.ledger_file import LedgerReader, StoredRun, open_ledger
 from xcache.cli.nearest import Comparison, Neighbours
 from xcache.cli.operation_diff import OF_SETTINGS
-from xcache.cli.output import ago, counted, emit, json_option, print_line, print_wrapped, short_site, shortened
+from xcache.cli.output import (
+    ago,
+    counted,
+    emit,
+    json_option,
+    middle_cut,
+    print_line,
+    print_wrapped,
+    short_site,
+    shortened,
+)
 from xcache.cli.store_file import StoreReader
 from xcache.config import config
 from xcache.wire import ledger
@@ -243,5 +253,5 @@ def _print_not_stored(row: dict[str, Any], *, is_running: bool) -> None:
 
 
 def _title(row: dict[str, Any]) -> str:
-    called = f"{row['module_name']}({shortened(row['shapes'], _LONGEST_SHAPES)}), {row['seconds']:.2f} s"
+    called = f"{row['module_name']}({middle_cut(row['shapes'], _LONGEST_SHAPES)}), {row['seconds']:.2f} s"
     return called + (f", called at {shortened(short_site(row['site']), _LONGEST_SITE)}" if row["site"] else "")
