@@ -31,6 +31,8 @@ _IN_DETAIL = {
     "refused: quota": "it was compiled before, and the store did not take it: it exceeds the quota of one user",
     "refused: store full": "it was compiled before, and the store did not take it: the store is full of pinned entries",
 }
+# One change of a setting changes several of these parts of the key.
+_SETTINGS = ("other flags", "other options", "other platform")
 _ADVICE = {
     "new": "Nothing is wrong: what is compiled now serves the next runs.",
     "other version of xcache": "Nothing is wrong: what is compiled now serves the next runs.",
@@ -58,8 +60,14 @@ _ADVICE = {
 }
 
 
-def meaning_of(cause: str) -> str:
-    """Return the cause of a miss in words, with its details."""
+def meaning_of(cause: str, *, is_told: bool = False) -> str:
+    """Return the cause of a miss in words, with its details.
+
+    ``is_told``: what differs is told beside it, so that several parts of the key need not be named.
+    """
+    kinds = ledger.kinds_of(cause)
+    if is_told and len(kinds) > 1 and all(kind in _SETTINGS for kind in kinds):
+        return "the same program was stored under other settings"
     return "; ".join(_in_words(part) for part in cause.split("; "))
 
 

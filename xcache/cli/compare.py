@@ -16,6 +16,7 @@ from xcache.cli.output import (
     emit,
     json_option,
     middle_cut,
+    note,
     print_facts,
     print_line,
     print_table,
@@ -55,6 +56,8 @@ def compare(first: str, second: str, as_json: bool) -> None:
     settings = config.load()
     with open_ledger(settings) as (reader, _):
         found = [reader.run(first), reader.run(second)]
+        if found[0].id == found[1].id:
+            note(f"both are run {found[0].run.run[:8]}; `xcache runs` lists others to compare it with")
         both = [reader.rows(each) for each in found]
     runs = [each.run for each in found]
     seconds = [start_up.seconds_of(rows) for rows in both]

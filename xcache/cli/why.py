@@ -45,6 +45,9 @@ _NUMBERS = re.compile(rf"{_NUMBER}(?:, {_NUMBER})*", re.IGNORECASE)
 _LONGEST_SHAPES, _LONGEST_SITE = 100, 100
 # Causes that are explained by a comparison with another entry.
 _COMPARED = ("new", "other program", "stale", *(kind for kind in ledger.CAUSES if kind.startswith("other ")))
+# So many compiles are worth a look at what the report computes from them.
+_MANY = 5
+_REPORT = "`xcache report` shows which sizes to pad to, which small programs to put under one jit, and what that saves."
 _COMPILED = (ledger.MISS, ledger.UNCACHEABLE, ledger.COMPILING)
 
 
@@ -147,7 +150,8 @@ def _one(row: Row, comparison: Comparison | None) -> dict[str, Any]:
         unfit = _COMPARED if is_told else ()
         if row.stored.startswith("no: "):
             unfit += advice.STORED_NOW
-        meaning, hints = advice.meaning_of(row.cause), advice.for_cause(row.cause, unfit)
+        meaning = advice.meaning_of(row.cause, is_told=is_told)
+        hints = advice.for_cause(row.cause, unfit)
     hints += [comparison.problem] if comparison.problem else []
     return shown | {
         "meaning": meaning,
@@ -184,7 +188,7 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
             is_one_function = all(other["module_name"] == row["module_name"] for other in others)
             more = counted(len(others), "more program") + (" of this function" if is_one_function else "")
             verb, what = ("differ", "each") if len(others) > 1 else ("differs", "it")
-            print_line(f"  {more} {verb} in the same way, {seconds:.2f} s in all; --all shows {what}")
+            print_line(f"  {more} {verb} in the same way, {seconds:.2f} s more; --all shows {what}")
     if left_out := sum(map(len, groups[most:])):
         click.echo()
         print_line(
@@ -194,6 +198,9 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
     for _, group in itertools.groupby(rest, key=lambda row: (row["meaning"], row["advice"])):
         click.echo()
         _print_group([*group], is_running=is_running, most=most)
+    if len(explained) >= _MANY:
+        click.echo()
+        print_wrapped(_REPORT)
 
 
 def alike(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -85,6 +85,8 @@ def headline(shown: Mapping[str, Any], programs: Sequence[Got], known: Mapping[s
     name, count, of_name = _dearest(compiled)
     mostly = f", {duration(of_name)} of that {name}" if len(compiled) > 1 and of_name > 0.5 * seconds else ""
     mostly += f" ({count} times)" if mostly and count > 1 else ""
+    if 1 < len(compiled) == count:
+        mostly = f", each of them {name}"
     cause = "Cause" if first["count"] == len(compiled) else f"Main cause ({duration(first['seconds'])})"
     return f"{begin}; {duration(seconds)} of it compiling {programs_of}{mostly}. {cause}: {first['meaning']}."
 
