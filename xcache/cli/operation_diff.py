@@ -112,7 +112,10 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
         # Code that jax makes for random numbers calls functions of other names, too.
         generators = [_generators(each) for each in (here, there)]
         if (all(generators) and generators[0] != generators[1]) or (
-            any(map(_is_random, differing)) and all(_is_random(each) or each.function != "main" for each in differing)
+            any(map(_is_random, differing))
+            and all(_is_random(each) or each.function != "main" for each in differing)
+            # More numbers or keys are made in the same way.
+            and any(each.advice != _SIZE for each in found)
         ):
             found = [each._replace(advice=RNG) if each.advice in ("", _SIZE) else each for each in found]
         # The general advice is said once, and only if there is no better one.
@@ -275,4 +278,5 @@ def _in_words(operation: Operation) -> str:
     else:
         named = operation.attributes.items()
         shown = ", ".join(f"{name} = {text}" for name, text in named if not _HIDDEN.search(f"{name} {text}"))
-    return shortened(f"{operation.short_name}{shown and ' '}{shown} : {operation.types}", _LONGEST)
+    types = f" : {operation.types}" if operation.types else ""
+    return shortened(f"{operation.short_name}{shown and ' '}{shown}{types}", _LONGEST)
