@@ -40,6 +40,12 @@ WAYS = {
     "generator": ("", "jax_default_prng_impl" if jax.__version_info__ >= (0, 8) else "the function itself"),
     "dropout": ("", "the function itself does something else"),
     "key_kind": ("argument 1 is a random key of another kind: key<rbg>[] here, key<fry>[]", "jax_default_prng_impl"),
+    "key_count": ("argument 1 (keys) is ui32[4,2] here, ui32[3,2] in the stored program", "dimension 0 has changed"),
+    "raw_key": ("argument 1 is a random key in one program only: u32[2] here, key<fry>[]", "jax.random.PRNGKey"),
+    "left_out": (
+        "it has 1 argument here, 2 in the stored program (only there: values['bias'])",
+        "a field that is None",
+    ),
     "loop": ("is 7 here, 5 in the stored program", "length of jax.lax.scan"),
     "timestamp": ("a constant of type f32", "looks like a time"),
     "order": ("the same operations come in another order", "a dict that was filled in another order"),
@@ -190,6 +196,22 @@ def test_the_order_of_a_set_is_told(place):
     (difference,) = why(place, "step")["step"]["differences"]
     assert "another order" in difference["text"]
     assert "a set" in difference["advice"]
+
+
+@pytest.mark.once
+def test_functions_without_names_are_told_apart_by_the_place_of_the_call(place):
+    source = """
+import os, jax, jax.numpy as jnp
+one, other = eval(os.environ["SCALES"])
+jax.jit(lambda x: x * one)(jnp.ones((8, 8)))
+jax.jit(lambda x: x * other)(jnp.ones((8, 8)))
+"""
+    run(place, source, SCALES="2.0, 3.0")
+    run(place, source, SCALES="4.0, 5.0")
+    done = Shell(place).run("why", "--all")
+    assert done.returncode == 0, done.stderr
+    for values in ("4 here, 2 in", "5 here, 3 in"):
+        assert f"{values} the stored program" in done.stdout
 
 
 @pytest.mark.once

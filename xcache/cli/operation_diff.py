@@ -120,6 +120,7 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
             not is_size
             and any(map(_is_random, differing))
             and all(_is_random(each) or each.function != "main" for each in differing)
+            and any(each.advice != _SIZE for each in found)
         ):
             found = [each._replace(advice=RNG) if each.advice in ("", _SIZE) else each for each in found]
         # The general advice is said once, and only if there is no better one.
@@ -282,4 +283,5 @@ def _in_words(operation: Operation) -> str:
     else:
         named = operation.attributes.items()
         shown = ", ".join(f"{name} = {text}" for name, text in named if not _HIDDEN.search(f"{name} {text}"))
-    return shortened(f"{operation.short_name}{shown and ' '}{shown} : {operation.types}", _LONGEST)
+    types = f" : {operation.types}" if operation.types else ""
+    return shortened(f"{operation.short_name}{shown and ' '}{shown}{types}", _LONGEST)

@@ -126,8 +126,11 @@ def explained(
             known.setdefault(row.key, row)
             same[row.key].append((before, row))
     at_site: defaultdict[str, list[str]] = defaultdict(list)
-    for _, row in reader.earlier(run, column="site", values={row.site for row in missed if row.cause == "new"} - {""}):
-        at_site[row.site].append(row.key)
+    for _, row in reader.earlier(run, column="site", values={row.site for row in missed} - {""}):
+        if row.outcome != ledger.UNUSED:
+            at_site[row.site].append(row.key)
+            # What StableHLO does not say, such as weak types, is known of these, too.
+            known.setdefault(row.key, row)
     neighbours = None if store is None else Neighbours(store, known, at_site)
     found = []
     for row in rows:
