@@ -189,6 +189,7 @@ def test_not_cacheable_with_the_reason(place, shell):
     assert (row["outcome"], row["cause"]) == ("uncacheable", "python callback")
     shown = shell.run("why").stdout
     assert "1 program: it cannot be cached: python callback" in shown
+    assert "pure_callback" in shown
 
 
 def test_no_daemon(place, shell):

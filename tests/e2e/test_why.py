@@ -40,6 +40,12 @@ WAYS = {
     "generator": ("", "jax_default_prng_impl" if jax.__version_info__ >= (0, 8) else "the function itself"),
     "dropout": ("", "the function itself does something else"),
     "key_kind": ("argument 1 is a random key of another kind: key<rbg>[] here, key<fry>[]", "jax_default_prng_impl"),
+    "key_count": ("argument 1 (keys) is ui32[4,2] here, ui32[3,2] in the stored program", "dimension 0 has changed"),
+    "raw_key": ("argument 1 is a random key in one program only: u32[2] here, key<fry>[]", "jax.random.PRNGKey"),
+    "left_out": (
+        "it has 1 argument here, 2 in the stored program (only there: values['bias'])",
+        "a field that is None",
+    ),
     "loop": ("is 7 here, 5 in the stored program", "length of jax.lax.scan"),
     "timestamp": ("a constant of type f32", "looks like a time"),
     "order": ("the same operations come in another order", "a dict that was filled in another order"),
@@ -193,6 +199,22 @@ def test_the_order_of_a_set_is_told(place):
 
 
 @pytest.mark.once
+def test_functions_without_names_are_told_apart_by_the_place_of_the_call(place):
+    source = """
+import os, jax, jax.numpy as jnp
+one, other = eval(os.environ["SCALES"])
+jax.jit(lambda x: x * one)(jnp.ones((8, 8)))
+jax.jit(lambda x: x * other)(jnp.ones((8, 8)))
+"""
+    run(place, source, SCALES="2.0, 3.0")
+    run(place, source, SCALES="4.0, 5.0")
+    done = Shell(place).run("why", "--all")
+    assert done.returncode == 0, done.stderr
+    for values in ("4 here, 2 in", "5 here, 3 in"):
+        assert f"{values} the stored program" in done.stdout
+
+
+@pytest.mark.once
 def test_the_nearest_of_many_shapes_is_compared(place):
     """The last one that was stored differs in everything, an earlier one in one size."""
     source = """
@@ -207,3 +229,13 @@ for shapes in eval(os.environ["SHAPES"]):
     run(place, source, SHAPES="[((9, 16), (16, 32))]")
     (difference,) = why(place, "step")["step"]["differences"]
     assert difference["text"] == "argument 0 (x) is f32[9,16] here, f32[8,16] in the stored program"
+
+
+@pytest.mark.once
+def test_of_programs_that_are_as_near_one_with_the_same_devices_is_compared(place):
+    """The last one that was stored differs in the number of devices, too."""
+    run(place, ONE)
+    run(place, ONE, XLA_FLAGS="--xla_force_host_platform_device_count=2")
+    run(place, ONE, JAX_DEFAULT_MATMUL_PRECISION="highest")
+    (difference,) = why(place, "step")["step"]["differences"]
+    assert "matmul_precision" in difference["advice"]

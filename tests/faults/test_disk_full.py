@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import random
 import shutil
 import subprocess
@@ -136,8 +135,7 @@ def test_a_run_on_a_full_disk_is_as_without_and_the_commands_answer(place):
             done = shell.run(command)
             assert (done.returncode, done.stderr.count("Traceback")) == (0, 0), done.stderr
             assert "not recorded: the store could not be written" in done.stderr
-        listed = json.loads(shell.run("runs", "--json").stdout)["runs"]
-        assert recorded[0]["run"] in {run["run"] for run in listed}
+        assert recorded[0]["run"] in {run["run"] for run in shell.json("runs")["runs"]}
         (place.dir / "ballast").unlink()
         assert place.run(RUN, FACTOR="9", **on).stdout == "18.0\n"
         assert shell.json("run")["programs"][0]["stored"] == "yes"

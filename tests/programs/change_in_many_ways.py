@@ -159,6 +159,30 @@ key_kind(ONES, jax.random.key(0, impl=either("threefry2x32", "rbg")))
 
 
 @jax.jit
+def key_count(x, keys):
+    return x + jax.vmap(jax.random.uniform)(keys).sum()
+
+
+key_count(ONES, jax.random.split(jax.random.key(0), either(3, 4)))
+
+
+@jax.jit
+def raw_key(x, key):
+    return x + jax.random.uniform(key)
+
+
+raw_key(ONES, either(jax.random.key, jax.random.PRNGKey)(0))
+
+
+@jax.jit
+def left_out(values):
+    return sum(each.sum() for each in values.values() if each is not None)
+
+
+left_out({"bias": either(ONES, None), "kernel": ONES})
+
+
+@jax.jit
 def loop(x):
     return jax.lax.scan(lambda carry, _: (jnp.sin(carry), None), x, None, length=either(5, 7))[0]
 

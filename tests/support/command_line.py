@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from support.places import get_message
 from xcache import keys
@@ -78,15 +78,18 @@ class Shell:
         return subprocess.CompletedProcess(arguments, process.returncode, said, complaints)
 
     def say(self, *arguments: str, code: int = 0, answer: str | None = None) -> str:
-        """Run a command in this process; return its output."""
-        others = {name: None for name in os.environ if name.startswith("XCACHE")}
-        result = CliRunner().invoke(main, arguments, env=others | self.env, input=answer)
-        assert result.exit_code == code, (result.output, result.exception)
-        return result.output
+        """Run a command in this process; return its output, remarks on stderr among it."""
+        return self._invoke(arguments, code, answer).output
 
     def json(self, *arguments: str) -> dict[str, Any]:
         """Return the JSON document that a command prints."""
-        return json.loads(self.say(*arguments, "--json"))
+        return json.loads(self._invoke((*arguments, "--json"), 0, None).stdout)
+
+    def _invoke(self, arguments: Sequence[str], code: int, answer: str | None) -> Result:
+        others = {name: None for name in os.environ if name.startswith("XCACHE")}
+        result = CliRunner().invoke(main, arguments, env=others | self.env, input=answer)
+        assert result.exit_code == code, (result.output, result.exception)
+        return result
 
     def json_with_status(self, *arguments: str, code: int) -> dict[str, Any]:
         """Return the JSON document of a command that fails; lines on stderr follow it."""

@@ -9,7 +9,14 @@ from xcache.wire import ledger
 # Causes whose advice counts on the executable that was stored instead.
 STORED_NOW = ("new", "other version of xcache", "other toolchain", "stale", "removed")
 
-UNCACHEABLE = "docs/not-cached.md lists the reasons."
+_UNCACHEABLE = "docs/not-cached.md lists the reasons."
+_FOR_UNCACHEABLE = {
+    "python callback": (
+        "It calls Python while it runs: jax.debug.print, jax.debug.callback, pure_callback, io_callback, or a library"
+        " that uses them. Take that out, or return the values and print them outside of jit. Under jax 0.11 or newer,"
+        " such programs are cached."
+    ),
+}
 
 # Causes with a detail after the colon that is better said in other words.
 _IN_DETAIL = {
@@ -24,6 +31,8 @@ _IN_DETAIL = {
     "refused: quota": "it was compiled before, and the store did not take it: it exceeds the quota of one user",
     "refused: store full": "it was compiled before, and the store did not take it: the store is full of pinned entries",
 }
+# One change of a setting changes several of these parts of the key.
+_SETTINGS = ("other flags", "other options", "other platform")
 _ADVICE = {
     "new": "Nothing is wrong: what is compiled now serves the next runs.",
     "other version of xcache": "Nothing is wrong: what is compiled now serves the next runs.",
@@ -51,9 +60,20 @@ _ADVICE = {
 }
 
 
-def meaning_of(cause: str) -> str:
-    """Return the cause of a miss in words, with its details."""
+def meaning_of(cause: str, *, is_told: bool = False) -> str:
+    """Return the cause of a miss in words, with its details.
+
+    ``is_told``: what differs is told beside it, so that several parts of the key need not be named.
+    """
+    kinds = ledger.kinds_of(cause)
+    if is_told and len(kinds) > 1 and all(kind in _SETTINGS for kind in kinds):
+        return "the same program was stored under other settings"
     return "; ".join(_in_words(part) for part in cause.split("; "))
+
+
+def for_uncacheable(reason: str) -> str:
+    """Return what to do about a program that cannot be cached."""
+    return _FOR_UNCACHEABLE.get(reason, _UNCACHEABLE)
 
 
 def for_cause(cause: str, without: Collection[str] = ()) -> list[str]:

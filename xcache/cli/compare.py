@@ -11,7 +11,18 @@ import click
 from xcache import start_up
 from xcache.cli.completion import complete_run
 from xcache.cli.ledger_file import open_ledger
-from xcache.cli.output import Column, emit, json_option, print_facts, print_line, print_table, printable, shortened
+from xcache.cli.output import (
+    Column,
+    emit,
+    json_option,
+    middle_cut,
+    note,
+    print_facts,
+    print_line,
+    print_table,
+    printable,
+    shortened,
+)
 from xcache.config import config
 from xcache.wire import ledger
 from xcache.wire.ledger import Row
@@ -21,7 +32,7 @@ _MOST_SHOWN, _LONGEST = 20, 80
 _LEAST_SECONDS = 0.005
 _COLUMNS = (
     Column("function", lambda row: shortened(row["module_name"], _LONGEST), cut=True),
-    Column("arguments", lambda row: shortened(row["shapes"], _LONGEST), cut=True),
+    Column("arguments", lambda row: middle_cut(row["shapes"], _LONGEST), cut=True),
     Column("A", lambda row: _cell(row["a"]), "right"),
     Column("B", lambda row: _cell(row["b"]), "right"),
     Column("B - A", lambda row: f"{row['more_seconds']:+.3f}", "right"),
@@ -45,6 +56,8 @@ def compare(first: str, second: str, as_json: bool) -> None:
     settings = config.load()
     with open_ledger(settings) as (reader, _):
         found = [reader.run(first), reader.run(second)]
+        if found[0].id == found[1].id:
+            note(f"both are run {found[0].run.run[:8]}; `xcache runs` lists others to compare it with")
         both = [reader.rows(each) for each in found]
     runs = [each.run for each in found]
     seconds = [start_up.seconds_of(rows) for rows in both]

@@ -37,7 +37,7 @@ _TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", 
 _ADVICE: dict[type[Exception], str] = {
     UntrustedError: "Remove what is there or let its owner do so, or name another place: XCACHE_SOCKET, XCACHE_DIR.",
     ProtocolError: "`xcache restart` starts a daemon of this version.",
-    UnavailableError: "`xcache restart` starts another one; programs compile meanwhile.",
+    UnavailableError: "End it if it hangs. `xcache restart` starts another one; programs compile meanwhile.",
     ConfigError: "`xcache config` shows all settings and where they come from.",
 }
 

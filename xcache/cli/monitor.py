@@ -96,7 +96,8 @@ def _print_json(told: Told) -> None:
 def _print_once(told: Told) -> None:
     from xcache.cli.monitor_view import View
 
-    view = View(ascii_only=not (getattr(sys.stdout, "encoding", None) or "utf-8").lower().startswith("utf"))
+    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+    view = View(ascii_only=not encoding.lower().startswith("utf"), one_moment=True)
     view.take(told)
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
     for line in view.lines(shutil.get_terminal_size().columns if is_terminal else _PIPE_WIDTH, 10_000):

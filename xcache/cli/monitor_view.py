@@ -31,7 +31,9 @@ Row = Mapping[str, Any]
 class View:
     """The last view of the daemon, and the way it is drawn."""
 
-    def __init__(self, *, ascii_only: bool = False) -> None:
+    def __init__(self, *, ascii_only: bool = False, one_moment: bool = False) -> None:
+        """With ``one_moment``, nothing was watched before, so that nothing is counted."""
+        self._one_moment = one_moment
         self._seen: commands.Seen | None = None
         self._problem = ""
         self._heard = self._began = time.time()
@@ -116,6 +118,8 @@ class View:
         return line
 
     def _rates(self) -> list[str]:
+        if self._one_moment:
+            return []
         seconds = sum(seconds for seconds, _, _ in self._pace) or 1.0
         hits, misses = (max(0, sum(each)) / seconds for each in zip(*((h, m) for _, h, m in self._pace), strict=True))
         since = time.strftime("%H:%M", time.localtime(self._began))
@@ -193,7 +197,7 @@ class View:
     def _misses_shown(self, width: int) -> list[Text]:
         """Return a title and a line for each miss, the latest first."""
         if not self._missed:
-            return [] if self._seen is None else [Text("no miss yet", "dim")]
+            return [] if self._seen is None or self._one_moment else [Text("no miss yet", "dim")]
         shown = [*reversed(self._missed.values())]
         more = f" ({self._left_out} left out)" if self._left_out else ""
         if width < _WIDE:

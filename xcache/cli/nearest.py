@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,6 +26,10 @@ _MOST_READ = 300
 _WEAK = (
     "A Python number is weakly typed: it takes the type of what it meets, so the program is another one. Convert it"
     " before the call, as with jnp.float32(x), or pass a number in all runs."
+)
+_RAW_KEY = (
+    "jax.random.key makes such keys, and jax.random.PRNGKey arrays of numbers. Make keys in one way in all runs, or"
+    " convert them with jax.random.wrap_key_data and key_data."
 )
 
 
@@ -58,7 +63,10 @@ class Neighbours:
             return None
         same = [each for each in candidates if each["program"] == here["program"]]
         try:
-            there = min(same, key=lambda each: len(_changed(here, each))) if same else self._most_like(here, candidates)
+            if same:
+                there = min(same, key=lambda each: len(_changed(here, each)))
+            else:
+                there = self._most_like(here, candidates, row.site)
             found = self._differences(row, here, there)
         except Exception as error:  # noqa: BLE001 - MLIR raises what it likes
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
@@ -74,15 +82,22 @@ class Neighbours:
         there = {each["key"] for each in found} | {row.key}
         return [*(entry for key in keys if key not in there and (entry := self._entry(key))), *found]
 
-    def _most_like(self, here: store_file.Row, candidates: Sequence[store_file.Row]) -> store_file.Row:
-        mine, best = self._program(here), (candidates[0], -1)
+    def _most_like(self, here: store_file.Row, candidates: Sequence[store_file.Row], site: str) -> store_file.Row:
+        """Return the nearest.
+
+        Of several, it is the one that was called at the same place, because lambdas share a name; then the one that was
+        stored for the same flags and devices, because it shows what matters.
+        """
+        mine, nearest = self._program(here), candidates[0]
+        least: tuple[float, bool, int] = math.inf, False, 0
+        at_site = set(self._at_site.get(site, ()))
         for each in candidates:
             if len(self._programs) >= _MOST_READ:
                 break
-            distance = mine.distance(self._program(each))
-            if best[1] < 0 or distance < best[1]:
-                best = each, distance
-        return best[0]
+            distance = mine.distance(self._program(each)), each["key"] not in at_site, len(_changed(here, each))
+            if distance < least:
+                nearest, least = each, distance
+        return nearest
 
     def _differences(self, row: Row, here: store_file.Row, there: store_file.Row) -> Comparison:
         from xcache.cli import program_diff
@@ -137,20 +152,26 @@ def _changed(here: store_file.Row, there: store_file.Row) -> list[str]:
 
 
 def _key_numbers(row: Row, other: Row | None) -> set[int]:
-    """Return the numbers of arguments that are random keys of another kind; in StableHLO, they are arrays."""
-    return {
-        number
-        for number, one, another in _both(row, other)
-        if one.type != another.type and all(each.type.startswith(_KEY) for each in (one, another))
-    }
+    """Return the numbers of arguments that are random keys in one program and not, or of another kind, in the other."""
+    kinds = {number: {_key_kind(each) for each in both} for number, *both in _both(row, other)}
+    return {number for number, found in kinds.items() if len(found) > 1}
+
+
+def _key_kind(value: Value) -> str:
+    """Return ``key<fry`` for a random key and nothing for other arrays; in StableHLO, keys are arrays, too."""
+    return value.type.partition(">")[0] if value.type.startswith(_KEY) else ""
 
 
 def _of_keys(row: Row, other: Row | None) -> Iterator[Difference]:
     changed = _key_numbers(row, other)
     for number, one, another in _both(row, other):
-        if number in changed:
-            kinds = f"{one.type} here, {another.type} in the stored program"
+        if number not in changed:
+            continue
+        kinds = f"{one.type} here, {another.type} in the stored program"
+        if all(map(_key_kind, (one, another))):
             yield Difference(f"argument {number} is a random key of another kind: {kinds}", operation_diff.RNG)
+        else:
+            yield Difference(f"argument {number} is a random key in one program only: {kinds}", _RAW_KEY)
 
 
 def _weak(row: Row, other: Row | None) -> Iterator[Difference]:

@@ -74,7 +74,10 @@ _ARRAY = (
 )
 _PRECISION = "The precision of products differs: jax_default_matmul_precision, or the argument `precision`."
 _X64 = "Only 32 and 64 bits differ: jax_enable_x64 (JAX_ENABLE_X64), or the dtype of something inside the function."
+X64_OF_INPUT = "One of the runs uses jax_enable_x64 (JAX_ENABLE_X64) or another dtype of the input."
 RNG = "Random numbers are made in another way: jax_default_prng_impl or jax_threefry_partitionable."
+# A setting of jax changes programs of many functions.
+OF_SETTINGS = frozenset((_PRECISION, _X64, X64_OF_INPUT, RNG))
 
 
 _LOOP = (
@@ -111,8 +114,13 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
         differing = [each for part in parts for side in part for each in side]
         # Code that jax makes for random numbers calls functions of other names, too.
         generators = [_generators(each) for each in (here, there)]
+        # The same operations of another size make more or fewer numbers, and in the same way.
+        is_size = all([each.name for each in mine] == [each.name for each in theirs] for mine, theirs in parts)
         if (all(generators) and generators[0] != generators[1]) or (
-            any(map(_is_random, differing)) and all(_is_random(each) or each.function != "main" for each in differing)
+            not is_size
+            and any(map(_is_random, differing))
+            and all(_is_random(each) or each.function != "main" for each in differing)
+            and any(each.advice != _SIZE for each in found)
         ):
             found = [each._replace(advice=RNG) if each.advice in ("", _SIZE) else each for each in found]
         # The general advice is said once, and only if there is no better one.
@@ -275,4 +283,5 @@ def _in_words(operation: Operation) -> str:
     else:
         named = operation.attributes.items()
         shown = ", ".join(f"{name} = {text}" for name, text in named if not _HIDDEN.search(f"{name} {text}"))
-    return shortened(f"{operation.short_name}{shown and ' '}{shown} : {operation.types}", _LONGEST)
+    types = f" : {operation.types}" if operation.types else ""
+    return shortened(f"{operation.short_name}{shown and ' '}{shown}{types}", _LONGEST)

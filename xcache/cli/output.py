@@ -142,6 +142,12 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
 
 
+def middle_cut(text: str, most: int = 70) -> str:
+    """Return a text whose end says as much as its beginning, cut in the middle if it is longer than ``most``."""
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[half - most + 1 :]}"
+
+
 def short_site(site: str) -> str:
     """Return a place in a program without the folders that lead to it from here."""
     return site.removeprefix(f"{Path.cwd()}/")

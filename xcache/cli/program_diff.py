@@ -11,7 +11,7 @@ from typing import NamedTuple
 from xcache.cli import operation_diff
 from xcache.cli.operation_diff import Difference
 from xcache.cli.output import counted, shortened
-from xcache.cli.program_parts import Program, Value, read, without_numbers
+from xcache.cli.program_parts import Operation, Program, Value, read, without_numbers
 
 __all__ = ["Difference", "differences", "from_shapes", "of_arguments", "read"]
 
@@ -27,6 +27,7 @@ _SHARDING = ("sdy.sharding", "mhlo.sharding")
 _MEMORY = ("mhlo.memory_kind",)
 _LAYOUT = ("mhlo.layout_mode",)
 _PARTITIONS, _REPLICAS = "mhlo.num_partitions", "mhlo.num_replicas"
+_EMPTY_MESH = "#sdy.mesh<[]>"
 _AXIS = re.compile(r'"([^"]+)"=(\d+)')
 # As hook/stages.py writes them.
 _SHAPES = re.compile(r"(?:(\d+) x )?([^\s,\[]+\[[\d,]*\])( weak)?")
@@ -67,6 +68,9 @@ def differences(here: Program, there: Program) -> list[Difference]:
     is_divided = _device_count(here) != _device_count(there)
     found += [each._replace(advice="") for each in of_arguments] if is_divided else of_arguments
     # Other arguments and meshes change the results and operations, too.
+    if not found and len(here.results) != len(there.results):
+        found += _of_values("result", here.results, there.results, _ALL)
+        found += operation_diff.differences(*map(_without_return, (here, there)))
     if not found:
         found += operation_diff.differences(here.operations, there.operations)
     if not found:
@@ -79,9 +83,14 @@ def of_arguments(here: Sequence[Value], there: Sequence[Value], without: Collect
     return [*_of_values("argument", here, there, _ALL, without)]
 
 
+def _without_return(program: Program) -> list[Operation]:
+    return [each for each in program.operations if (each.name, each.function) != ("func.return", "main")]
+
+
 def _of_meshes(here: Program, there: Program) -> Iterator[Difference]:
     counts = [_device_count(each) for each in (here, there)]
-    meshes = [", ".join(map(_mesh, each.meshes)) or "none" for each in (here, there)]
+    # The types of random keys bring an empty mesh along.
+    meshes = [", ".join(_mesh(mesh) for mesh in each.meshes if mesh != _EMPTY_MESH) or "none" for each in (here, there)]
     if counts[0] != counts[1]:
         yield Difference(
             f"it runs on {counted(counts[0], 'device')} here, on {counted(counts[1], 'device')} in the stored program",
@@ -113,13 +122,21 @@ def _of_values(
             "The structure of the arguments has changed, such as a field that is None in one run; or the function uses"
             " an argument in one run only: jax drops those that are not used."
         )
-        only = [each.name for each in here if each.name and each.name not in {other.name for other in there}]
-        named = f" (only here: {_listed(only)})" if only and any(each.name for each in there) else ""
-        yield Difference(f"it has {len(here)} {what}s here{named}, {len(there)} in the stored program", advice)
+        if what == "result":
+            advice = "The function returns another structure: return the same arrays in all runs."
+        mine, theirs = _only("here", here, there), _only("there", there, here)
+        text = f"it has {counted(len(here), what)} here{mine}, {len(there)} in the stored program{theirs}"
+        yield Difference(text, advice)
         return
     for change in compared:
         pairs = (each for each in enumerate(zip(here, there, strict=True)) if each[0] not in without)
         yield from _grouped(what, [found for at, (one, other) in pairs if (found := change(at, one, other))])
+
+
+def _only(where: str, values: Sequence[Value], others: Sequence[Value]) -> str:
+    """Return the names that only one of two programs has, if both have names."""
+    only = [each.name for each in values if each.name and each.name not in {other.name for other in others}]
+    return f" (only {where}: {_listed(only)})" if only and any(each.name for each in others) else ""
 
 
 def _grouped(what: str, changes: Sequence[_Change]) -> Iterator[Difference]:
@@ -165,7 +182,7 @@ def _of_types(number: int, one: Value, other: Value) -> _Change | None:
 
 def _on_dtypes(one: str, other: str) -> str:
     if {one, other} in ({"f32", "f64"}, {"i32", "i64"}, {"ui32", "ui64"}):
-        return "One of the runs uses jax_enable_x64 (JAX_ENABLE_X64) or another dtype of the input."
+        return operation_diff.X64_OF_INPUT
     return "Convert the input to one dtype before the call."
 
 

@@ -105,7 +105,10 @@ class Program(NamedTuple):
 def _distance(one: Value, other: Value) -> int:
     if len(one.shape) != len(other.shape):
         return 4
-    return (one.kind != other.kind) + sum(a != b for a, b in zip(one.shape, other.shape, strict=True))
+    # Numbers of another kind are further away than the same ones in other bits.
+    kinds = [each.kind.rstrip("0123456789") for each in (one, other)]
+    sizes = sum(a != b for a, b in zip(one.shape, other.shape, strict=True))
+    return (one.kind != other.kind) + (kinds[0] != kinds[1]) + sizes
 
 
 def read(bytecode: bytes) -> Program:

@@ -17,6 +17,7 @@ from xcache.cli.output import (
     duration,
     emit,
     json_option,
+    middle_cut,
     moment,
     note,
     print_line,
@@ -114,7 +115,7 @@ def _columns(longest: int, longest_types: int) -> tuple[Column, ...]:
     return (
         Column("seconds", lambda row: f"{row['seconds']:.3f}", "right"),
         Column("function", lambda row: shortened(row["module_name"], longest), cut=True),
-        Column("arguments", lambda row: shortened(row["shapes"], longest_types), cut=True),
+        Column("arguments", lambda row: middle_cut(row["shapes"], longest_types), cut=True),
         Column("came from", lambda row: shortened(_origin(row), longest), cut=True),
         Column("most of it", _most_of),
         Column("called at", lambda row: shortened(short_site(row["site"]), longest), cut=True),

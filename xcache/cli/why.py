@@ -15,7 +15,18 @@ from xcache.cli import Failure, advice
 from xcache.cli.completion import complete_key, complete_run
 from xcache.cli.ledger_file import LedgerReader, StoredRun, open_ledger
 from xcache.cli.nearest import Comparison, Neighbours
-from xcache.cli.output import ago, counted, emit, json_option, print_line, print_wrapped, short_site, shortened
+from xcache.cli.operation_diff import OF_SETTINGS
+from xcache.cli.output import (
+    ago,
+    counted,
+    emit,
+    json_option,
+    middle_cut,
+    print_line,
+    print_wrapped,
+    short_site,
+    shortened,
+)
 from xcache.cli.store_file import StoreReader
 from xcache.config import config
 from xcache.wire import ledger
@@ -34,6 +45,9 @@ _NUMBERS = re.compile(rf"{_NUMBER}(?:, {_NUMBER})*", re.IGNORECASE)
 _LONGEST_SHAPES, _LONGEST_SITE = 100, 100
 # Causes that are explained by a comparison with another entry.
 _COMPARED = ("new", "other program", "stale", *(kind for kind in ledger.CAUSES if kind.startswith("other ")))
+# So many compiles are worth a look at what the report computes from them.
+_MANY = 5
+_REPORT = "`xcache report` shows which sizes to pad to, which small programs to put under one jit, and what that saves."
 _COMPILED = (ledger.MISS, ledger.UNCACHEABLE, ledger.COMPILING)
 
 
@@ -112,8 +126,11 @@ def explained(
             known.setdefault(row.key, row)
             same[row.key].append((before, row))
     at_site: defaultdict[str, list[str]] = defaultdict(list)
-    for _, row in reader.earlier(run, column="site", values={row.site for row in missed if row.cause == "new"} - {""}):
-        at_site[row.site].append(row.key)
+    for _, row in reader.earlier(run, column="site", values={row.site for row in missed} - {""}):
+        if row.outcome != ledger.UNUSED:
+            at_site[row.site].append(row.key)
+            # What StableHLO does not say, such as weak types, is known of these, too.
+            known.setdefault(row.key, row)
     neighbours = None if store is None else Neighbours(store, known, at_site)
     found = []
     for row in rows:
@@ -129,14 +146,15 @@ def _one(row: Row, comparison: Comparison | None) -> dict[str, Any]:
     del shown["spans"]
     comparison = comparison or Comparison("", {}, [])
     if row.outcome == ledger.UNCACHEABLE:
-        meaning, hints = f"it cannot be cached: {row.cause}", [advice.UNCACHEABLE]
+        meaning, hints = f"it cannot be cached: {row.cause}", [advice.for_uncacheable(row.cause)]
     else:
         # Advice about a difference is better than advice about all programs of the cause.
         is_told = any(each.advice for each in comparison.differences)
         unfit = _COMPARED if is_told else ()
         if row.stored.startswith("no: "):
             unfit += advice.STORED_NOW
-        meaning, hints = advice.meaning_of(row.cause), advice.for_cause(row.cause, unfit)
+        meaning = advice.meaning_of(row.cause, is_told=is_told)
+        hints = advice.for_cause(row.cause, unfit)
     hints += [comparison.problem] if comparison.problem else []
     return shown | {
         "meaning": meaning,
@@ -170,9 +188,10 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
         _print_one(row, is_running=is_running, most=len(row["differences"]) if show_all else _MOST_SHOWN)
         if others:
             seconds = sum(other["seconds"] for other in others)
-            more = counted(len(others), "more program") + ("" if row["components"] else " of this function")
+            is_one_function = all(other["module_name"] == row["module_name"] for other in others)
+            more = counted(len(others), "more program") + (" of this function" if is_one_function else "")
             verb, what = ("differ", "each") if len(others) > 1 else ("differs", "it")
-            print_line(f"  {more} {verb} in the same way, {seconds:.2f} s in all; --all shows {what}")
+            print_line(f"  {more} {verb} in the same way, {seconds:.2f} s more; --all shows {what}")
     if left_out := sum(map(len, groups[most:])):
         click.echo()
         print_line(
@@ -182,6 +201,9 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
     for _, group in itertools.groupby(rest, key=lambda row: (row["meaning"], row["advice"])):
         click.echo()
         _print_group([*group], is_running=is_running, most=most)
+    if len(explained) >= _MANY:
+        click.echo()
+        print_wrapped(_REPORT)
 
 
 def alike(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -195,11 +217,14 @@ def alike(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def _likeness(row: Mapping[str, Any]) -> object:
     """Return what programs have in common if they differ in the same way from what is stored.
 
-    Options, flags and devices are nothing of a function's own.
+    Options, flags, devices and settings of jax are nothing of a function's own.
     """
+    same = ["outcome", "meaning", "stored", "advice", "earlier"]
+    advised = {each["advice"] for each in row["differences"]} - {""}
+    if advised and advised <= OF_SETTINGS and not row["components"]:
+        return tuple(sorted(advised)), *(row[name] for name in same)
     told = [f"{each['text']} {each['advice']}" for each in row["differences"]]
     differences = tuple(_NUMBERS.sub("#", text) for text in told)
-    same = ["outcome", "meaning", "stored", "advice", "earlier"]
     same += ["module_name", "site"] if differences and not row["components"] else []
     differing = row["position"] if row["components"] else None
     return differences or differing, *(row[name] for name in same)
@@ -238,5 +263,5 @@ def _print_not_stored(row: dict[str, Any], *, is_running: bool) -> None:
 
 
 def _title(row: dict[str, Any]) -> str:
-    called = f"{row['module_name']}({shortened(row['shapes'], _LONGEST_SHAPES)}), {row['seconds']:.2f} s"
+    called = f"{row['module_name']}({middle_cut(row['shapes'], _LONGEST_SHAPES)}), {row['seconds']:.2f} s"
     return called + (f", called at {shortened(short_site(row['site']), _LONGEST_SITE)}" if row["site"] else "")

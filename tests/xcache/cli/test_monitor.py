@@ -144,6 +144,9 @@ def test_once_needs_a_daemon_and_shows_this_moment(shell, busy, place):
     said = shell.run("monitor", "--once")
     assert (said.returncode, said.stderr) == (0, "")
     assert "compiling jit_f for" in said.stdout
+    # What was found and missed before is not known.
+    assert "hits/s" not in said.stdout
+    assert "no miss yet" not in said.stdout
     assert shell.json("monitor", "--once")["connected"] == 1
     place.stop()
     failed = shell.run("monitor", "--once")

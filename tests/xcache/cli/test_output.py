@@ -13,6 +13,22 @@ from support.terminal import on_terminal
 from xcache.cli import output
 
 
+def test_the_last_arguments_of_many_are_shown(place):
+    """The batch comes after the parameters, and says in what two programs of a function differ."""
+    shell = Shell(place)
+    stored = shell.put("jit_step")
+    for run, batch in (("a" * 16, 40), ("b" * 16, 50)):
+        shell.record_run(stored, run=run, shapes=f"{'f32[64,64], f32[64], ' * 9}f32[{batch},32]")
+    for command in (["run", "bbbb"], ["why", "--run", "bbbb"], ["compare", "aaaa", "bbbb"]):
+        assert "f32[50,32]" in shell.say(*command)
+
+
+@pytest.mark.parametrize("text", ["", "a" * 19, "a" * 20, "a" * 21, "b" * 99])
+@pytest.mark.parametrize("most", [20, 21])
+def test_a_cut_text_is_as_long_as_it_may_be(text, most):
+    assert len(output.middle_cut(text, most)) == min(len(text), most)
+
+
 @pytest.mark.parametrize("command", ["status", "stats", "ls", "toolchains"])
 @pytest.mark.parametrize("options", [[], ["--json"]])
 def test_a_command_without_an_output_says_nothing(place, command, options):

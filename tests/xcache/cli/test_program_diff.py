@@ -43,6 +43,22 @@ def of_shape(*shape):
     return bytecode_of(jnp.sin, jnp.ones(shape))
 
 
+def returning(function):
+    return bytecode_of(function, ONES)
+
+
+def split_into(count):
+    # As jax does where a program asks outside of jit: all of it makes random numbers.
+    text = """
+module @jit__threefry_split {
+  func.func public @main() {
+    %%0 = stablehlo.iota dim = 0 : tensor<%dxui32> loc("jit(_threefry_split)/iota")
+    return loc("jit(_threefry_split)/return")
+  }
+}"""
+    return stablehlo.bytecode(stablehlo.parse(text % count))
+
+
 def on_mesh(count):
     text = """
 module @jit_f attributes {mhlo.num_partitions = %d : i32, mhlo.num_replicas = 1 : i32} {
@@ -107,8 +123,18 @@ module @jit_f attributes {mhlo.num_partitions = %d : i32, mhlo.num_replicas = 1 
             "the function itself does something else",
         ),
         (lambda: on_mesh(2), lambda: on_mesh(1), "2 devices here", "Each mesh and number of devices"),
+        (
+            lambda: returning(lambda x: {"sine": x}),
+            lambda: returning(lambda x: {"sine": x, "argument": x}),
+            "it has 1 result here, 2 in the stored program (only there: result['argument'])",
+            "another structure",
+        ),
+        (lambda: split_into(3), lambda: split_into(2), "gives ui32[3] here, ui32[2]", "another size"),
     ],
-    ids=["shape", "complex", "dtype", "number", "time", "precision", "donation", "arguments", "operation", "mesh"],
+    ids=[
+        *("shape", "complex", "dtype", "number", "time", "precision", "donation", "arguments", "operation", "mesh"),
+        *("results", "size of random numbers"),
+    ],
 )
 def test_the_difference_is_named(here, there, text, advice):
     first, *_ = found(here(), there())
@@ -134,11 +160,33 @@ def test_shapes_that_follow_from_the_number_of_devices_get_no_advice(of_mesh):
     assert (bool(devices.advice), shapes.advice) == (True, "")
 
 
+def test_a_mesh_without_axes_is_none():
+    """The type of a random key brings one into the program."""
+    text = """
+module @jit_f {
+  %s
+  func.func public @main(%%x: tensor<4xf32>) -> tensor<4xf32> {
+    return %%x : tensor<4xf32>
+  }
+}"""
+    mesh, without = (stablehlo.bytecode(stablehlo.parse(text % each)) for each in ("sdy.mesh @empty = <[]>", ""))
+    assert not any("mesh" in each.text for each in found(mesh, without))
+
+
 def test_a_seed_is_taken_for_one():
     def sampled(seed):
         return bytecode_of(lambda x: x + jax.random.normal(jax.random.key(seed), (4, 4)), ONES)
 
     assert any("random seed" in each.advice for each in found(sampled(123456789), sampled(987654321)))
+
+
+def test_random_numbers_of_another_size_are_made_in_the_same_way():
+    def sampled(*shape):
+        return bytecode_of(lambda key: jax.random.normal(key, shape), jax.random.key(0))
+
+    differences = found(sampled(40, 45), sampled(79, 80))
+    assert "another size" in differences[0].advice
+    assert not any("jax_threefry_partitionable" in each.advice for each in differences)
 
 
 @pytest.mark.parametrize(

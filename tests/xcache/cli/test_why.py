@@ -7,6 +7,8 @@ import json
 import pytest
 from support.command_line import Shell
 
+from xcache.cli import advice
+from xcache.wire import ledger
 from xcache.wire.ledger import UNUSED, Row
 
 SPANS = json.dumps([("compile", 1.0, 0.5, "MainThread")])
@@ -38,6 +40,21 @@ def test_a_random_key_of_another_kind_does_not_hide_another_difference(shell):
     ]
 
 
+def test_one_setting_that_changes_several_parts_of_the_key_is_one_cause():
+    cause = "other options; other flags; other platform"
+    assert advice.meaning_of(cause, is_told=True) == "the same program was stored under other settings"
+    assert advice.meaning_of(cause).count(";") == 2
+    assert advice.meaning_of("other flags", is_told=True) == ledger.CAUSES["other flags"]
+
+
+def test_many_compiles_point_to_the_report(shell):
+    rows = [Row(n, "jit_f", "", "", f"{n}" * 64, "miss", "new", "yes", "", SPANS) for n in range(5)]
+    shell.record_rows(rows, run="a" * 16)
+    assert "`xcache report` shows which sizes to pad to" in shell.say("why")
+    shell.record_rows(rows[:4], run="b" * 16)
+    assert "xcache report" not in shell.say("why")
+
+
 def test_programs_that_differ_in_the_same_way_are_told_once(shell):
     stored = shell.put("jit_f")
     shell.record_run(stored, run="a" * 16, shapes="f32[8], f32[3]")
@@ -48,9 +65,29 @@ def test_programs_that_differ_in_the_same_way_are_told_once(shell):
     shell.record_rows(rows, run="b" * 16)
     said = shell.say("why", "--run", "bbbb")
     assert said.count("Only dimension 0 has changed") == 1
-    assert "2 more programs of this function differ in the same way, 1.00 s in all; --all shows each" in said
+    assert "2 more programs of this function differ in the same way, 1.00 s more; --all shows each" in said
     assert said.count("i32[3] here") == 1
     assert shell.say("why", "--run", "bbbb", "--all").count("Only dimension 0 has changed") == 3
+
+
+def test_what_a_setting_changes_is_told_once_for_all_functions(shell):
+    names = ["jit_f", "jit_g", "jit_h"]
+    stored = {name: shell.put(name) for name in names}
+    before = [
+        Row(at, name, f"train.py:{at}", "f32[8]", stored[name], "miss", "new", "yes", "", SPANS)
+        for at, name in enumerate(names)
+    ]
+    shell.record_rows(before, run="a" * 16)
+    changed = {"jit_f": "f64[8]", "jit_g": "f64[8]", "jit_h": "f32[16]"}
+    rows = [
+        Row(at, name, f"train.py:{at}", shapes, f"{at}" * 64, "miss", "other program", "yes", stored[name], SPANS)
+        for at, (name, shapes) in enumerate(changed.items())
+    ]
+    shell.record_rows(rows, run="b" * 16)
+    said = shell.say("why", "--run", "bbbb")
+    assert said.count("jax_enable_x64") == 1
+    assert "1 more program differs in the same way" in said
+    assert said.count("Only dimension 0 has changed") == 1
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 from xcache import start_up
 from xcache._version import __version__
 from xcache.cli.compare import side_by_side
-from xcache.cli.output import counted, duration, size
+from xcache.cli.output import counted, duration, middle_cut, size
 from xcache.cli.report import charts, ledger_facts, tables, timeline, verdict
 from xcache.cli.report.churn import Churn, advise
 from xcache.cli.report.gathering import Gathered, RunOf
@@ -135,7 +135,7 @@ def _miss(each: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, Any]:
     return {
         **{name: each[name] for name in ("module_name", "site", "key", "nearest", "meaning", "earlier")},
         "position": each["position"],
-        "shapes": tables.middle(each["shapes"], 600),
+        "shapes": middle_cut(each["shapes"], 600),
         "seconds": duration(each["seconds"]),
         "cause": each["cause"] if each["outcome"] != ledger.UNCACHEABLE else "not cacheable",
         "changed": changed,
@@ -151,7 +151,7 @@ def _brief(each: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is told of a miss whose like is told in full."""
     return {
         **{name: each[name] for name in ("module_name", "site", "position")},
-        "shapes": tables.middle(each["shapes"]),
+        "shapes": middle_cut(each["shapes"]),
         "seconds": duration(each["seconds"]),
     }
 

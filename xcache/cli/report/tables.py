@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xcache.cli import advice
-from xcache.cli.output import duration, size
+from xcache.cli.output import duration, middle_cut, size
 from xcache.cli.report.gathering import RunOf
 from xcache.cli.report.ledger_facts import Got, saved_by
 from xcache.start_up import Run
@@ -41,12 +41,6 @@ class Table(NamedTuple):
 def short(text: str, most: int = _LONGEST) -> str:
     """Return a text that fits in a cell."""
     return text if len(text) <= most else f"{text[: most - 1]}\N{HORIZONTAL ELLIPSIS}"
-
-
-def middle(text: str, most: int = 70) -> str:
-    """Return a text whose end says as much as its beginning."""
-    half = most // 2
-    return text if len(text) <= most else f"{text[:half]}\N{HORIZONTAL ELLIPSIS}{text[-half:]}"
 
 
 def seconds(amount: float | None, most: float = 0.0) -> Cell:
@@ -86,7 +80,7 @@ def programs(name: str, got: Sequence[Got], explained: Iterable[int], texts: Map
                 f"program-{row.position}",
                 (
                     Cell(short(row.module_name), link=link, kind="wrap"),
-                    Cell(middle(row.shapes), kind="wrap"),
+                    Cell(middle_cut(row.shapes), kind="wrap"),
                     Cell(short(cause, 80), kind="found" if each.is_found else "compiled"),
                     seconds(each.seconds, most),
                     Cell(f"{stage} {duration(longest)}" if stage else "", longest),
@@ -166,7 +160,7 @@ def compared(found: Sequence[Mapping[str, Any]]) -> Table:
                 "",
                 (
                     Cell(short(each["module_name"]), kind="wrap"),
-                    Cell(middle(each["shapes"]), kind="wrap"),
+                    Cell(middle_cut(each["shapes"]), kind="wrap"),
                     *(_of_side(each[side]) for side in "ab"),
                     Cell(f"{'+' if more >= 0 else ''}{duration(more)}", more, kind="worse" if more > 0.005 else ""),
                 ),

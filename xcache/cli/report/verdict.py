@@ -85,6 +85,8 @@ def headline(shown: Mapping[str, Any], programs: Sequence[Got], known: Mapping[s
     name, count, of_name = _dearest(compiled)
     mostly = f", {duration(of_name)} of that {name}" if len(compiled) > 1 and of_name > 0.5 * seconds else ""
     mostly += f" ({count} times)" if mostly and count > 1 else ""
+    if 1 < len(compiled) == count:
+        mostly = f", each of them {name}"
     cause = "Cause" if first["count"] == len(compiled) else f"Main cause ({duration(first['seconds'])})"
     return f"{begin}; {duration(seconds)} of it compiling {programs_of}{mostly}. {cause}: {first['meaning']}."
 
@@ -193,7 +195,7 @@ def _for_causes(programs: Sequence[Got], explained: Sequence[Mapping[str, Any]])
         told = next(filter(None, of_cause), None)
         texts = advice.for_cause(each["cause"])
         if each["cause"].startswith(NOT_CACHEABLE):
-            texts = [advice.UNCACHEABLE]
+            texts = [advice.for_uncacheable(each["cause"].removeprefix(NOT_CACHEABLE))]
         elif told is not None:
             texts = [told["advice"]]
         if texts:

@@ -155,6 +155,8 @@ def test_a_cause_of_many_small_programs_counts_whole_and_is_no_fault_of_theirs()
     assert (only.text, only.reason) == ("Set no flag.", "50 programs compiled: the flag x is set here.")
     assert only.seconds == pytest.approx(5.0)
     uncacheable = got(run(), [row("a", UNCACHEABLE, ("compile", 1, 9), cause="python callback")])
+    assert "jax.debug.print" in actions(uncacheable)[0].text
+    uncacheable = got(run(), [row("a", UNCACHEABLE, ("compile", 1, 9), cause="custom_partitioning")])
     assert "not-cached" in actions(uncacheable)[0].text
 
 
