@@ -67,7 +67,8 @@ class Sender:
         if not tier.may_write:
             return max(0.1, tier.writes.seconds_left, tier.reads.seconds_left)
         _, due_at = uploads.waiting(connection, tier.name)
-        return _LONGEST_PAUSE_SECONDS if due_at is None else min(_LONGEST_PAUSE_SECONDS, max(0.05, due_at - time.time()))
+        seconds = _LONGEST_PAUSE_SECONDS if due_at is None else due_at - time.time()
+        return min(_LONGEST_PAUSE_SECONDS, max(0.05, seconds))
 
     async def _send(self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload) -> bool:
         """Send one object; return whether its row is done with."""

@@ -24,6 +24,8 @@ _ENGINE_SECONDS = 30.0
 # Bytes of the largest object that is fetched; it is held in memory.
 _MOST_BYTES = 1024**3
 _CLOSE_SECONDS = 2.0
+# Counts that people see.
+_SHOWN = ("gets", "found", "rejected", "bytes_read", "puts", "bytes_written")
 
 
 class Tiers:
@@ -67,15 +69,11 @@ class Tiers:
 
     def describe(self) -> list[dict[str, Any]]:
         """Return the state of each tier for people."""
-        shown = [
-            {
-                "name": tier.name,
-                "state": "ok" if not (tier.reads.problem or tier.writes.problem) else "failing",
-                "problem": tier.reads.problem or tier.writes.problem,
-                **{name: tier.counts[name] for name in ("gets", "found", "puts", "rejected", "bytes_read", "bytes_written")},
-            }
-            for tier in list(self._tiers)
-        ]
+        shown: list[dict[str, Any]] = []
+        for tier in list(self._tiers):
+            problem = tier.reads.problem or tier.writes.problem
+            state = {"name": tier.name, "state": "failing" if problem else "ok", "problem": problem}
+            shown.append(state | {name: tier.counts[name] for name in _SHOWN})
         return shown + [{"name": name, "state": "unusable", "problem": why} for name, why in self._unusable.items()]
 
     def close(self) -> None:

@@ -1,0 +1,158 @@
+"""The beginning of every object that leaves the machine: a header, and the signature of it.
+
+    magic (8) | version (1) | signed or not (1) | bytes of the header (4) | header | key id (8) | signature (64)
+
+The header is a zstd frame of a msgpack array, and has the digests of all that follows it. The signature is checked
+before anything of the header is read.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import msgpack
+import zstandard
+
+from xcache.errors import DamagedError, SignatureError
+from xcache.wire.signatures import ID_BYTES, SIGNATURE_BYTES, PrivateKey, sign, verify
+from xcache.wire.trusted_keys import TrustedKeys
+
+_START = struct.Struct(">8sBBI")
+_UNSIGNED, _SIGNED = 0, 1
+_LEVEL = 3
+
+
+class Kind(NamedTuple):
+    """A kind of object: a signature for one is worth nothing for another."""
+
+    name: str
+    magic: bytes
+    version: int
+    # Bytes of the header when it is decompressed, elements of one array in it, and of one map.
+    most: int
+    most_elements: int
+    most_fields: int
+
+    @property
+    def domain(self) -> bytes:
+        """What a signature says it is for."""
+        return f"xcache {self.name}".encode()
+
+
+def written(kind: Kind, values: list[Any], signer: PrivateKey | None) -> bytes:
+    """Return the beginning of an object with this header."""
+    header = zstandard.ZstdCompressor(level=_LEVEL).compress(_encoded(kind, values))
+    start = _START.pack(kind.magic, kind.version, _UNSIGNED if signer is None else _SIGNED, len(header))
+    proof = b""
+    if signer is not None:
+        proof = bytes.fromhex(signer.public.id) + sign(signer, kind.domain, start + header)
+    return start + header + proof
+
+
+def read(
+    kind: Kind, view: memoryview, trusted: TrustedKeys, now: float, *, trust_unsigned: bool
+) -> tuple[str, list[Any], memoryview]:
+    """Return the id of the key that signed it (empty if no signature was checked), the header, and what follows it.
+
+    Raise SignatureError unless a key signed it that is trusted now, and DamagedError if it is not as it was written.
+    ``trust_unsigned`` is for tiers whose writers are all trusted: no signature is needed, nor the key of one. A bad
+    signature and a key that is no longer trusted are refused all the same.
+    """
+    is_signed, header, proof, rest = _parts(kind, view)
+    key_id = ""
+    if is_signed:
+        key_id = _proven(kind, view[: _START.size], header, proof, trusted, now, trust_unsigned=trust_unsigned)
+    elif not trust_unsigned:
+        raise SignatureError("nobody has signed it")
+    return key_id, _decoded(kind, header), rest
+
+
+def _parts(kind: Kind, view: memoryview) -> tuple[bool, memoryview, memoryview, memoryview]:
+    """Return whether it is signed, the header, the key id with the signature, and the rest."""
+    if len(view) < _START.size:
+        raise DamagedError("it is cut off")
+    magic, version, signed, size = _START.unpack_from(view)
+    if magic != kind.magic:
+        raise DamagedError(f"it is no {kind.name} of xcache")
+    if version != kind.version:
+        raise DamagedError(f"it is of version {version}, and this xcache reads version {kind.version}")
+    if signed not in (_UNSIGNED, _SIGNED) or not 0 < size <= kind.most:
+        raise DamagedError("its beginning is malformed")
+    end = _START.size + size
+    begins = end + (ID_BYTES + SIGNATURE_BYTES) * signed
+    if len(view) < begins:
+        raise DamagedError("it is cut off")
+    return signed == _SIGNED, view[_START.size : end], view[end:begins], view[begins:]
+
+
+def _proven(
+    kind: Kind,
+    start: memoryview,
+    header: memoryview,
+    proof: memoryview,
+    trusted: TrustedKeys,
+    now: float,
+    *,
+    trust_unsigned: bool,
+) -> str:
+    """Return the id of the trusted key that made the signature; empty if the key is unknown and need not be known."""
+    key_id = bytes(proof[:ID_BYTES]).hex()
+    public = trusted.public(key_id, now)
+    if public is None:
+        # Whoever could put this here could have left the signature out.
+        if trust_unsigned and not trusted.knows(key_id):
+            return ""
+        raise SignatureError(trusted.why_not(key_id, now))
+    if not verify(public, kind.domain, bytes(start) + bytes(header), bytes(proof[ID_BYTES:])):
+        raise SignatureError(f"its signature is not one of the key {key_id} ({public.name}), or it was altered")
+    return key_id
+
+
+def _decoded(kind: Kind, header: memoryview) -> list[Any]:
+    plain = _decompressed(kind, bytes(header))
+    try:
+        values = msgpack.unpackb(
+            plain,
+            raw=False,
+            strict_map_key=True,
+            max_array_len=kind.most_elements,
+            max_map_len=kind.most_fields,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
+        raise DamagedError(f"its header is malformed ({type(error).__name__})") from None
+    if type(values) is not list:
+        raise DamagedError("its header is malformed")
+    # One spelling, so that equal things have equal headers.
+    if _encoded(kind, values) != plain:
+        raise DamagedError("its header is not written as xcache writes it")
+    return values
+
+
+def _encoded(kind: Kind, values: list[Any]) -> bytes:
+    try:
+        made: bytes = msgpack.packb(_ordered(values), use_bin_type=True)
+    # A text with lone surrogates, a number of more than 64 bits, keys that cannot be compared.
+    except (ValueError, OverflowError, TypeError) as error:
+        raise DamagedError(f"its header cannot be written ({type(error).__name__})") from None
+    if len(made) > kind.most:
+        raise DamagedError(f"its header of {len(made)} bytes is too large")
+    return made
+
+
+def _ordered(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _ordered(each) for name, each in sorted(value.items())}
+    return [*map(_ordered, value)] if isinstance(value, list) else value
+
+
+def _decompressed(kind: Kind, header: bytes) -> bytes:
+    try:
+        # Memory is taken for what the frame declares, so that is looked at first.
+        if not 0 < zstandard.get_frame_parameters(header).content_size <= kind.most:
+            raise DamagedError("its header declares a size that is not accepted")
+        return zstandard.ZstdDecompressor().decompress(header, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        raise DamagedError(f"its header cannot be decompressed ({error})") from None
