@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import TYPE_CHECKING
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from xcache._version import __version__
 from xcache.config.config import Config
@@ -111,14 +111,16 @@ def assemble(
         reads=trust.reads,
         accounts=() if trust.shared else (os.getuid(), ROOT),
     )
+    alias_rows = AliasRows(store, trust.reads)
     sharing = None
     if settings.now.remote:
         # Without tiers none of this is imported.
         from xcached.tiers.sharing import share
 
         sharing = share(
-            store, settings, writer, intake, trust.may_share, lambda digest: strikes.bars(digest, os.getuid())
-        )
+            store, settings, writer, intake, alias_rows, histories,
+            may_share=trust.may_share, is_barred=lambda digest: strikes.bars(digest, os.getuid()),
+        )  # fmt: skip
     trust.signers = sharing.signers if sharing else _signers_of_before(store, settings)
     lookup = Lookup(store, trust, quarantine, strikes, endings, toolchains, writer)
     leases = Leases(
@@ -130,9 +132,7 @@ def assemble(
             sharing.tiers, lookup.expected_seconds, lambda: settings.now.remote_timeout,
             loop.call_soon_threadsafe, loop.call_later,
         )  # fmt: skip
-        histories.after_remember = sharing.uploads.note_history
     watchers = Watchers(store, settings, leases, trust, callers, loop.call_later)
-    alias_rows = AliasRows(store, trust.reads)
     loads = Loads(endings, strikes, quarantine, writer, lookup.note_use)
     clear_other_data = quarantine.clear, histories.clear, alias_rows.clear, ledger.clear
     handlers = (

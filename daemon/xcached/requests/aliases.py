@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from xcache.errors import ProtocolError
-from xcache.wire import framing, protocol
-from xcache.wire.hashing import is_digest
+from xcache.wire import protocol
 from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.requests.lookup import Lookup
-from xcached.store.aliases import AliasRows
+from xcached.store.aliases import AliasRows, alias_of
 from xcached.store.writer import WriterThread
 
 
@@ -30,7 +26,7 @@ class AliasRequests:
         return Reply(self._lookup.alias(caller, message.structure) or protocol.NoAlias())
 
     def _remember(self, caller: Caller, message: protocol.RememberAliases) -> Answer:
-        aliases = [_alias(fields) for fields in message.aliases]
+        aliases = [alias_of(fields) for fields in message.aliases]
         sound = [alias for alias in aliases if alias is not None]
         if len(sound) != len(aliases) or len(sound) > protocol.MAX_ALIASES:
             return Reply(protocol.Refused("protocol error", "the list of aliases is malformed"))
@@ -38,14 +34,3 @@ class AliasRequests:
 
     def _drop(self, caller: Caller, message: protocol.DropAlias) -> Answer:
         return self._writer.call(lambda: self._rows.drop(caller.uid, message.structure), caller.uid)
-
-
-def _alias(fields: list[Any]) -> protocol.Alias | None:
-    """Return the alias that has these fields, or None if there can be no such alias."""
-    try:
-        alias = protocol.Alias(*fields)
-        framing.check(alias)
-    except (TypeError, ProtocolError):
-        return None
-    digests = alias.structure, alias.program, alias.seal
-    return alias if all(map(is_digest, digests)) and len(alias.facts) <= protocol.MAX_RECORD else None

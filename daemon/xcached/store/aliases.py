@@ -5,10 +5,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from xcache.wire import protocol
+from xcache.errors import ProtocolError
+from xcache.wire import framing, protocol
+from xcache.wire.hashing import is_digest
 from xcached.store.store import Store
 
 # One program's aliases, and records of calls, of one user. More means that something in them changes with every run.
@@ -67,3 +71,27 @@ class AliasRows:
     def _has_entry(self, program: str, uid: int) -> bool:
         rows = self._db.execute("SELECT writer_uid FROM programs WHERE digest = ?", (program,)).fetchall()
         return any(self._reads(uid, writer) for (writer,) in rows)
+
+
+def newest_aliases(
+    connection: sqlite3.Connection, program: str, writers: Sequence[int], most: int
+) -> list[protocol.Alias]:
+    """Return the newest aliases of a program by these writers."""
+    marks = ", ".join("?" * len(writers))
+    rows = connection.execute(
+        f"SELECT structure, program, facts, seal FROM aliases WHERE program = ? AND writer_uid IN ({marks})"  # noqa: S608
+        " ORDER BY rowid DESC LIMIT ?",
+        (program, *writers, most),
+    )
+    return [alias for row in rows if (alias := alias_of([*row])) is not None]
+
+
+def alias_of(fields: list[Any]) -> protocol.Alias | None:
+    """Return the alias that has these fields, or None if there can be no such alias."""
+    try:
+        alias = protocol.Alias(*fields)
+        framing.check(alias)
+    except (TypeError, ProtocolError):
+        return None
+    digests = alias.structure, alias.program, alias.seal
+    return alias if all(map(is_digest, digests)) and len(alias.facts) <= protocol.MAX_RECORD else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -44,23 +45,8 @@ class Histories:
 
         The first of these users who has a history counts; one with the same arguments is preferred.
         """
-        sql = (
-            "SELECT id, options FROM histories WHERE uid = ? AND program = ?"
-            " ORDER BY arguments = ? DESC, id DESC LIMIT 1"
-        )
-        named = message.program, message.arguments
-        rows = (self._reading.execute(sql, (uid, *named)).fetchone() for uid in uids)
-        row = next(filter(None, rows), None)
-        if row is None:
-            return [], {}
-        history, options = row
-        rows = self._reading.execute(
-            "SELECT key, options, devices, platform, seconds FROM wanted WHERE history = ? ORDER BY position LIMIT ?",
-            (history, most),
-        )
-        return [dict(zip(_FIELDS, fields, strict=True)) for fields in rows], {
-            name: bytes.fromhex(text) for name, text in json.loads(options).items()
-        }
+        found = (newest_history(self._reading, uid, message, most) for uid in uids)
+        return next((each for each in found if each[0]), ([], {}))
 
     def remember(self, uid: int, message: protocol.Remember) -> None:
         """Store a history in place of similar ones of the same program, and forget the oldest."""
@@ -91,6 +77,26 @@ class Histories:
             self._groups.forget_older(_MOST_OF_ONE_USER, "uid = ?", uid)
             self._groups.forget_what_is_too_large()
             self.after_remember(uid, message)
+
+
+def newest_history(
+    connection: sqlite3.Connection, uid: int, wanted: protocol.Predict, most: int = protocol.MAX_WANTED
+) -> tuple[list[Wanted], dict[str, bytes]]:
+    """Return the first ``most`` items that a user's program wanted last time, and the compile options by digest."""
+    row = connection.execute(
+        "SELECT id, options FROM histories WHERE uid = ? AND program = ? ORDER BY arguments = ? DESC, id DESC LIMIT 1",
+        (uid, wanted.program, wanted.arguments),
+    ).fetchone()
+    if row is None:
+        return [], {}
+    history, options = row
+    rows = connection.execute(
+        "SELECT key, options, devices, platform, seconds FROM wanted WHERE history = ? ORDER BY position LIMIT ?",
+        (history, most),
+    )
+    return [dict(zip(_FIELDS, fields, strict=True)) for fields in rows], {
+        name: bytes.fromhex(text) for name, text in json.loads(options).items()
+    }
 
 
 def is_sound(message: protocol.Remember) -> bool:

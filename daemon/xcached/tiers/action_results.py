@@ -68,7 +68,7 @@ def _reference(output_file: bytes) -> Reference:
 
 def _as_bytes(value: int | bytes | None) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError("a field is missing, or not of the type")  # noqa: TRY004 - it is a value of the message
+        raise ValueError("a field is missing, or not of the type")
     return value
 
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
+from xcache.errors import DamagedError, SignatureError
 from xcache.wire import protocol
 from xcache.wire.hashing import digest
 from xcache.wire.ownership import signer_uid
+from xcached.store.aliases import AliasRows
 from xcached.store.entries import Source, Writer
+from xcached.store.histories import Histories
 from xcached.store.intake import Intake
 from xcached.store.memory_files import memory_file
 from xcached.store.writer import PutJob, WriterThread
 from xcached.tiers import parcel
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
+from xcached.tiers.runs import Found, Run, parts_of, unpack
 from xcached.tiers.signers import tier_id
 
 logger = logging.getLogger("xcached")
@@ -32,6 +36,8 @@ class Keeper:
         namespace: str,
         writer: WriterThread,
         intake: Intake,
+        aliases: AliasRows,
+        histories: Histories,
         is_barred: Callable[[str], bool],
     ) -> None:
         """``is_barred`` says of a digest that processes here have ended while they loaded exactly these bytes."""
@@ -39,6 +45,8 @@ class Keeper:
         self._namespace = namespace
         self._writer = writer
         self._intake = intake
+        self._aliases = aliases
+        self._histories = histories
         self._is_barred = is_barred
 
     async def keep_entry(self, tier: GuardedTier, content: bytes, key: str, unwanted: str) -> bool:
@@ -47,6 +55,47 @@ class Keeper:
         if found.put.digest == unwanted or self._is_barred(found.put.digest):
             return False
         return await self.keep(tier, found)
+
+    async def keep_run(self, tier: GuardedTier, content: bytes, program: str, arguments: str) -> bool:
+        """Keep what a program wanted elsewhere, with its entries and aliases; return whether there was anything."""
+        wanted = protocol.Predict(program, arguments)
+        kept = False
+        # The history that is written last counts first.
+        for found in reversed(await asyncio.to_thread(self.runs_in, tier, content, wanted)):
+            parcels = await asyncio.to_thread(self._all_unpacked, tier, found.run.parcels)
+            await asyncio.gather(*(self.keep(tier, each) for each in parcels))
+            uid = signer_uid(found.key_id or tier_id(tier.remote))
+
+            def note(uid: int = uid, run: Run = found.run) -> None:
+                self._aliases.remember(uid, run.aliases)
+                self._histories.remember(uid, run.history)
+
+            answer = await asyncio.wrap_future(self._writer.call(note, uid))
+            kept |= answer == protocol.Done()
+        return kept
+
+    def runs_in(self, tier: GuardedTier, content: bytes, wanted: protocol.Predict) -> list[Found]:
+        """Return the parts of an object that somebody trusted has signed, the newest first; others are noted."""
+        trusted, found = self._identity.trusted(), []
+        for part in parts_of(content):
+            try:
+                found.append(
+                    unpack(
+                        part, wanted, self._namespace, trusted, time.time(), trust_unsigned=tier.remote.trust == "tier"
+                    )
+                )
+            except (DamagedError, SignatureError) as error:
+                tier.note_rejected(f"what {wanted.program} wanted", str(error))
+        return found
+
+    def _all_unpacked(self, tier: GuardedTier, parcels: Mapping[str, parcel.Content]) -> list[parcel.Parcel]:
+        found = []
+        for key, content in parcels.items():
+            try:
+                found.append(self.unpacked(tier, content, key))
+            except (DamagedError, SignatureError) as error:
+                tier.note_rejected(key, str(error))
+        return [each for each in found if not self._is_barred(each.put.digest)]
 
     def unpacked(self, tier: GuardedTier, content: parcel.Content, key: str) -> parcel.Parcel:
         """Return an entry of a tier; raise XcacheError if it is damaged, or nobody trusted has signed it."""

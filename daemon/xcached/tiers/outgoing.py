@@ -7,16 +7,21 @@ import os
 import socket
 import sqlite3
 import time
+from collections.abc import Sequence
 
 from xcache.errors import SigningKeyError
 from xcache.wire import protocol
+from xcache.wire.ownership import signer_uid
 from xcache.wire.signatures import PrivateKey
+from xcached.store.aliases import newest_aliases
 from xcached.store.blobs import BlobFiles
-from xcached.store.uploads import Upload
+from xcached.store.histories import newest_history
 from xcached.tiers import parcel
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
 from xcached.tiers.names import Names
+from xcached.tiers.runs import Found, Run, is_worth_a_part, joined, pack
+from xcached.tiers.signers import tier_id
 
 _COMPONENTS = tuple(f"{name}_component" for name in protocol.DESCRIBED_COMPONENTS)
 _COLUMNS = (
@@ -31,28 +36,79 @@ _SELECT = (
 )
 
 
+# Bytes of the object that says what a program wanted, of an entry in it; aliases of one program.
+MOST_RUN_BYTES, _LARGEST_IN_RUN = 64 * 1024**2, 1024**2
+_MOST_ALIASES = 4
+_OF_KEY = (
+    "SELECT writer_uid, stored_size, program, toolchain_component FROM entries"
+    " WHERE key = ? AND writer_uid IN (?, ?) ORDER BY writer_uid"
+)
+
+
 class Outgoing:
     """Reads entries on a connection that only reads, and packs and signs them."""
 
     def __init__(self, files: BlobFiles, identity: Identity, names: Names, namespace: str) -> None:
         self._files = files
         self._identity = identity
-        self._names = names
+        self.names = names
         self._namespace = namespace
         self._host = socket.gethostname()
 
-    def make(self, connection: sqlite3.Connection, row: Upload, tier: GuardedTier) -> tuple[str, bytes] | None:
-        """Return the name and the content of what is to be uploaded; None if it has gone."""
+    def entry(self, connection: sqlite3.Connection, key: str, uid: int, tier: GuardedTier) -> bytes | None:
+        """Return the parcel of an entry for a tier; None if it has gone."""
+        return self._parcel(connection, key, uid, self._signer(tier), with_program=tier.remote.programs)
+
+    def run(
+        self,
+        connection: sqlite3.Connection,
+        wanted: protocol.Predict,
+        uid: int,
+        tier: GuardedTier,
+        there: Sequence[Found],
+    ) -> bytes | None:
+        """Return the object that says what a user's program wanted, with the parts that are ``there``.
+
+        None if it is forgotten, or what is there says as much.
+        """
+        signer = self._signer(tier)
+        key_id = signer.public.id if signer else ""
+        # What this key signed elsewhere may be signed again.
+        writers = uid, signer_uid(key_id or tier_id(tier.remote))
+        items, options = newest_history(connection, uid, wanted)
+        parcels: dict[str, parcel.Content] = {}
+        programs: dict[str, None] = {}
+        toolchain, room = "", MOST_RUN_BYTES // 2
+        for item in items:
+            key = str(item["key"])
+            for row in connection.execute(_OF_KEY, (key, *writers)):
+                writer, size, program, of = row
+                programs[program] = None
+                toolchain = toolchain or of
+                if size <= min(_LARGEST_IN_RUN, room):
+                    made = self._parcel(connection, key, writer, signer, with_program=False)
+                    if made is not None:
+                        parcels[key], room = made, room - len(made)
+                        break
+        if not parcels:
+            return None
+        found = (newest_aliases(connection, program, writers, _MOST_ALIASES) for program in programs)
+        aliases = [alias for of_program in found for alias in of_program]
+        run = Run(protocol.Remember(*wanted, items, options), aliases, parcels, toolchain)
+        if not is_worth_a_part(run, there):
+            return None
+        others = [each.part for each in there if (each.key_id, each.run.toolchain) != (key_id, toolchain)]
+        return joined([pack(run, namespace=self._namespace, now=time.time(), signer=signer), *others])
+
+    def _signer(self, tier: GuardedTier) -> PrivateKey | None:
         signer = self._identity.signer()
         if signer is None and tier.remote.trust != "tier":
             raise SigningKeyError("there is no key to sign what is sent there; `xcache key new NAME` makes one")
-        made = self.entry(connection, row.name, row.writer_uid, signer, with_program=tier.remote.programs)
-        return None if made is None else (self._names.entry(row.name), made)
+        return signer
 
-    def entry(
+    def _parcel(
         self, connection: sqlite3.Connection, key: str, uid: int, signer: PrivateKey | None, *, with_program: bool
     ) -> bytes | None:
-        """Return the parcel of an entry; None if it has gone."""
         row = connection.execute(_SELECT, (key, uid)).fetchone()
         if row is None:
             return None

@@ -137,7 +137,3 @@ def _check_contents(put: protocol.Put, payload: Content, program: Content | None
         return
     if len(program) != put.program_stored_size or digest(program) != put.program_stored_digest:
         raise DamagedError("the digest of its program differs")
-
-
-def _ordered(value: Any) -> Any:
-    return dict(sorted(value.items())) if isinstance(value, Mapping) else value

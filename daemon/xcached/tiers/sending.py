@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable, Iterable
 
 from xcache.errors import ConfigError, SigningKeyError
+from xcache.wire import protocol
 from xcached.store import uploads
 from xcached.store.uploads import Upload, Uploads
 from xcached.store.writer import WriterThread
 from xcached.tiers.guarded import GuardedTier
+from xcached.tiers.keeping import Keeper
+from xcached.tiers.outgoing import MOST_RUN_BYTES, Outgoing
+from xcached.tiers.runs import Found
 
 logger = logging.getLogger("xcached")
 
@@ -31,13 +35,15 @@ class Sender:
         connect: Callable[[], sqlite3.Connection],
         rows: Uploads,
         writer: WriterThread,
-        make: Callable[[sqlite3.Connection, Upload, GuardedTier], tuple[str, bytes] | None],
+        outgoing: Outgoing,
+        keeper: Keeper,
     ) -> None:
-        """``connect`` opens the store to read it; ``make`` returns an object's name and content, if it is there."""
+        """``connect`` opens the store to read it."""
         self._connect = connect
         self._rows = rows
         self._writer = writer
-        self._make = make
+        self._outgoing = outgoing
+        self._keeper = keeper
         self._woken: dict[str, asyncio.Event] = {}
 
     def wake(self) -> None:
@@ -72,8 +78,9 @@ class Sender:
 
     async def _send(self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload) -> bool:
         """Send one object; return whether its row is done with."""
+        send = self._send_entry if row.kind == uploads.ENTRY else self._send_run
         try:
-            made = self._make(connection, row, tier)
+            return await send(connection, tier, row)
         except (SigningKeyError, ConfigError) as error:
             tier.writes.fail(tier.name, str(error))
             return False
@@ -81,12 +88,30 @@ class Sender:
             # One entry must not keep the others here.
             logger.exception("%s %s cannot be made ready for %s", row.kind, row.name[:12], tier.name)
             return True
-        if made is None:
-            # It has gone since.
-            return True
-        name, content = made
-        if row.kind == uploads.ENTRY and (there := await tier.contains(name)) is not False:
+
+    async def _send_entry(self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload) -> bool:
+        name = self._outgoing.names.entry(row.name)
+        if not tier.remote.writeonly and (there := await tier.contains(name)) is not False:
             return there is True
+        made = self._outgoing.entry(connection, row.name, row.writer_uid, tier)
+        # It may have gone since.
+        return made is None or await self._put(tier, row, name, made)
+
+    async def _send_run(self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload) -> bool:
+        program, _, arguments = row.name.partition("\0")
+        wanted = protocol.Predict(program, arguments)
+        name = self._outgoing.names.run(*wanted)
+        there: list[Found] = []
+        if not tier.remote.writeonly:
+            before = await tier.get(name, MOST_RUN_BYTES)
+            if tier.reads.problem:
+                return False
+            if before is not None:
+                there = self._keeper.runs_in(tier, before, wanted)
+        made = self._outgoing.run(connection, wanted, row.writer_uid, tier, there)
+        return made is None or await self._put(tier, row, name, made)
+
+    async def _put(self, tier: GuardedTier, row: Upload, name: str, content: bytes) -> bool:
         if not await tier.put(name, content):
             await asyncio.wrap_future(self._writer.call(lambda: self._rows.failed(row)))
             return False

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 from xcache.config.remotes import remote
 from xcached.host.reload import LiveSettings
+from xcached.store.aliases import AliasRows
+from xcached.store.histories import Histories
 from xcached.store.intake import Intake
 from xcached.store.store import Store
 from xcached.store.uploads import Uploads
@@ -34,6 +36,8 @@ def share(
     settings: LiveSettings,
     writer: WriterThread,
     intake: Intake,
+    aliases: AliasRows,
+    histories: Histories,
     may_share: Callable[[int], bool],
     is_barred: Callable[[str], bool],
 ) -> Sharing:
@@ -42,11 +46,12 @@ def share(
     remotes = [remote(address) for address in config.remote]
     identity, names = Identity(settings), Names(config.namespace)
     outgoing = Outgoing(store.files, identity, names, config.namespace)
-    keeper = Keeper(identity, config.namespace, writer, intake, is_barred)
+    keeper = Keeper(identity, config.namespace, writer, intake, aliases, histories, is_barred)
     uploads = Uploads(store, may_share, lambda: tiers.wake())
-    sender = Sender(lambda: _reading(store), uploads, writer, outgoing.make)
+    sender = Sender(lambda: _reading(store), uploads, writer, outgoing, keeper)
     tiers = Tiers(remotes, names, keeper, sender)
     kept_from = {each.public_url: each.no_upload_below for each in remotes if not each.readonly}
+    histories.after_remember = uploads.note_history
     writer.call(lambda: uploads.send_to(kept_from))
     return Sharing(tiers, uploads, Signers(identity, remotes))
 

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from xcache.config.remotes import Remote
@@ -26,6 +26,10 @@ _MOST_BYTES = 1024**3
 _CLOSE_SECONDS = 2.0
 # Counts that people see.
 _SHOWN = ("gets", "found", "rejected", "bytes_read", "puts", "bytes_written")
+
+
+# Keeps what a tier had here.
+_Keep = Callable[..., Coroutine[Any, Any, bool]]
 
 
 class Tiers:
@@ -57,11 +61,12 @@ class Tiers:
         The result comes within these seconds; a tier that answers later is listened to all the same. An entry of the
         digest ``unwanted`` is none.
         """
-        return self._begin(self._fetch(self._names.entry(key), seconds, key, unwanted))
+        return self._begin(self._fetch(self._names.entry(key), seconds, self._keeper.keep_entry, key, unwanted))
 
     def fetch_history(self, program: str, arguments: str, seconds: float) -> concurrent.futures.Future[str]:
         """Look up what a program wanted elsewhere, and keep it here with its entries, as ``fetch`` does."""
-        return self._begin(self._fetch(self._names.run(program, arguments), seconds))
+        name = self._names.run(program, arguments)
+        return self._begin(self._fetch(name, seconds, self._keeper.keep_run, program, arguments))
 
     def wake(self) -> None:
         """Have queued uploads looked at."""
@@ -103,13 +108,13 @@ class Tiers:
             closing = asyncio.gather(*(tier.close() for tier in self._tiers), *sending, return_exceptions=True)
             self._loop.run_until_complete(asyncio.wait_for(closing, _CLOSE_SECONDS))
 
-    async def _fetch(self, name: str, seconds: float, *wanted: str) -> str:
+    async def _fetch(self, name: str, seconds: float, keep: _Keep, *wanted: str) -> str:
         until = self._loop.time() + seconds
         for tier in self._tiers:
             left = until - self._loop.time()
             if not tier.may_read or left <= 0:
                 continue
-            reading = self._loop.create_task(self._fetch_from(tier, name, *wanted))
+            reading = self._loop.create_task(self._fetch_from(tier, name, keep, *wanted))
             await asyncio.wait({reading}, timeout=left)
             if not reading.done():
                 tier.note_overdue(reading)
@@ -117,15 +122,13 @@ class Tiers:
                 return tier.name
         return ""
 
-    async def _fetch_from(self, tier: GuardedTier, name: str, *wanted: str) -> bool:
+    async def _fetch_from(self, tier: GuardedTier, name: str, keep: _Keep, *wanted: str) -> bool:
         """Return whether a tier has an object that may be used and is now kept here."""
         content = await tier.get(name, _MOST_BYTES)
         if content is None:
             return False
-        if not wanted:
-            return False
         try:
-            return await self._keeper.keep_entry(tier, content, *wanted)
+            return await keep(tier, content, *wanted)
         except XcacheError as error:
             tier.note_rejected(name, str(error))
             return False
