@@ -101,14 +101,16 @@ class Fetches:
 
     def close(self) -> None:
         """Answer all as if nothing had been found, because the daemon is leaving."""
-        for about in list(self._questions):
-            self._answer(about)
+        for about, question in list(self._questions.items()):
+            self._answer(about, question)
 
     def _question(self, about: str, seconds: float, begin: Callable[[], Future[str]]) -> _Question:
         question = self._questions.get(about)
         if question is None:
             question = self._questions[about] = _Question(seconds)
-            begin().add_done_callback(lambda _: self._call_soon(lambda: self._answer(about)))
+            begin().add_done_callback(lambda _: self._call_soon(lambda: self._answer(about, question)))
+            # The tiers keep to the time, too; but their thread may be busy.
+            self._call_later(seconds, lambda: self._answer(about, question))
         return question
 
     def _wait(self, question: _Question, caller: Caller, then: Callable[[], Answer], *, is_told: bool) -> Later:
@@ -119,10 +121,10 @@ class Fetches:
             self._call_later(_HEARTBEAT_SECONDS, self._tick)
         return waiter.answer
 
-    def _answer(self, about: str) -> None:
-        question = self._questions.pop(about, None)
-        if question is None:
+    def _answer(self, about: str, question: _Question) -> None:
+        if self._questions.get(about) is not question:
             return
+        del self._questions[about]
         for process in [process for process, awaited in self._histories.items() if awaited == about]:
             del self._histories[process]
         while question.waiters:

@@ -41,6 +41,8 @@ class Tiers:
         self._keeper = keeper
         self._sender = sender
         self._tiers: list[GuardedTier] = []
+        # Questions that come earlier wait until the engines are imported.
+        self._is_open = False
         # Why a tier could not be opened, by its address.
         self._unusable: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
@@ -53,7 +55,7 @@ class Tiers:
     @property
     def may_have_some(self) -> bool:
         """Whether it is worth asking now."""
-        return any(tier.may_read for tier in list(self._tiers))
+        return not self._is_open or any(tier.may_read for tier in self._tiers)
 
     def fetch(self, key: str, unwanted: str, seconds: float) -> concurrent.futures.Future[str]:
         """Look an entry up, and keep it here if a tier has it; the future gets the name of that tier, or "".
@@ -99,6 +101,7 @@ class Tiers:
                 self._unusable[remote.public_url] = str(error)
             else:
                 self._tiers.append(GuardedTier(remote, engine, _ENGINE_SECONDS))
+        self._is_open = True
         sending = [self._loop.create_task(self._sender.run(tier)) for tier in self._tiers if not tier.remote.readonly]
         try:
             self._loop.run_forever()
