@@ -126,6 +126,9 @@ def assemble(
     leases = Leases(
         trusts=trust.reads, look_up=lookup.found, expected=lookup.expected_seconds, call_later=loop.call_later
     )
+    def remotes() -> list[dict[str, protocol.Scalar]]:
+        return sharing.describe() if sharing else []
+
     fetches = None
     if sharing is not None:
         fetches = Fetches(
@@ -144,7 +147,7 @@ def assemble(
         | Programs(store, lookup).handlers
         | AliasRequests(alias_rows, lookup, writer).handlers
         | Announcements(toolchains).handlers
-        | Inspection(store, evictor.shortage, ledger, settings, writer, leases, trust, connections).handlers
+        | Inspection(store, evictor.shortage, ledger, settings, writer, leases, trust, connections, remotes).handlers
         | Pinning(store, evictor.pins, settings, writer, trust).handlers
         | Removals(store, writer, trust, rows, strikes, clear_other_data).handlers
         | Administration(store, evictor, writer, trust, watchers, stop).handlers

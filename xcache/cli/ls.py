@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import time
 from operator import itemgetter
 
@@ -12,11 +11,12 @@ import click
 from xcache.cli import daemon, daemon_listing, store_file
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_table, size
 from xcache.cli.selection import SHORT_KEY, newer_than_option, older_than_option
+from xcache.cli.writers import writer_name
 from xcache.config import config
 
 _TABLE_LIMIT = 50
 _DEVICE = Column("device", itemgetter("device_kind"), cut=True)
-_USER = Column("user", lambda entry: _account(entry["writer_uid"]))
+_USER = Column("user", lambda entry: writer_name(entry["writer_uid"]))
 _PINNED = Column("pinned", lambda entry: "yes" if entry["pinned"] else "")
 _STALE = Column("stale", lambda entry: "yes" if entry["stale"] else "")
 _COLUMNS = (
@@ -137,13 +137,6 @@ def _list_quarantined(settings: config.Config, as_json: bool) -> None:
         print_table(_QUARANTINED, rows)
     else:
         click.echo("nothing was set aside")
-
-
-def _account(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def _print(entries: list[store_file.Row], *, long: bool) -> None:

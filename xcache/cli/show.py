@@ -14,7 +14,9 @@ from xcache.cli.completion import complete_key
 from xcache.cli.output import duration, emit, json_option, moment, note, print_facts, print_line, printable, size
 from xcache.cli.programs import as_text, bytecode
 from xcache.cli.selection import full_key
+from xcache.cli.writers import writer_name
 from xcache.config import config
+from xcache.wire.ownership import is_signer
 
 _SUFFIX = "_component"
 # Columns for eviction, which mean nothing to users.
@@ -114,7 +116,7 @@ def _print(entry: dict[str, Any]) -> None:
             ),
             ("created", moment(entry["created_at"])),
             ("last used", moment(entry["last_used_at"])),
-            ("written by", f"{entry['writer_program']} (process {entry['writer_pid']}, uid {entry['writer_uid']})"),
+            ("written by", _writer(entry)),
             ("program", program["digest"]),
             ("", f"{_sizes(program)}; --program prints it"),
             *((name, part["digest"]) for name, part in entry["components"].items()),
@@ -125,6 +127,12 @@ def _print(entry: dict[str, Any]) -> None:
         click.echo()
         click.secho(name, bold=True)
         _print_lines(part["named"])
+
+
+def _writer(entry: dict[str, Any]) -> str:
+    if is_signer(entry["writer_uid"]):
+        return f"{entry['writer_program']}; signed by {writer_name(entry['writer_uid'])}"
+    return f"{entry['writer_program']} (process {entry['writer_pid']}, uid {entry['writer_uid']})"
 
 
 def _sizes(row: dict[str, Any]) -> str:

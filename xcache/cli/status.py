@@ -42,7 +42,10 @@ def status(as_json: bool) -> None:
            "damaged_databases": [str], "settings_problems": [str] (why programs run without the cache),
            "configuration_problem": str or null (why the daemon keeps its former settings),
            "compiles": [{"key": str, "module_name": str, "pid": int, "program": str, "seconds": float,
-                         "waiting": int}]}
+                         "waiting": int}],
+           "remotes": [{"name": str, "state": "ok", "failing" or "unusable", "problem": str, "gets": int, "found": int,
+                        "rejected": int (signed by nobody trusted, or damaged), "bytes_read": int, "puts": int,
+                        "bytes_written": int (all since the daemon began), "waiting": int (to be uploaded)}]}
 
     A value that cannot be known is null. Exit status 1 if a daemon has the store but does not answer, or programs get
     another store than the settings name.
@@ -51,6 +54,7 @@ def status(as_json: bool) -> None:
     facts: dict[str, Any] = {}
     address = Launcher(settings).address() or settings.socket
     compiles: list[dict[str, Any]] = []
+    remotes: list[dict[str, Any]] = []
     problem = None
     directory = str(settings.dir)
     is_managed = False
@@ -59,7 +63,7 @@ def status(as_json: bool) -> None:
         if connection is not None:
             address, directory = connection.path, connection.welcome.directory
             is_managed = connection.listener.pid != connection.welcome.pid
-            facts, compiles = _ask(connection, settings.timeout)
+            facts, compiles, remotes = _ask(connection, settings.timeout)
     except UntrustedError as error:
         problem = f"{error} ({error.kind})"
     except (UnavailableError, ConfigError) as error:
@@ -86,6 +90,7 @@ def status(as_json: bool) -> None:
         "settings_problems": problems,
         "configuration_problem": facts.get("configuration_problem") or None,
         "compiles": compiles,
+        "remotes": remotes,
     }
     if as_json:
         emit(found)
@@ -104,10 +109,10 @@ def status(as_json: bool) -> None:
         click.get_current_context().exit(1)
 
 
-def _ask(connection: Connection, timeout: float) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _ask(connection: Connection, timeout: float) -> tuple[dict[str, Any], list[dict[str, Any]], list[dict[str, Any]]]:
     with contextlib.closing(connection):
         said = connection.demand(protocol.AskStatus(), protocol.Status, timeout)
-    return said.facts, said.compiles
+    return said.facts, said.compiles, said.remotes
 
 
 def _held(settings: Config, facts: dict[str, Any]) -> dict[str, Any]:
@@ -148,6 +153,18 @@ def _held_of(found: dict[str, Any]) -> str:
     return f"{entries}, {size(found['bytes'])}{full}" + (", of all users" if found["closed"] else "")
 
 
+def _remote(each: dict[str, Any]) -> str:
+    """Describe a remote store: what came from there and went there since the daemon began."""
+    if each["state"] == "unusable":
+        return f"{each['name']} is not used: {each['problem']}"
+    parts = [f"{each['found']} of {each['gets']} found ({size(each['bytes_read'])})"]
+    parts.append(f"{each['puts']} uploaded ({size(each['bytes_written'])})")
+    parts += [f"{each['waiting']} to be uploaded"] * bool(each["waiting"])
+    parts += [f"{each['rejected']} not trusted or damaged"] * bool(each["rejected"])
+    parts += [f"failing: {each['problem']}"] * (each["state"] == "failing")
+    return f"{each['name']}: {', '.join(parts)}"
+
+
 def _print(found: dict[str, Any]) -> None:
     if found["running"]:
         state = f"running, xcache {found['version']}, process {found['pid']}"
@@ -170,6 +187,7 @@ def _print(found: dict[str, Any]) -> None:
         rows.append(("stale", f"{counted(found['stale'], 'entry')}, not served (xcache toolchains)"))
     if found["quarantined"]:
         rows.append(("set aside", f"{counted(found['quarantined'], 'entry')} (xcache ls --quarantined)"))
+    rows += [("remote" if not number else "", _remote(each)) for number, each in enumerate(found["remotes"])]
     print_facts(rows)
     if found["compiles"]:
         click.echo()

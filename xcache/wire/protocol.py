@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from xcache.wire import commands
 
-VERSION = 13
+VERSION = 14
 Scalar = commands.Scalar
 # Up to this size SQLite reads a blob about as fast as a file; above it, a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024
@@ -345,10 +345,11 @@ class AskStatus(NamedTuple):
 
 
 class Status(NamedTuple):
-    """The daemon's status: facts by name, and the compiles in progress."""
+    """The daemon's status: facts by name, the compiles in progress, and the remote stores."""
 
     facts: dict[str, Scalar]
     compiles: list[dict[str, Scalar]]
+    remotes: list[dict[str, Scalar]]
 
 
 class Done(NamedTuple):

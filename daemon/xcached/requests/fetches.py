@@ -68,13 +68,17 @@ class Fetches:
         self._histories: dict[Process, str] = {}
         self._ticking = False
 
-    def fetch(self, caller: Caller, wanted: protocol.Get, then: Callable[[], Answer]) -> Later | None:
-        """Ask the tiers for an entry, and have ``then`` answer afterwards; None if asking them is of no use."""
+    def fetch(
+        self, caller: Caller, wanted: protocol.Get, again: Callable[[], Answer], then: Callable[[], Answer]
+    ) -> Later | None:
+        """Ask the tiers for an entry, and have ``then`` answer afterwards; None if asking them is of no use.
+
+        While what the process will want is being asked for, the entry may come with that, and ``again`` handles the
+        request once more when that is here.
+        """
         about = self._histories.get(caller.process)
         if about is not None:
-            # The entry may come with the history, and is asked for after it if it does not.
-            after = lambda: self.fetch(caller, wanted, then) or then()  # noqa: E731 - called once, below
-            return self._wait(self._questions[about], caller, after, is_told=wanted.wait > 0)
+            return self._wait(self._questions[about], caller, again, is_told=wanted.wait > 0)
         if not self._tiers.may_have_some:
             return None
         expected = self._expected(caller, wanted)

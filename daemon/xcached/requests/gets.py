@@ -41,7 +41,9 @@ class Gets:
         if isinstance(found, Reply):
             return found
         if self._fetches is not None:
-            fetched = self._fetches.fetch(caller, message, lambda: self._answer_from_here(caller, message))
+            fetched = self._fetches.fetch(
+                caller, message, lambda: self._answer(caller, message), lambda: self._answer_from_here(caller, message)
+            )
             if fetched is not None:
                 return fetched
         return self._lease(caller, message, found)

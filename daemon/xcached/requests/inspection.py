@@ -35,6 +35,7 @@ class Inspection:
         leases: Leases,
         trust: Trust,
         connections: Callable[[], int],
+        remotes: Callable[[], list[dict[str, protocol.Scalar]]],
     ) -> None:
         self._store = store
         self._shortage = shortage
@@ -44,6 +45,7 @@ class Inspection:
         self._leases = leases
         self._trust = trust
         self._connections = connections
+        self._remotes = remotes
         self._started = time.monotonic()
         self.handlers: Handlers = {protocol.AskStatus: self._status, commands.AskEntries: self._list}
 
@@ -69,4 +71,5 @@ class Inspection:
             "unrecorded_runs": self._ledger.unrecorded(self._trust.visible_to(caller.uid)),
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         }
-        return Reply(protocol.Status(facts, self._leases.compiles(partial(self._trust.may_change, caller.uid))))
+        compiles = self._leases.compiles(partial(self._trust.may_change, caller.uid))
+        return Reply(protocol.Status(facts, compiles, self._remotes()))

@@ -66,7 +66,7 @@ class Predictions:
         return self._prediction(caller, *self._wanted(caller, message))
 
     def _wanted(self, caller: Caller, message: protocol.Predict) -> tuple[list[Wanted], dict[str, bytes]]:
-        return self._histories.predict([caller.uid, *self._signers()], message, _MOST_LISTED)
+        return self._histories.predict(caller.uid, [*self._signers()], message, _MOST_LISTED)
 
     def _prediction(self, caller: Caller, wanted: Iterable[Wanted], options: dict[str, bytes]) -> Reply:
         """Return the items a program will probably want, of those that a Get would find."""

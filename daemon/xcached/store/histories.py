@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from xcache.wire import protocol
@@ -39,14 +39,14 @@ class Histories:
         self._reading = store.database.reading
 
     def predict(
-        self, uids: Iterable[int], message: protocol.Predict, most: int
+        self, uid: int, others: Sequence[int], message: protocol.Predict, most: int
     ) -> tuple[list[Wanted], dict[str, bytes]]:
         """Return the first ``most`` items that this program wanted last time, and the compile options by digest.
 
-        The first of these users who has a history counts; one with the same arguments is preferred.
+        A history of the user's own counts first, then the newest of the ``others``.
         """
-        found = (newest_history(self._reading, uid, message, most) for uid in uids)
-        return next((each for each in found if each[0]), ([], {}))
+        found = newest_history(self._reading, [uid], message, most)
+        return found if found[0] or not others else newest_history(self._reading, others, message, most)
 
     def remember(self, uid: int, message: protocol.Remember) -> None:
         """Store a history in place of similar ones of the same program, and forget the oldest."""
@@ -80,12 +80,16 @@ class Histories:
 
 
 def newest_history(
-    connection: sqlite3.Connection, uid: int, wanted: protocol.Predict, most: int = protocol.MAX_WANTED
+    connection: sqlite3.Connection, uids: Sequence[int], wanted: protocol.Predict, most: int = protocol.MAX_WANTED
 ) -> tuple[list[Wanted], dict[str, bytes]]:
-    """Return the first ``most`` items that a user's program wanted last time, and the compile options by digest."""
+    """Return the first ``most`` items that a program of these users wanted last time, and the options by digest.
+
+    A history with the same arguments is preferred.
+    """
     row = connection.execute(
-        "SELECT id, options FROM histories WHERE uid = ? AND program = ? ORDER BY arguments = ? DESC, id DESC LIMIT 1",
-        (uid, wanted.program, wanted.arguments),
+        "SELECT id, options FROM histories WHERE uid IN (SELECT value FROM json_each(?)) AND program = ?"
+        " ORDER BY arguments = ? DESC, id DESC LIMIT 1",
+        (json.dumps([*uids]), wanted.program, wanted.arguments),
     ).fetchone()
     if row is None:
         return [], {}

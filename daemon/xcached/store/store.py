@@ -67,6 +67,8 @@ class Store:
         self.age_clock = GuardedClock(last_use)
         self.after_put: Callable[[protocol.Put, Writer], object] = lambda *_: None
         """Called within the transaction of each put."""
+        self.after_commit: Callable[[], object] = lambda: None
+        """Called after each transaction that was committed."""
         # Whether the pins have to be counted again.
         self.pins_changed = True
         # Removed entries per user since their compile times were last trimmed.
@@ -94,9 +96,12 @@ class Store:
         """Close the database, which removes its journal."""
         self.database.close()
 
-    def transaction(self, *, frees: bool = False) -> contextlib.AbstractContextManager[None]:
+    @contextlib.contextmanager
+    def transaction(self, *, frees: bool = False) -> Iterator[None]:
         """Commit everything inside, durably, or nothing of it; ``frees``: whether it frees room."""
-        return self.database.transaction(frees=frees)
+        with self.database.transaction(frees=frees):
+            yield
+        self.after_commit()
 
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:

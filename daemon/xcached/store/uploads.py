@@ -43,7 +43,8 @@ class Uploads:
         # The tiers that take uploads, with the seconds of compile time below which an entry stays here.
         self._tiers: Mapping[str, float] = {}
         self._added = 0
-        store.after_put = self._note_put
+        self._has_new = False
+        store.after_put, store.after_commit = self._note_put, self._tell
 
     def send_to(self, tiers: Mapping[str, float]) -> None:
         """Send to these tiers from now on; rows for others are forgotten."""
@@ -91,7 +92,13 @@ class Uploads:
         self._added += 1
         if self._added % _ROWS_BETWEEN_TRIMS == 0:
             self._trim()
-        self._on_new()
+        self._has_new = True
+
+    def _tell(self) -> None:
+        # Not before the commit: the rows could not be seen yet.
+        if self._has_new:
+            self._has_new = False
+            self._on_new()
 
     def _trim(self) -> None:
         """Drop the oldest rows of each tier that has too many, and count them."""

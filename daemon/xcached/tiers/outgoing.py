@@ -75,7 +75,7 @@ class Outgoing:
         key_id = signer.public.id if signer else ""
         # What this key signed elsewhere may be signed again.
         writers = uid, signer_uid(key_id or tier_id(tier.remote))
-        items, options = newest_history(connection, uid, wanted)
+        items, options = newest_history(connection, [uid], wanted)
         parcels: dict[str, parcel.Content] = {}
         programs: dict[str, None] = {}
         toolchain, room = "", MOST_RUN_BYTES // 2

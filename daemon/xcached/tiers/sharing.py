@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from xcache.config.remotes import remote
+from xcache.wire import protocol
 from xcached.host.reload import LiveSettings
 from xcached.store.aliases import AliasRows
 from xcached.store.histories import Histories
 from xcached.store.intake import Intake
 from xcached.store.store import Store
-from xcached.store.uploads import Uploads
+from xcached.store.uploads import Uploads, waiting
 from xcached.store.writer import WriterThread
 from xcached.tiers.identity import Identity
 from xcached.tiers.keeping import Keeper
@@ -29,6 +30,11 @@ class Sharing(NamedTuple):
     tiers: Tiers
     uploads: Uploads
     signers: Signers
+    reading: sqlite3.Connection
+
+    def describe(self) -> list[dict[str, protocol.Scalar]]:
+        """Return the state of each tier, and how much waits to be uploaded there, for people."""
+        return [each | {"waiting": waiting(self.reading, str(each["name"]))[0]} for each in self.tiers.describe()]
 
 
 def share(
@@ -53,7 +59,7 @@ def share(
     kept_from = {each.public_url: each.no_upload_below for each in remotes if not each.readonly}
     histories.after_remember = uploads.note_history
     writer.call(lambda: uploads.send_to(kept_from))
-    return Sharing(tiers, uploads, Signers(identity, remotes))
+    return Sharing(tiers, uploads, Signers(identity, remotes), store.database.reading)
 
 
 def signers_of_before(settings: LiveSettings) -> Signers:

@@ -11,6 +11,7 @@ from typing import Any
 
 from xcache.config.remotes import Remote
 from xcache.errors import XcacheError
+from xcache.wire import protocol
 from xcached.tiers.engines import open_tier
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import Keeper
@@ -74,14 +75,17 @@ class Tiers:
         """Have queued uploads looked at."""
         self._loop.call_soon_threadsafe(self._sender.wake)
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe(self) -> list[dict[str, protocol.Scalar]]:
         """Return the state of each tier for people."""
-        shown: list[dict[str, Any]] = []
+        shown: list[dict[str, protocol.Scalar]] = []
         for tier in list(self._tiers):
             problem = tier.reads.problem or tier.writes.problem
-            state = {"name": tier.name, "state": "failing" if problem else "ok", "problem": problem}
+            state: dict[str, protocol.Scalar] = {"name": tier.name, "state": "failing" if problem else "ok", "problem": problem}
             shown.append(state | {name: tier.counts[name] for name in _SHOWN})
-        return shown + [{"name": name, "state": "unusable", "problem": why} for name, why in self._unusable.items()]
+        nothing: dict[str, protocol.Scalar] = dict.fromkeys(_SHOWN, 0)
+        return shown + [
+            {"name": name, "state": "unusable", "problem": why} | nothing for name, why in self._unusable.items()
+        ]
 
     def close(self) -> None:
         """End the thread; what is queued stays queued."""

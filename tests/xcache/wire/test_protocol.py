@@ -54,7 +54,7 @@ SAMPLES: dict[str, typing.Any] = {
     "Remove": commands.Remove(["a", "b"]),
     "Report": protocol.Report({"hits": 1, "seconds": 2.5}),
     "Status": protocol.Status(
-        {"pid": 1, "name": "x", "nothing": None, "yes": True, "part": 0.5}, [{"pid": 1, "seconds": 0.5}]
+        {"pid": 1, "name": "x", "nothing": None, "yes": True, "part": 0.5}, [{"pid": 1, "seconds": 0.5}], []
     ),
 }
 

@@ -1,0 +1,384 @@
+"""Daemons that share entries by a tier: a folder here, because the engines have tests of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.command_line import Shell
+from support.conversation import Conversation, key_of, talking
+from support.leasing import outcome
+from support.places import Place, digest, free_port, get_message, new_place, put_message, until
+from support.signing import OURS, SECOND, STRANGER
+
+from xcache.wire import protocol
+from xcache.wire.ownership import signer_uid
+from xcache.wire.signatures import PrivateKey
+from xcached.tiers.names import Names
+
+KEY, CONTENT = key_of("shared"), b"an executable"
+BOUND = 1.0
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    made = tmp_path / "tier"
+    made.mkdir()
+    return made
+
+
+@contextlib.contextmanager
+def host(*tiers: str, signer: PrivateKey | None = OURS, trusts: tuple[object, ...] = (OURS.public,), **settings: str):
+    """Give a place whose daemon shares by these tiers."""
+    with new_place() as place:
+        keys = place.root / "config" / "xcache"
+        keys.mkdir(parents=True, mode=0o700)
+        if signer is not None:
+            (keys / "signing-key").write_text(signer.line())
+            (keys / "signing-key").chmod(0o600)
+        trust(place, *trusts)
+        place.env |= {"XCACHE_REMOTE": " ".join(tiers), "XCACHE_REMOTE_TIMEOUT": f"{BOUND}s"} | settings
+        place.start_daemon()
+        yield place
+
+
+def trust(place: Place, *lines: object) -> None:
+    path = place.root / "config" / "xcache" / "trusted-keys"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    path.chmod(0o644)
+
+
+def remote_of(place: Place) -> dict[str, object]:
+    with talking(place) as talk:
+        status = talk.ask(protocol.AskStatus())
+        assert isinstance(status, protocol.Status)
+        (found,) = status.remotes
+        return found
+
+
+def put_and_upload(place: Place, key: str = KEY, content: bytes = CONTENT, **changes: object) -> None:
+    with talking(place) as talk:
+        assert talk.put(key, content, **changes) == protocol.Stored(True)
+    assert until(lambda: not remote_of(place)["waiting"])
+
+
+def got(place: Place, key: str = KEY, wait: float = 0.0) -> tuple[protocol.Message, bytes | None]:
+    """Return the answer to a Get, and the content."""
+    with talking(place) as talk:
+        answer = talk.ask(get_message(key, wait))
+        if not isinstance(answer, protocol.Found):
+            return answer, None
+        if answer.payload is not None:
+            return answer, answer.payload
+        with open(talk.descriptors.pop(), "rb") as file:
+            return answer, file.read()
+
+
+@pytest.mark.parametrize("size", [10, 100_000], ids=["in a row", "in a file"])
+def test_an_entry_of_one_machine_is_found_on_another(folder, size):
+    content = b"x" * size
+    with host(f"file://{folder}") as here:
+        put_and_upload(here, content=content, compile_seconds=12.5)
+    with host(f"file://{folder}") as there:
+        answer, found = got(there)
+        assert (found, answer.compile_seconds, answer.digest) == (content, 12.5, digest(content))
+        # It is kept, and the tier is not asked again.
+        (folder / Names("").entry(KEY)).unlink()
+        assert got(there)[1] == content
+        assert remote_of(there)["found"] == 1
+        ((uid,),) = there.query("SELECT writer_uid FROM entries")
+        assert uid == signer_uid(OURS.public.id)
+        shell = Shell(there)
+        assert "key ours" in shell.say("ls")
+        assert "signed by key ours" in shell.say("show", KEY)
+        assert "1 of 1 found" in shell.say("status")
+
+
+def test_what_a_stranger_signed_is_not_loaded_and_said_once(folder):
+    with host(f"file://{folder}", signer=STRANGER, trusts=(STRANGER.public,)) as here:
+        put_and_upload(here)
+        put_and_upload(here, key_of("another"))
+    with host(f"file://{folder}") as there:
+        for key in (KEY, KEY, key_of("another")):
+            assert isinstance(got(there, key)[0], protocol.Missing)
+        assert remote_of(there)["rejected"] == 3
+        assert (there.dir / "daemon.log").read_text().count("is not used") == 1
+        assert not there.query("SELECT 1 FROM entries")
+
+
+def test_a_revocation_counts_at_once_for_what_was_copied(folder):
+    with host(f"file://{folder}") as here:
+        put_and_upload(here)
+    with host(f"file://{folder}", trusts=(OURS.public, SECOND.public)) as there:
+        assert got(there)[1] == CONTENT
+        trust(there, f"{OURS.public} revoked=2026-11-27", SECOND.public)
+        assert isinstance(got(there)[0], protocol.Missing)
+        trust(there, OURS.public)
+        assert got(there)[1] == CONTENT
+
+
+def test_what_was_copied_is_trusted_as_before_when_the_tier_is_given_up(folder):
+    with host(f"file://{folder}") as here:
+        put_and_upload(here)
+    with host(f"file://{folder}") as there:
+        assert got(there)[1] == CONTENT
+        there.stop()
+        del there.env["XCACHE_REMOTE"]
+        there.start_daemon()
+        assert got(there)[1] == CONTENT
+        trust(there, f"{OURS.public} revoked=2026-11-27")
+        assert isinstance(got(there)[0], protocol.Missing)
+
+
+def test_an_unsigned_entry_is_loaded_only_where_the_tier_is_trusted(folder):
+    with host(f"file://{folder}?trust=tier", signer=None, trusts=()) as here:
+        put_and_upload(here)
+    with host(f"file://{folder}") as careful, host(f"file://{folder}?trust=tier", signer=None, trusts=()) as trusting:
+        assert isinstance(got(careful)[0], protocol.Missing)
+        assert got(trusting)[1] == CONTENT
+
+
+def test_without_a_key_nothing_leaves_a_machine_and_the_reason_is_seen(folder):
+    with host(f"file://{folder}", signer=None) as here:
+        with talking(here) as talk:
+            assert talk.put(KEY, CONTENT) == protocol.Stored(True)
+        assert until(lambda: "xcache key new" in str(remote_of(here)["problem"]))
+        assert remote_of(here)["waiting"] == 1
+        assert not any(folder.rglob("*"))
+
+
+def test_namespaces_are_apart(folder):
+    with host(f"file://{folder}", XCACHE_NAMESPACE="red") as red, host(f"file://{folder}", XCACHE_NAMESPACE="blue") as blue:
+        put_and_upload(red)
+        assert isinstance(got(blue)[0], protocol.Missing)
+        # Not even by a hand that copies the object.
+        target = folder / Names("blue").entry(KEY)
+        target.parent.mkdir(parents=True)
+        target.write_bytes((folder / Names("red").entry(KEY)).read_bytes())
+        assert isinstance(got(blue)[0], protocol.Missing)
+        assert remote_of(blue)["rejected"] == 1
+
+
+def test_an_object_under_another_key_is_not_served(folder):
+    other = key_of("another")
+    with host(f"file://{folder}") as here:
+        put_and_upload(here)
+        target = folder / Names("").entry(other)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes((folder / Names("").entry(KEY)).read_bytes())
+        assert isinstance(got(here, other)[0], protocol.Missing)
+
+
+@pytest.mark.parametrize("content", [b"", b"garbage", b"xcparcel\1\1\0\0\0\5"], ids=["nothing", "garbage", "cut off"])
+def test_an_object_that_is_none_is_a_miss(folder, content):
+    with host(f"file://{folder}") as here:
+        target = folder / Names("").entry(KEY)
+        target.parent.mkdir(parents=True)
+        target.write_bytes(content)
+        assert isinstance(got(here)[0], protocol.Missing)
+        assert remote_of(here)["rejected"] == 1
+
+
+def test_options_of_a_tier_are_kept(folder):
+    quick, slow = key_of("quick"), key_of("slow")
+    with host(f"file://{folder}?no-upload-below=500ms") as here:
+        put_and_upload(here, quick, compile_seconds=0.4)
+        put_and_upload(here, slow, compile_seconds=0.6)
+        assert [path.name for path in folder.rglob("*") if path.is_file()] == [slow]
+    with host(f"file://{folder}?readonly=1") as reader, host(f"file://{folder}?writeonly=1") as writer:
+        assert got(reader, slow)[1] == CONTENT
+        put_and_upload(reader, KEY)
+        assert not (folder / Names("").entry(KEY)).exists()
+        assert isinstance(got(writer, slow)[0], protocol.Missing)
+        put_and_upload(writer, KEY)
+        assert (folder / Names("").entry(KEY)).exists()
+
+
+def test_the_queue_survives_a_restart_and_a_tier_that_was_away(folder):
+    folder.rmdir()
+    with host(f"file://{folder}") as here:
+        with talking(here) as talk:
+            assert talk.put(KEY, CONTENT) == protocol.Stored(True)
+        assert until(lambda: remote_of(here)["state"] == "failing")
+        here.stop()
+        assert here.query("SELECT name FROM uploads") == [(KEY,)]
+        folder.mkdir()
+        here.start_daemon()
+        assert until((folder / Names("").entry(KEY)).exists)
+        assert until(lambda: not remote_of(here)["waiting"])
+
+
+def test_what_the_tier_has_is_not_uploaded_again(folder):
+    with host(f"file://{folder}") as here:
+        put_and_upload(here)
+    with host(f"file://{folder}") as there:
+        with talking(there) as talk:
+            assert talk.put(KEY, CONTENT) == protocol.Stored(True)
+        assert until(lambda: not remote_of(there)["waiting"])
+        assert remote_of(there)["puts"] == 0
+
+
+@contextlib.contextmanager
+def silent_server() -> Iterator[int]:
+    """Accept connections, and never answer."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_tier_that_is_silent_is_waited_for_once():
+    with silent_server() as port, host(f"redis://127.0.0.1:{port}") as here:
+        began = time.monotonic()
+        for number in range(20):
+            assert isinstance(got(here, key_of(f"{number}"))[0], protocol.Missing)
+        # Timing is no matter here but for the bound: twenty waits would take twenty of it.
+        assert time.monotonic() - began < 10 * BOUND
+
+
+def test_a_tier_that_comes_back_is_used_again(folder):
+    aside = folder.with_name("aside")
+    with host(f"file://{folder}") as here:
+        put_and_upload(here)
+    with host(f"file://{folder}") as there:
+        folder.rename(aside)
+        assert isinstance(got(there)[0], protocol.Missing)
+        assert until(lambda: remote_of(there)["state"] == "failing")
+        aside.rename(folder)
+        assert until(lambda: remote_of(there)["state"] == "ok")
+        assert got(there)[1] == CONTENT
+
+
+def test_nobody_there_is_no_trouble():
+    with host(f"redis://127.0.0.1:{free_port()}") as here:
+        assert isinstance(got(here)[0], protocol.Missing)
+        with talking(here) as talk:
+            assert talk.put(KEY, CONTENT) == protocol.Stored(True)
+            assert talk.get(KEY) == CONTENT
+
+
+def test_an_address_that_no_engine_takes_is_said_and_the_rest_works(folder):
+    with host(f"file://{folder}", "s3://bucket/x?unknown=1") as here:
+        put_and_upload_all = lambda: [each["state"] for each in _remotes(here)]  # noqa: E731
+        assert until(lambda: sorted(put_and_upload_all()) == ["ok", "unusable"])
+        with talking(here) as talk:
+            assert talk.put(KEY, CONTENT) == protocol.Stored(True)
+        assert until((folder / Names("").entry(KEY)).exists)
+
+
+def _remotes(place: Place) -> list[dict[str, object]]:
+    with talking(place) as talk:
+        status = talk.ask(protocol.AskStatus())
+        assert isinstance(status, protocol.Status)
+        return status.remotes
+
+
+def test_a_crowd_that_wants_one_entry_asks_once(folder):
+    with host(f"file://{folder}") as here:
+        put_and_upload(here)
+    with host(f"file://{folder}") as there, contextlib.ExitStack() as stack:
+        talks = [stack.enter_context(talking(there)) for _ in range(16)]
+        asked = [(talk, talk.say(get_message(KEY, 30.0))) for talk in talks]
+        assert all(isinstance(outcome(talk, request), protocol.Found) for talk, request in asked)
+        assert remote_of(there)["gets"] == 1
+
+
+def test_after_a_miss_in_the_tier_one_compiles_and_the_others_wait(folder):
+    with host(f"file://{folder}") as here, talking(here) as first, talking(here) as second:
+        asked = first.say(get_message(KEY, 30.0))
+        lease = outcome(first, asked)
+        assert isinstance(lease, protocol.Missing) and lease.lease
+        waiting = second.say(get_message(KEY, 30.0))
+        assert isinstance(second.hear()[1], protocol.Wait)
+        assert first.put(KEY, CONTENT) == protocol.Stored(True)
+        assert isinstance(outcome(second, waiting), protocol.Found)
+
+
+def test_a_client_that_leaves_while_the_tier_is_asked_takes_no_lease():
+    with silent_server() as port, host(f"redis://127.0.0.1:{port}") as here:
+        with talking(here) as gone:
+            gone.say(get_message(KEY, 30.0))
+        with talking(here) as talk:
+            answer = outcome(talk, talk.say(get_message(KEY, 30.0)))
+            assert isinstance(answer, protocol.Missing) and answer.lease
+
+
+PROGRAM = protocol.Predict("train.py", digest(b"arguments"))
+
+
+def history(keys: list[str]) -> protocol.Remember:
+    items = [{"key": key, "options": "o", "devices": "0", "platform": "cpu", "seconds": 0.1} for key in keys]
+    return protocol.Remember(*PROGRAM, items, {"o": b"options"})
+
+
+def test_what_a_program_wanted_comes_in_one_object_with_its_entries_and_aliases(folder):
+    keys = [key_of(f"program {number}") for number in range(130)]
+    program = digest(b"raw program")
+    alias = protocol.Alias(digest(b"structure"), program, b"facts", digest(b"seal"))
+    with host(f"file://{folder}") as here:
+        with talking(here) as talk:
+            for key in keys:
+                assert talk.put(key, key.encode()) == protocol.Stored(True)
+            assert talk.ask(protocol.RememberAliases([[*alias]])) == protocol.Done()
+            assert talk.ask(history(keys)) == protocol.Done()
+        assert until(lambda: not remote_of(here)["waiting"])
+    with host(f"file://{folder}") as there, talking(there) as talk:
+        found = talk.ask(PROGRAM)
+        assert isinstance(found, protocol.Prediction)
+        assert [item["key"] for item in found.items] == keys
+        assert [*alias] in found.aliases
+        assert talk.get(keys[-1]) == keys[-1].encode()
+        assert remote_of(there)["gets"] == 1
+
+
+def test_two_keys_have_a_part_each_of_what_a_program_wanted(folder):
+    """So do two toolchains; and an unchanged list is not uploaded again."""
+    both = OURS.public, SECOND.public
+    with host(f"file://{folder}", trusts=both) as here, host(f"file://{folder}", signer=SECOND, trusts=both) as there:
+        for place, key in ((here, key_of("of ours")), (there, key_of("of the second"))):
+            with talking(place) as talk:
+                assert talk.put(key, key.encode()) == protocol.Stored(True)
+                assert talk.ask(history([key])) == protocol.Done()
+            assert until(lambda place=place: not remote_of(place)["waiting"])
+        puts = remote_of(here)["puts"]
+        with talking(here) as talk:
+            assert talk.ask(history([key_of("of ours")])) == protocol.Done()
+        assert until(lambda: not remote_of(here)["waiting"])
+        assert remote_of(here)["puts"] == puts
+    for trusted, expected in (((OURS.public,), "of ours"), ((SECOND.public,), "of the second"), (both, "of the second")):
+        with host(f"file://{folder}", trusts=trusted) as reader, talking(reader) as talk:
+            found = talk.ask(PROGRAM)
+            assert [item["key"] for item in found.items] == [key_of(expected)], expected
+
+
+def test_a_get_waits_for_the_prediction_of_its_process(folder):
+    with host(f"file://{folder}") as here:
+        with talking(here) as talk:
+            assert talk.put(KEY, CONTENT) == protocol.Stored(True)
+            assert talk.ask(history([KEY])) == protocol.Done()
+        assert until(lambda: not remote_of(here)["waiting"])
+    with host(f"file://{folder}") as there, talking(there) as talk:
+        asked = talk.say(PROGRAM), talk.say(get_message(KEY, 30.0))
+        assert isinstance(talk.answer(asked[0]), protocol.Prediction)
+        assert isinstance(outcome(talk, asked[1]), protocol.Found)
+        assert remote_of(there)["gets"] == 1
+
+
+def test_a_message_of_no_digest_asks_no_tier(folder):
+    with host(f"file://{folder}") as here:
+        assert isinstance(got(here, "no digest")[0], protocol.Missing)
+        assert remote_of(here)["gets"] == 0
+
+
+def test_entries_that_arrive_for_no_reason_of_ours_are_put_as_before(folder):
+    """A local put of a key that came from a tier is the user's own, and counts first."""
+    with host(f"file://{folder}") as here:
+        put_and_upload(here)
+    with host(f"file://{folder}") as there:
+        assert got(there)[1] == CONTENT
+        with talking(there) as talk:
+            message = put_message(KEY, b"compiled here", b"program")
+            assert talk.ask(message) == protocol.Stored(True)
+            assert talk.get(KEY) == b"compiled here"
