@@ -7,8 +7,10 @@ waited for when the process ends.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import stat
@@ -85,7 +87,7 @@ class Folder:
         folders = [prefix.rpartition("/")[0]]
         await self._in_thread(self._require_root)
         while folders:
-            below, objects = await self._in_thread(lambda folder=folders.pop(): self._scan(folder))  # type: ignore[misc]
+            below, objects = await self._in_thread(functools.partial(self._scan, folders.pop()))
             folders += [each for each in below if f"{each}/".startswith(prefix) or prefix.startswith(f"{each}/")]
             for each in objects:
                 if each.name.startswith(prefix):
@@ -95,33 +97,30 @@ class Folder:
         """Close nothing: no file stays open."""
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[_T] = loop.create_future()
         await self._places.acquire()
-
-        def deliver(result: Callable[[], _T]) -> None:
-            self._places.release()
-            if not answer.done():
-                try:
-                    answer.set_result(result())
-                except OSError as error:
-                    answer.set_exception(self._translated(error))
-                except Exception as error:  # noqa: BLE001 - it goes to the caller
-                    answer.set_exception(error)
+        loop = asyncio.get_running_loop()
+        answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        # From here on nobody can cancel it, only stop waiting.
+        answer.set_running_or_notify_cancel()
 
         def run() -> None:
             try:
-                value = work()
-            except BaseException as error:  # noqa: BLE001 - it goes to the caller
-                result = _raising(error)
-            else:
-                result = lambda: value  # noqa: E731
+                answer.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - it goes to who waits
+                answer.set_exception(error)
             # The loop may have ended.
             with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(deliver, result)
+                loop.call_soon_threadsafe(self._places.release)
 
-        threading.Thread(target=run, name="xcached-folder", daemon=True).start()
-        return await answer
+        try:
+            threading.Thread(target=run, name="xcached-folder", daemon=True).start()
+        except RuntimeError:
+            self._places.release()
+            raise TierError(FAILED, "no thread can be started") from None
+        try:
+            return await asyncio.wrap_future(answer)
+        except OSError as error:
+            raise self._translated(error) from None
 
     def _translated(self, error: OSError) -> TierError:
         kind = _KINDS.get(error.errno or 0, FAILED)
@@ -246,10 +245,3 @@ class Folder:
 
 def _opened_new(file: Path) -> int:
     return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-
-
-def _raising(error: BaseException) -> Callable[[], _T]:
-    def raise_it() -> _T:
-        raise error
-
-    return raise_it

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import httpx
 
@@ -37,7 +37,7 @@ _KINDS = (
 
 
 class HttpCache:
-    """A cache of Bazel's kind. Overwriting or removing an object leaves the content under /cas/ to the server's rules."""
+    """A cache of Bazel's kind. What an overwritten or removed object has under /cas/ is left to the server's rules."""
 
     can_create = False
     can_list = False
@@ -104,10 +104,9 @@ class HttpCache:
         """Remove an object; nothing happens if there is none."""
         await self._request("DELETE", self._ac(name), missing=True)
 
-    async def listed(self, prefix: str) -> AsyncIterator[Listed]:
+    def listed(self, prefix: str) -> AsyncIterator[Listed]:
         """Raise TierError: HTTP caches have no such request."""
         raise TierError(FAILED, "an HTTP cache cannot list objects")
-        yield
 
     async def close(self) -> None:
         """Close the connections."""
@@ -165,7 +164,7 @@ def _check(answer: httpx.Response) -> None:
 
 
 @contextlib.contextmanager
-def _translated() -> AsyncIterator[None]:
+def _translated() -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException:
