@@ -43,7 +43,7 @@ def _start(folder: Path, stack: contextlib.ExitStack) -> Engine:
     port = free_port()
     program = str(folder / "node_modules" / ".bin" / "azurite-blob")
     command = [program, "--silent", "--disableTelemetry", "--skipApiVersionCheck", "--inMemoryPersistence"]
-    command += ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--location", str(folder)]
+    command += ["--blobHost", "127.0.0.1", "--blobPort", str(port)]
     stack.enter_context(running(command, folder, lambda: listens(port)))
     assert _make_container(port) == 201
 

@@ -142,13 +142,18 @@ class Folder:
         except (FileNotFoundError, NotADirectoryError):
             self._require_root()
             return None
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 return None
-            if found.st_size > most or len(content := file.read(most + 1)) > most:
-                raise TierError(TOO_LARGE, f"an object has {found.st_size} bytes; at most {most} were asked for")
-            return content
+            if found.st_size <= most:
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    content = file.read(most + 1)
+                if len(content) <= most:
+                    return content
+            raise TierError(TOO_LARGE, f"an object has {found.st_size} bytes; at most {most} were asked for")
+        finally:
+            os.close(descriptor)
 
     def _is_there(self, name: str) -> bool:
         try:

@@ -88,6 +88,8 @@ class ObjectStore:
                 found = await obstore.get_async(self._store, name)
                 size = int(found.meta["size"])
                 if size > most:
+                    # Its connection ends with it, and the exception would keep it.
+                    del found
                     raise TierError(TOO_LARGE, f"an object has {size} bytes; at most {most} were asked for")
                 content = bytes(await found.bytes_async())
         except FileNotFoundError:

@@ -17,7 +17,7 @@ from xcached.tiers.tier import Tier, TierError
 Run = Callable[[Any], Any]
 MEBIBYTE = 1024**2
 MOST = 64 * MEBIBYTE
-ODD_NAMES = ["a", "-", "0", "...", ".a", "a.", "a..b", "e/ab/cd-ef.v1", "-/-/-", "d/.hidden/x", "x" * 200, "l/" * 20 + "e"]
+ODD_NAMES = ["a", "--", "0", "...", ".a", "a.", "a..b", "e/ab/cd-ef.v1", "-/-/-", "d/.hidden/x", "x" * 200, "l/" * 20 + "e"]
 
 
 @contextlib.asynccontextmanager
