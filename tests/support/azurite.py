@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from support.engines import Engine, Where, attempted, listens, running, status_of
 from support.places import free_port
 

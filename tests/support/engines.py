@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+
 from support.places import free_port, until
 
 SECRET = "secret-word-of-the-tests"  # noqa: S105 - of servers on loopback
@@ -180,7 +181,13 @@ def _start_seaweedfs(weed: Path, folder: Path, stack: contextlib.ExitStack) -> E
         *(f"-{service}.port={http}" for service, (http, _) in ports.items()),
         *(f"-{service}.port.grpc={grpc}" for service, (_, grpc) in ports.items()),
         *("-filer", "-s3", f"-filer.localSocket={folder / 'f'}", f"-s3.localSocket={folder / 's'}"),
-        *("-s3.config=s3.json", "-s3.autoCreateBucket=false", "-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0"),
+        *(
+            "-s3.config=s3.json",
+            "-s3.autoCreateBucket=false",
+            "-s3.iam=false",
+            "-s3.port.iceberg=0",
+            "-s3.port.lance=0",
+        ),
         *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=8", "-volume.minFreeSpace=1"),
     ]
     stack.enter_context(running(command, folder, lambda: status_of(f"http://127.0.0.1:{port}/") == 403))

@@ -7,6 +7,7 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from xcached.tiers.action_results import MOST_BYTES_OF_REFERENCE, Reference, read, with_content, with_reference
 
 DIGESTS = st.builds(
@@ -22,7 +23,7 @@ def test_a_content(content: bytes) -> None:
     assert read(message) == content
     assert read(METADATA + message + METADATA) == content
     for end in range(len(message)):
-        with pytest.raises(ValueError, match="beyond|neither"):
+        with pytest.raises(ValueError, match=r"beyond|neither"):
             read(message[:end])
 
 
@@ -33,7 +34,7 @@ def test_a_reference(reference: Reference) -> None:
     assert read(METADATA + message + METADATA) == reference
     assert len(message) + 100 < MOST_BYTES_OF_REFERENCE
     for end in range(len(message)):
-        with pytest.raises(ValueError, match="beyond|neither"):
+        with pytest.raises(ValueError, match=r"beyond|neither"):
             read(message[:end])
 
 
@@ -71,5 +72,5 @@ def test_a_spoiled_byte(reference: Reference, place: int, byte: int) -> None:
     ],
 )
 def test_what_is_no_object(message: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - with whatever reason
+    with pytest.raises(ValueError):
         read(message)

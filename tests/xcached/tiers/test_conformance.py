@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xcached.tiers import tier as tiers
 from xcached.tiers.engines import open_tier
 from xcached.tiers.tier import Tier, TierError
@@ -17,7 +18,20 @@ from xcached.tiers.tier import Tier, TierError
 Run = Callable[[Any], Any]
 MEBIBYTE = 1024**2
 MOST = 64 * MEBIBYTE
-ODD_NAMES = ["a", "--", "0", "...", ".a", "a.", "a..b", "e/ab/cd-ef.v1", "-/-/-", "d/.hidden/x", "x" * 200, "l/" * 20 + "e"]
+ODD_NAMES = [
+    "a",
+    "--",
+    "0",
+    "...",
+    ".a",
+    "a.",
+    "a..b",
+    "e/ab/cd-ef.v1",
+    "-/-/-",
+    "d/.hidden/x",
+    "x" * 200,
+    "l/" * 20 + "e",
+]
 
 
 @contextlib.asynccontextmanager
@@ -198,7 +212,9 @@ def test_odd_names(address: str, run: Run) -> None:
     run(main())
 
 
-@pytest.mark.parametrize("name", ["", "/", "a/", "/a", "a//b", ".", "..", "a/../b", "A", "a b", "a#", "ä", "a\n", "a" * 201])
+@pytest.mark.parametrize(
+    "name", ["", "/", "a/", "/a", "a//b", ".", "..", "a/../b", "A", "a b", "a#", "ä", "a\n", "a" * 201]
+)
 def test_other_names_are_refused(address: str, run: Run, name: str) -> None:
     async def main() -> None:
         async with opened(address) as tier:

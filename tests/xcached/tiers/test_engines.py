@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 from support.places import REPOSITORY
-from xcached.tiers.aws_files import settings_of_files
-from xcached.tiers.engines import open_tier, public_url
 
 from xcache.errors import ConfigError
+from xcached.tiers.aws_files import settings_of_files
+from xcached.tiers.engines import open_tier, public_url
 
 LIBRARIES = ("httpx", "obstore", "redis")
 

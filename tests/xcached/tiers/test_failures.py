@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from support.engines import SECRET, Engine, Where
 from support.places import free_port
+
 from xcached.tiers import tier as tiers
 from xcached.tiers.engines import open_tier
 from xcached.tiers.tier import Tier, TierError
@@ -113,7 +114,18 @@ def saying(content: bytes) -> Iterator[int]:
         b"*1\r\n" * 10000,
         b"*2\r\n:x\r\n:y\r\n",
     ],
-    ids=["nothing", "bytes", "ssh", "half", "page", "error", "redis-length", "redis-array", "redis-deep", "redis-types"],
+    ids=[
+        "nothing",
+        "bytes",
+        "ssh",
+        "half",
+        "page",
+        "error",
+        "redis-length",
+        "redis-array",
+        "redis-deep",
+        "redis-types",
+    ],
 )
 def test_another_server_is_there(engine: Engine, use: Use, run: Run, content: bytes) -> None:
     if engine.at_port is None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xcached.tiers import folder as folders
 from xcached.tiers import tier as tiers
 from xcached.tiers.engines import open_tier

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.engines import SECRET, Engine, status_of
+
 from xcached.tiers import tier as tiers
 from xcached.tiers.engines import open_tier
 from xcached.tiers.tier import Tier, TierError
@@ -69,10 +70,10 @@ def test_the_layout(folder: Path, at: Callable[[str], str], run: Run) -> None:
     assert {each.name for each in (root / "cas").iterdir()} == {sha256(large), sha256(b"")}
 
 
-@pytest.mark.parametrize("garbage", [b"", b"<html></html>", b"\x2a\x08content", b"\x2a\x00", b"\xff" * 100, b"x" * 2**20])
-def test_garbage_in_place_of_a_message(
-    folder: Path, at: Callable[[str], str], run: Run, garbage: bytes
-) -> None:
+@pytest.mark.parametrize(
+    "garbage", [b"", b"<html></html>", b"\x2a\x08content", b"\x2a\x00", b"\xff" * 100, b"x" * 2**20]
+)
+def test_garbage_in_place_of_a_message(folder: Path, at: Callable[[str], str], run: Run, garbage: bytes) -> None:
     async def use(tier: Tier) -> None:
         await tier.put("a", b"content")
         (folder / "open" / "garbage" / "ac" / sha256(b"a")).write_bytes(garbage)
@@ -84,9 +85,7 @@ def test_garbage_in_place_of_a_message(
 
 
 @pytest.mark.parametrize("spoiled", [b"", b"x" * 599_999, b"x" * 600_001, b"y" * 600_000])
-def test_another_content_than_its_name_says(
-    folder: Path, at: Callable[[str], str], run: Run, spoiled: bytes
-) -> None:
+def test_another_content_than_its_name_says(folder: Path, at: Callable[[str], str], run: Run, spoiled: bytes) -> None:
     content = b"x" * 600_000
 
     async def use(tier: Tier) -> None:
@@ -119,7 +118,8 @@ def test_a_cache_that_cannot_be_written(at: Callable[[str], str], run: Run) -> N
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [("full", tiers.FULL), ("small", tiers.TOO_LARGE), ("closed", tiers.DENIED), ("moved", tiers.FAILED)]
+    ("path", "kind"),
+    [("full", tiers.FULL), ("small", tiers.TOO_LARGE), ("closed", tiers.DENIED), ("moved", tiers.FAILED)],
 )
 def test_refusals(at: Callable[[str], str], run: Run, path: str, kind: str) -> None:
     async def use(tier: Tier) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from support.engines import SECRET, Engine
+
 from xcached.tiers import redis_store
 from xcached.tiers import tier as tiers
 from xcached.tiers.engines import open_tier
@@ -114,7 +115,9 @@ def test_a_replica(redis_engine: Engine, run: Run, client: Any) -> None:
 
 
 def test_a_user_who_may_only_read(redis_engine: Engine, run: Run, client: Any) -> None:
-    client.acl_setuser("reader", enabled=True, passwords=[f"+{SECRET}"], keys=["*"], commands=["+@read", "+multi", "+exec"])
+    client.acl_setuser(
+        "reader", enabled=True, passwords=[f"+{SECRET}"], keys=["*"], commands=["+@read", "+multi", "+exec"]
+    )
     address = redis_engine.at("acl").url.replace("default:", "reader:")
 
     async def use(tier: Tier) -> None:
