@@ -1,20 +1,16 @@
 """A folder that machines share: NFS, a mounted bucket, a volume of a cluster. Plain files, written aside and renamed.
 
-Every operation runs in a thread, because a mount whose server is gone holds the caller for ever. The threads are not
-waited for when the process ends.
+Every operation runs in a thread, because a mount whose server is gone holds the caller for ever.
 """
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import contextlib
 import errno
 import functools
 import os
 import secrets
 import stat
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -32,6 +28,7 @@ from xcached.tiers.tier import (
     TierError,
     is_name,
 )
+from xcached.tiers.workers import Workers
 
 _T = TypeVar("_T")
 
@@ -59,8 +56,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        # A thread that hangs keeps its place, so that there are never more.
-        self._places = asyncio.Semaphore(_THREADS)
+        self._workers = Workers(_THREADS)
 
     async def get(self, name: str, most: int) -> bytes | None:
         """Return an object of at most ``most`` bytes; None if there is none."""
@@ -94,33 +90,16 @@ class Folder:
                     yield each
 
     async def close(self) -> None:
-        """Close nothing: no file stays open."""
+        """End the threads."""
+        self._workers.close()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        await self._places.acquire()
-        loop = asyncio.get_running_loop()
-        answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
-        # From here on nobody can cancel it, only stop waiting.
-        answer.set_running_or_notify_cancel()
-
-        def run() -> None:
-            try:
-                answer.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - it goes to who waits
-                answer.set_exception(error)
-            # The loop may have ended.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._places.release)
-
         try:
-            threading.Thread(target=run, name="xcached-folder", daemon=True).start()
-        except RuntimeError:
-            self._places.release()
-            raise TierError(FAILED, "no thread can be started") from None
-        try:
-            return await asyncio.wrap_future(answer)
+            return await self._workers.do(work)
         except OSError as error:
             raise self._translated(error) from None
+        except RuntimeError:
+            raise TierError(FAILED, "no thread can be started") from None
 
     def _translated(self, error: OSError) -> TierError:
         kind = _KINDS.get(error.errno or 0, FAILED)

@@ -37,6 +37,12 @@ OPERATIONS: dict[str, Callable[[Tier], Any]] = {
 }
 
 
+async def put_once(url: str) -> None:
+    tier = open_tier(url, 5.0)
+    await tier.put("a", b"content")
+    await tier.close()
+
+
 async def _listed(tier: Tier) -> None:
     async for _ in tier.listed(""):
         pass
@@ -190,7 +196,7 @@ def test_a_folder_of_another_user(run: Run, tmp_path: Path) -> None:
             parent.chmod(parent.stat().st_mode | 0o011)
     root = tmp_path / "root"
     root.mkdir(0o755)
-    run(open_tier(root.as_uri(), 5.0).put("a", b"content"))
+    run(put_once(root.as_uri()))
     command = [sys.executable, "-c", _READING_AS_NOBODY, root.as_uri(), *sys.path]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.splitlines() == ["b'content'", *[tiers.READ_ONLY] * 4], done.stderr
@@ -201,7 +207,7 @@ def test_a_folder_of_another_user(run: Run, tmp_path: Path) -> None:
 
 def test_a_user_who_may_only_read(s3_engine: Engine, use: Use, run: Run) -> None:
     where = s3_engine.at("only-reading")
-    run(open_tier(use(where), 5.0).put("a", b"content"))
+    run(put_once(use(where)))
     use(Where("", where.environment | {"AWS_ACCESS_KEY_ID": "reader"}))
     found = run(kinds(where.url, 5.0))
     assert found == {

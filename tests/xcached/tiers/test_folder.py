@@ -15,10 +15,21 @@ import pytest
 from xcached.tiers import folder as folders
 from xcached.tiers import tier as tiers
 from xcached.tiers.engines import open_tier
-from xcached.tiers.tier import TierError
+from xcached.tiers.tier import Tier, TierError
 
 Run = Callable[[Any], Any]
 MOST = 2**20
+
+
+def using(folder: Path, use: Callable[[Tier], Any], timeout: float = 5.0) -> Any:
+    async def main() -> Any:
+        tier = open_tier(folder.as_uri(), timeout)
+        try:
+            return await use(tier)
+        finally:
+            await tier.close()
+
+    return main()
 
 
 async def kind_of(attempt: Any) -> str:
@@ -34,7 +45,7 @@ def test_files_have_the_permissions_of_the_folder(tmp_path: Path, run: Run, mode
     root.chmod(mode)
     before = os.umask(0o077)
     try:
-        run(open_tier(root.as_uri(), 5.0).put("a/b/c", b""))
+        run(using(root, lambda tier: tier.put("a/b/c", b"")))
     finally:
         os.umask(before)
     assert (root / "a" / "b").stat().st_mode & 0o7777 == mode
@@ -47,15 +58,14 @@ def test_other_files_are_no_objects(tmp_path: Path, run: Run) -> None:
     (tmp_path / "Other").write_text("x")
     (tmp_path / "link").symlink_to("/etc")
 
-    async def main() -> None:
-        tier = open_tier(tmp_path.as_uri(), 5.0)
+    async def use(tier: Tier) -> None:
         for name in ("pipe", "d", "link"):
             assert await tier.get(name, MOST) is None
             assert not await tier.contains(name)
         await tier.put("a", b"")
         assert [each.name async for each in tier.listed("")] == ["a"]
 
-    run(main())
+    run(using(tmp_path, use))
 
 
 def test_leftovers_are_not_listed_and_go_after_a_day(tmp_path: Path, run: Run) -> None:
@@ -65,12 +75,11 @@ def test_leftovers_are_not_listed_and_go_after_a_day(tmp_path: Path, run: Run) -
     new.write_text("x")
     os.utime(old, (0, time.time() - 2 * 86400))
 
-    async def main() -> None:
-        tier = open_tier(tmp_path.as_uri(), 5.0)
+    async def use(tier: Tier) -> None:
         await tier.put("d/a", b"")
         assert [each.name async for each in tier.listed("")] == ["d/a"]
 
-    run(main())
+    run(using(tmp_path, use))
     assert not old.exists()
     assert new.exists()
 
@@ -93,7 +102,7 @@ def test_what_a_file_system_says(
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(folders, "_opened_new", fail)
-    assert run(kind_of(open_tier(tmp_path.as_uri(), 5.0).put("a", b""))) == kind
+    assert run(using(tmp_path, lambda tier: kind_of(tier.put("a", b"")))) == kind
 
 
 def test_a_mount_that_hangs(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,8 +116,7 @@ def test_a_mount_that_hangs(tmp_path: Path, run: Run, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(folders, "_opened_new", hang)
 
-    async def main() -> None:
-        tier = open_tier(tmp_path.as_uri(), 0.3)
+    async def use(tier: Tier) -> None:
         start = time.monotonic()
         tries = [kind_of(tier.put("a", b"")) for _ in range(100)]
         assert set(await asyncio.gather(*tries)) == {tiers.UNREACHABLE}
@@ -119,7 +127,7 @@ def test_a_mount_that_hangs(tmp_path: Path, run: Run, monkeypatch: pytest.Monkey
         monkeypatch.undo()
         await tier.put("a", b"x")
 
-    run(main())
+    run(using(tmp_path, use, 0.3))
 
 
 def test_a_failed_write_leaves_nothing(tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,5 +135,5 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, run: Run, monkeypatch: py
         raise OSError(errno.EOPNOTSUPP, "")
 
     monkeypatch.setattr(os, "link", fail)
-    assert run(kind_of(open_tier(tmp_path.as_uri(), 5.0).create("a", b"x"))) == tiers.FAILED
+    assert run(using(tmp_path, lambda tier: kind_of(tier.create("a", b"x")))) == tiers.FAILED
     assert list(tmp_path.iterdir()) == []
