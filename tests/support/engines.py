@@ -207,6 +207,8 @@ def _start_redis(folder: Path, stack: contextlib.ExitStack) -> Engine:
     port = free_port()
     socket_path = folder / "r"
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--unixsocket", str(socket_path)]
+    # Its title would change a moment after it listens, and the search for left-behind children would find another one.
+    command += ["--set-proc-title", "no"]
     command += ["--requirepass", SECRET, "--save", "", "--appendonly", "no", "--dir", str(folder)]
     stack.enter_context(running(command, folder, lambda: socket_path.exists() and listens(port)))
 

@@ -46,6 +46,8 @@ _KINDS_OF_CODES = {
     "QuotaExceeded": FULL,
     "XMinioStorageFull": FULL,
 }
+# After a listing that failed, obstore keeps a connection until this is over, even of a store that is gone.
+_IDLE_SECONDS = 30.0
 # Nothing else of what an error says is passed on: it has addresses in it, and these may have signatures.
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>|\(code: (\w{1,60})\)")
@@ -70,7 +72,12 @@ class ObjectStore:
                 prefix=prefix or None,
                 # These hide what the environment says, so AWS_ALLOW_HTTP is not read. Only an address that the user
                 # gives begins with http.
-                client_options={"timeout": seconds, "connect_timeout": seconds, "allow_http": True},
+                client_options={
+                    "timeout": seconds,
+                    "connect_timeout": seconds,
+                    "pool_idle_timeout": datetime.timedelta(seconds=_IDLE_SECONDS),
+                    "allow_http": True,
+                },
                 retry_config={"max_retries": 2, "retry_timeout": seconds, "backoff": short},
                 **credentials,
             )

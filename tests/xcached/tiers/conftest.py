@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import obstore
 import pytest
 from support.azurite import azure_engine as azure_engine
 from support.engines import Engine, Where
@@ -15,6 +16,8 @@ from support.engines import http_engine as http_engine
 from support.engines import redis_engine as redis_engine
 from support.engines import s3_engine as s3_engine
 
+from xcached.tiers import object_store
+
 _NUMBERS = itertools.count()
 _KINDS = ["folder", "s3", "redis", "http", pytest.param("azure", marks=pytest.mark.thorough)]
 
@@ -22,12 +25,17 @@ _KINDS = ["folder", "s3", "redis", "http", pytest.param("azure", marks=pytest.ma
 @pytest.fixture(scope="session", autouse=True)
 def _obstore_has_its_threads() -> None:
     """Have obstore open what it keeps as long as the process lives, before a test counts descriptors."""
-    obstore = pytest.importorskip("obstore")
 
     async def use() -> None:
         await obstore.put_async(obstore.store.MemoryStore(), "name", b"")
 
     asyncio.run(use())
+
+
+@pytest.fixture(autouse=True)
+def _connections_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have obstore close its idle connections before the test is over."""
+    monkeypatch.setattr(object_store, "_IDLE_SECONDS", 1.0)
 
 
 @pytest.fixture(scope="session", params=_KINDS)
