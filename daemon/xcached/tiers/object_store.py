@@ -152,7 +152,7 @@ class ObjectStore:
 
     async def close(self) -> None:
         """Let go of the connections, which end by themselves."""
-        del self._store
+        self._store = None
 
     async def _put(self, name: str, content: bytes, mode: str) -> None:
         with _translated_missing(), _translated():
