@@ -168,10 +168,12 @@ class ObjectStore:
             with _translated_missing(), _translated():
                 await anext(obstore.list(self._store, chunk_size=1), None)
         except TierError as error:
-            # Not everybody may list.
             if error.kind == MISSING:
                 raise
-        self._doubtful = False
+            # Not everybody may list. What else is wrong, the next operation says.
+            self._doubtful = error.kind != DENIED
+        else:
+            self._doubtful = False
 
 
 @contextlib.contextmanager
