@@ -17,6 +17,7 @@ from xcache.errors import DamagedError, ProtocolError, UncacheableError
 from xcache.keys import flags, options
 from xcache.wire import envelope, framing, protocol
 from xcache.wire.hashing import digest
+from xcached.tiers import action_results
 
 _RAWS = frozenset(map(digest, RAWS))
 # A flag that counts and one that does not, as text and as debug options; no sample contains them.
@@ -80,6 +81,19 @@ def compile_options(serialized: bytes) -> bool:
     # Numbering the devices anew reads more of the options.
     with contextlib.suppress(UncacheableError):
         options.canonical(serialized, places=((0, 0, None), (1, 0, None)))
+    return True
+
+
+def action_result(data: bytes) -> bool:
+    """Check that a message of a cache for Bazel is refused, or gives what can be written and read again."""
+    try:
+        found = action_results.read(data)
+    except ValueError:
+        return False
+    if isinstance(found, bytes):
+        assert action_results.read(action_results.with_content(found)) == found
+    else:
+        assert action_results.read(action_results.with_reference(found)) == found
     return True
 
 

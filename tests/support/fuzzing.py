@@ -72,6 +72,12 @@ TARGETS = {
         seeds.wire_fields,
         lambda seed, samples: Mutator(seed, samples, seeds.wire_fields()),
     ),
+    "results": Target(
+        30_000,
+        lambda: nullcontext(decoders.action_result),
+        seeds.action_results,
+        lambda seed, samples: Mutator(seed, samples, seeds.action_results()),
+    ),
     "flags": Target(
         30_000,
         lambda: nullcontext(decoders.flag_texts),

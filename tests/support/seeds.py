@@ -9,6 +9,7 @@ import typing
 from support.places import TESTS, digest, put_message
 from xcache.keys.options import LEFT_OUT
 from xcache.wire import commands, envelope, framing, protocol
+from xcached.tiers import action_results as action_results_of_bazel
 
 CORPUS = TESTS / "fuzz" / "corpus"
 KEY = "ab" * 32
@@ -88,6 +89,16 @@ def field(number: int, value: int | bytes) -> bytes:
     if isinstance(value, int):
         return varint(number << 3) + varint(value)
     return varint(number << 3 | 2) + varint(len(value)) + value
+
+
+def action_results() -> list[bytes]:
+    """Return messages of caches for Bazel: with a content, with the name of one, and with what servers add."""
+    references = [action_results_of_bazel.Reference(KEY, size) for size in (0, 300_000, 2**63 - 1)]
+    samples = [
+        action_results_of_bazel.with_content(b"content"),
+        *map(action_results_of_bazel.with_reference, references),
+    ]
+    return [*samples, *(field(9, field(1, b"host")) + sample + field(4, 0) for sample in samples)]
 
 
 _SPACES = [" ", "\n", "\t", "\0", "\x1c", "\u2003"]

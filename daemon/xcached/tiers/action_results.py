@@ -1,7 +1,7 @@
 """The messages under /ac/ of a cache for Bazel: ActionResult of the Remote Execution API, as far as objects need it.
 
-A small object is inside, as the output that a command printed (``stdout_raw``). A larger one is named, as a file that a
-command made (``output_files``): its content is under /cas/. Caches that check such a message look whether that is there.
+A small object is inside, as what a command printed (``stdout_raw``). A larger one is named, as a file that a command
+made (``output_files``), and its content is under /cas/. Caches that check such a message look whether it is there.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _reference(output_file: bytes) -> Reference:
 
 def _as_bytes(value: int | bytes | None) -> bytes:
     if not isinstance(value, bytes):
-        raise ValueError("a field is missing, or not of the type")  # noqa: TRY004 - it is a value of the message
+        raise ValueError("a field is missing, or not of the type")
     return value
 
 

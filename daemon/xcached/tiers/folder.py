@@ -1,18 +1,16 @@
 """A folder that machines share: NFS, a mounted bucket, a volume of a cluster. Plain files, written aside and renamed.
 
-Every operation runs in a thread, because a mount whose server is gone holds the caller for ever. The threads are not
-waited for when the process ends.
+Every operation runs in a thread, because a mount whose server is gone holds the caller for ever.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import stat
-import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
@@ -30,6 +28,7 @@ from xcached.tiers.tier import (
     TierError,
     is_name,
 )
+from xcached.tiers.workers import Workers
 
 _T = TypeVar("_T")
 
@@ -57,8 +56,7 @@ class Folder:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        # A thread that hangs keeps its place, so that there are never more.
-        self._places = asyncio.Semaphore(_THREADS)
+        self._workers = Workers(_THREADS)
 
     async def get(self, name: str, most: int) -> bytes | None:
         """Return an object of at most ``most`` bytes; None if there is none."""
@@ -85,43 +83,23 @@ class Folder:
         folders = [prefix.rpartition("/")[0]]
         await self._in_thread(self._require_root)
         while folders:
-            below, objects = await self._in_thread(lambda folder=folders.pop(): self._scan(folder))  # type: ignore[misc]
+            below, objects = await self._in_thread(functools.partial(self._scan, folders.pop()))
             folders += [each for each in below if f"{each}/".startswith(prefix) or prefix.startswith(f"{each}/")]
             for each in objects:
                 if each.name.startswith(prefix):
                     yield each
 
     async def close(self) -> None:
-        """Close nothing: no file stays open."""
+        """End the threads."""
+        self._workers.close()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[_T] = loop.create_future()
-        await self._places.acquire()
-
-        def deliver(result: Callable[[], _T]) -> None:
-            self._places.release()
-            if not answer.done():
-                try:
-                    answer.set_result(result())
-                except OSError as error:
-                    answer.set_exception(self._translated(error))
-                except Exception as error:  # noqa: BLE001 - it goes to the caller
-                    answer.set_exception(error)
-
-        def run() -> None:
-            try:
-                value = work()
-            except BaseException as error:  # noqa: BLE001 - it goes to the caller
-                result = _raising(error)
-            else:
-                result = lambda: value  # noqa: E731
-            # The loop may have ended.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(deliver, result)
-
-        threading.Thread(target=run, name="xcached-folder", daemon=True).start()
-        return await answer
+        try:
+            return await self._workers.do(work)
+        except OSError as error:
+            raise self._translated(error) from None
+        except RuntimeError:
+            raise TierError(FAILED, "no thread can be started") from None
 
     def _translated(self, error: OSError) -> TierError:
         kind = _KINDS.get(error.errno or 0, FAILED)
@@ -143,13 +121,18 @@ class Folder:
         except (FileNotFoundError, NotADirectoryError):
             self._require_root()
             return None
-        with os.fdopen(descriptor, "rb") as file:
+        try:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 return None
-            if found.st_size > most or len(content := file.read(most + 1)) > most:
-                raise TierError(TOO_LARGE, f"an object has {found.st_size} bytes; at most {most} were asked for")
-            return content
+            if found.st_size <= most:
+                with os.fdopen(descriptor, "rb", closefd=False) as file:
+                    content = file.read(most + 1)
+                if len(content) <= most:
+                    return content
+            raise TierError(TOO_LARGE, f"an object has {found.st_size} bytes; at most {most} were asked for")
+        finally:
+            os.close(descriptor)
 
     def _is_there(self, name: str) -> bool:
         try:
@@ -246,10 +229,3 @@ class Folder:
 
 def _opened_new(file: Path) -> int:
     return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-
-
-def _raising(error: BaseException) -> Callable[[], _T]:
-    def raise_it() -> _T:
-        raise error
-
-    return raise_it

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 
 import httpx
 
@@ -22,10 +21,12 @@ from xcached.tiers.tier import (
     Listed,
     TierError,
 )
+from xcached.tiers.workers import Workers
 
 # Larger objects are apart from their message, under /cas/.
 MOST_BYTES_INSIDE = 512 * 1024
 _CONNECTIONS = 16
+_THREADS = 2
 _KINDS = (
     dict.fromkeys((401, 403, 407), DENIED)
     | dict.fromkeys((404, 409, 410), MISSING)
@@ -37,7 +38,7 @@ _KINDS = (
 
 
 class HttpCache:
-    """A cache of Bazel's kind. Overwriting or removing an object leaves the content under /cas/ to the server's rules."""
+    """A cache of Bazel's kind. What an overwritten or removed object has under /cas/ is left to the server's rules."""
 
     can_create = False
     can_list = False
@@ -46,6 +47,7 @@ class HttpCache:
         self, address: str, credentials: tuple[str, str] | None, headers: Mapping[str, str], timeout: float
     ) -> None:
         self._address = address.rstrip("/")
+        self._workers = Workers(_THREADS)
         self._client = httpx.AsyncClient(
             auth=credentials,
             # Compressed content would have no known length.
@@ -68,8 +70,7 @@ class HttpCache:
         content = await self._download(self._cas(found), found.size)
         if content is None:
             return None
-        # Hashing a large object takes long enough to hold up others.
-        if len(content) != found.size or await asyncio.to_thread(_sha256, content) != found.sha256:
+        if len(content) != found.size or await self._sha256_of(content) != found.sha256:
             raise TierError(FAILED, "an object under /cas/ is not what its name says")
         return content
 
@@ -91,7 +92,7 @@ class HttpCache:
         if 0 < len(content) <= MOST_BYTES_INSIDE:
             message = action_results.with_content(content)
         else:
-            reference = Reference(await asyncio.to_thread(_sha256, content), len(content))
+            reference = Reference(await self._sha256_of(content), len(content))
             await self._request("PUT", self._cas(reference), content)
             message = action_results.with_reference(reference)
         await self._request("PUT", self._ac(name), message)
@@ -104,15 +105,19 @@ class HttpCache:
         """Remove an object; nothing happens if there is none."""
         await self._request("DELETE", self._ac(name), missing=True)
 
-    async def listed(self, prefix: str) -> AsyncIterator[Listed]:
+    def listed(self, prefix: str) -> AsyncIterator[Listed]:
         """Raise TierError: HTTP caches have no such request."""
         raise TierError(FAILED, "an HTTP cache cannot list objects")
-        yield
 
     async def close(self) -> None:
         """Close the connections."""
+        self._workers.close()
         with _translated():
             await self._client.aclose()
+
+    async def _sha256_of(self, content: bytes) -> str:
+        # Of a large object it takes long enough to hold up others.
+        return await self._workers.do(lambda: _sha256(content))
 
     def _ac(self, name: str) -> str:
         return f"{self._address}/ac/{_sha256(name.encode())}"
@@ -165,7 +170,7 @@ def _check(answer: httpx.Response) -> None:
 
 
 @contextlib.contextmanager
-def _translated() -> AsyncIterator[None]:
+def _translated() -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException:

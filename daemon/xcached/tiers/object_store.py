@@ -12,6 +12,7 @@ import obstore
 from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
+from xcache.errors import ConfigError
 from xcached.tiers.tier import (
     DENIED,
     FAILED,
@@ -45,6 +46,8 @@ _KINDS_OF_CODES = {
     "QuotaExceeded": FULL,
     "XMinioStorageFull": FULL,
 }
+# After a listing that failed, obstore keeps a connection until this is over, even of a store that is gone.
+_IDLE_SECONDS = 30.0
 # Nothing else of what an error says is passed on: it has addresses in it, and these may have signatures.
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>|\(code: (\w{1,60})\)")
@@ -63,15 +66,25 @@ class ObjectStore:
         seconds = datetime.timedelta(seconds=timeout)
         short = {"init_backoff": seconds / 40, "max_backoff": seconds / 8, "base": 2}
         store: Any = _STORES[scheme]
-        self._store = store(
-            bucket,
-            prefix=prefix or None,
-            # These hide what the environment says, so AWS_ALLOW_HTTP is not read. Only an address that the user gives
-            # begins with http.
-            client_options={"timeout": seconds, "connect_timeout": seconds, "allow_http": True},
-            retry_config={"max_retries": 2, "retry_timeout": seconds, "backoff": short},
-            **credentials,
-        )
+        try:
+            self._store = store(
+                bucket,
+                prefix=prefix or None,
+                # These hide what the environment says, so AWS_ALLOW_HTTP is not read. Only an address that the user
+                # gives begins with http.
+                client_options={
+                    "timeout": seconds,
+                    "connect_timeout": seconds,
+                    "pool_idle_timeout": datetime.timedelta(seconds=_IDLE_SECONDS),
+                    "allow_http": True,
+                },
+                retry_config={"max_retries": 2, "retry_timeout": seconds, "backoff": short},
+                **credentials,
+            )
+        except (exceptions.BaseError, OSError, ValueError) as error:
+            # What it says may have a credential in it.
+            name = "AZURE_STORAGE_ACCOUNT_NAME is not set" if "Account must be" in str(error) else type(error).__name__
+            raise ConfigError(f"the credentials of {scheme}:// cannot be used: {name}") from None
         # Whether an object that is not there may be so because nothing is.
         self._doubtful = True
 
@@ -82,6 +95,8 @@ class ObjectStore:
                 found = await obstore.get_async(self._store, name)
                 size = int(found.meta["size"])
                 if size > most:
+                    # Its connection ends with it, and the exception would keep it.
+                    del found
                     raise TierError(TOO_LARGE, f"an object has {size} bytes; at most {most} were asked for")
                 content = bytes(await found.bytes_async())
         except FileNotFoundError:
@@ -137,7 +152,7 @@ class ObjectStore:
 
     async def close(self) -> None:
         """Let go of the connections, which end by themselves."""
-        del self._store
+        self._store = None
 
     async def _put(self, name: str, content: bytes, mode: str) -> None:
         with _translated_missing(), _translated():
@@ -153,10 +168,12 @@ class ObjectStore:
             with _translated_missing(), _translated():
                 await anext(obstore.list(self._store, chunk_size=1), None)
         except TierError as error:
-            # Not everybody may list.
             if error.kind == MISSING:
                 raise
-        self._doubtful = False
+            # Not everybody may list. What else is wrong, the next operation says.
+            self._doubtful = error.kind != DENIED
+        else:
+            self._doubtful = False
 
 
 @contextlib.contextmanager
@@ -182,16 +199,17 @@ def _tier_error(error: Exception) -> TierError:
     text = str(error)
     if any(server in text for server in _METADATA_SERVERS):
         return TierError(DENIED, "no credentials were found")
-    status, code = _STATUS.search(text), _CODE.search(text)
-    said = [f"status {status[1]}"] * bool(status) + [code[1] or code[2]] * bool(code) if code or status else []
-    if code and (kind := _KINDS_OF_CODES.get(code[1] or code[2])):
-        pass
+    status = int(found[1]) if (found := _STATUS.search(text)) else 0
+    code = str(found[1] or found[2]) if (found := _CODE.search(text)) else ""
+    if code in _KINDS_OF_CODES:
+        kind = _KINDS_OF_CODES[code]
     elif isinstance(error, (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError)):
         kind = DENIED
     elif status:
-        kind = _KINDS.get(int(status[1]), FAILED)
+        kind = _KINDS.get(status, FAILED)
+    elif _CONNECTION.search(text):
+        return TierError(UNREACHABLE, "the connection failed, or there was no answer")
     else:
-        kind = UNREACHABLE if _CONNECTION.search(text) else FAILED
-    if kind == UNREACHABLE and not said:
-        return TierError(kind, "the connection failed, or there was no answer")
-    return TierError(kind, "the store refused" + (f" ({', '.join(said)})" if said else f" ({type(error).__name__})"))
+        kind = FAILED
+    said = [f"status {status}"] * bool(status) + [code] * bool(code)
+    return TierError(kind, f"the store refused ({', '.join(said) or type(error).__name__})")

@@ -7,8 +7,8 @@ import re
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
+from redis import _parsers, exceptions
 from redis import asyncio as redis
-from redis import exceptions
 from redis.asyncio import retry
 from redis.backoff import NoBackoff
 
@@ -24,6 +24,8 @@ from xcached.tiers.tier import (
     TierError,
 )
 
+# The parser in C takes an array's length at its word, and memory for as many elements. This one is as fast here.
+_PARSER = getattr(_parsers, "_AsyncRESP2Parser", redis.connection.DefaultParser)
 # What Redis takes in one value, unless its proto-max-bulk-len says otherwise.
 _MOST_BYTES = 512 * 1024**2
 _CONNECTIONS = 16
@@ -77,6 +79,7 @@ class RedisStore:
             "socket_timeout": timeout,
             "socket_connect_timeout": timeout,
             "protocol": 2,
+            "parser_class": _PARSER,
             # A second try could take its own first one for another's object.
             "retry": retry.Retry(NoBackoff(), 0),
         }
@@ -92,12 +95,20 @@ class RedisStore:
         """Return an object of at most ``most`` bytes; None if there is none."""
         key = self._prefix + name
         with _translated():
-            # An empty object and none give the same range; a byte more than allowed shows that there are more.
-            pipeline = self._client.pipeline(transaction=True).exists(key).getrange(key, 0, most)
-            exists, content = await pipeline.execute()
+            # Not in a transaction, which a Redis refuses that has used its memory. A byte more than allowed shows that
+            # there are more.
+            pipeline = self._client.pipeline(transaction=False).getrange(key, 0, most).exists(key)
+            content, exists = await pipeline.execute()
+            if not content and exists:
+                # It is empty, or has come in between.
+                content = await self._client.get(key)
+        if not content and (not exists or content is None):
+            return None
+        if not isinstance(content, bytes):
+            raise TierError(FAILED, "the server does not answer as Redis does")
         if len(content) > most:
             raise TierError(TOO_LARGE, f"an object has more than the {most} bytes that were asked for")
-        return bytes(content) if exists else None
+        return content
 
     async def contains(self, name: str) -> bool:
         """Return whether there is such an object."""
@@ -153,7 +164,8 @@ class RedisStore:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (exceptions.RedisError, OSError) as error:
+    # redis-py trips in many ways over the answers of what is not a Redis.
+    except Exception as error:  # noqa: BLE001 - all of them are translated
         raise _tier_error(error) from None
 
 
@@ -170,5 +182,7 @@ def _tier_error(error: Exception) -> TierError:
         return TierError(FULL, "the server has as many clients as it takes")
     if isinstance(error, (exceptions.ConnectionError, OSError)):
         return TierError(UNREACHABLE, "the connection failed")
+    if not isinstance(error, exceptions.RedisError) or isinstance(error, exceptions.InvalidResponse):
+        return TierError(FAILED, "the server does not answer as Redis does")
     word = re.match(r"[A-Z]{3,20}\b", text)
     return TierError(FAILED, f"the server refused ({word.group() if word else type(error).__name__})")

@@ -35,7 +35,7 @@ _MOST_CHARACTERS = 800
 
 
 def is_name(text: str) -> bool:
-    """Return whether an object can have this name: a-z, 0-9, '-', '.' and '/', and no part that is empty, '.' or '..'."""
+    """Return whether an object can have this name: of a-z, 0-9, '-', '.' and '/', without a part '', '.' or '..'."""
     return len(text) <= _MOST_CHARACTERS and _NAME.fullmatch(text) is not None
 
 
@@ -49,11 +49,13 @@ class Listed(NamedTuple):
 
 
 class Tier(Protocol):
-    """An engine. It adds the prefix that its address has to the names, for which ``is_name`` is true; no object's name
-    is the beginning of another's up to a '/', because a folder cannot have both.
+    """An engine. Names are those for which ``is_name`` is true; the engine adds the prefix that its address has.
+
+    No object's name is the beginning of another's up to a '/', because a folder cannot have both.
 
     The methods run on one event loop and may run at the same time. They raise TierError; none of them waits longer than
-    the time-out that the tier was made with, and a caller may cancel each.
+    the time-out that the tier was made with, and a caller may cancel each. What was being written then may be there, as
+    a whole, or not.
     """
 
     # Whether ``create`` is atomic, and whether objects can be listed.

@@ -1,4 +1,4 @@
-"""Threads for work that may hang for ever, which a thread of an executor must not: the process would wait for it."""
+"""Threads for work that may take long or hang. The process does not wait for them, as it does for an executor's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Workers:
 
         self._works.put(answered)
         if not self._idle.acquire(blocking=False) and self._count < self._most:
-            threading.Thread(target=self._run, name="xcached-folder", daemon=True).start()
+            threading.Thread(target=self._run, name="xcached-tier", daemon=True).start()
             self._count += 1
         return await asyncio.wrap_future(answer)
 
