@@ -126,6 +126,7 @@ def assemble(
     leases = Leases(
         trusts=trust.reads, look_up=lookup.found, expected=lookup.expected_seconds, call_later=loop.call_later
     )
+
     def remotes() -> list[dict[str, protocol.Scalar]]:
         return sharing.describe() if sharing else []
 

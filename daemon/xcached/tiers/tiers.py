@@ -80,12 +80,12 @@ class Tiers:
         shown: list[dict[str, protocol.Scalar]] = []
         for tier in list(self._tiers):
             problem = tier.reads.problem or tier.writes.problem
-            state: dict[str, protocol.Scalar] = {"name": tier.name, "state": "failing" if problem else "ok", "problem": problem}
+            state: dict[str, protocol.Scalar] = {"name": tier.name, "problem": problem}
+            state["state"] = "failing" if problem else "ok"
             shown.append(state | {name: tier.counts[name] for name in _SHOWN})
-        nothing: dict[str, protocol.Scalar] = dict.fromkeys(_SHOWN, 0)
-        return shown + [
-            {"name": name, "state": "unusable", "problem": why} | nothing for name, why in self._unusable.items()
-        ]
+        for name, why in self._unusable.items():
+            shown.append({"name": name, "state": "unusable", "problem": why} | dict.fromkeys(_SHOWN, 0))
+        return shown
 
     def close(self) -> None:
         """End the thread; what is queued stays queued."""

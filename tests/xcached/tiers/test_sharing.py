@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.command_line import Shell
-from support.conversation import Conversation, key_of, talking
+from support.conversation import key_of, talking
 from support.leasing import outcome
 from support.places import Place, digest, free_port, get_message, new_place, put_message, until
 from support.signing import OURS, SECOND, STRANGER
@@ -152,7 +152,8 @@ def test_without_a_key_nothing_leaves_a_machine_and_the_reason_is_seen(folder):
 
 
 def test_namespaces_are_apart(folder):
-    with host(f"file://{folder}", XCACHE_NAMESPACE="red") as red, host(f"file://{folder}", XCACHE_NAMESPACE="blue") as blue:
+    tier = f"file://{folder}"
+    with host(tier, XCACHE_NAMESPACE="red") as red, host(tier, XCACHE_NAMESPACE="blue") as blue:
         put_and_upload(red)
         assert isinstance(got(blue)[0], protocol.Missing)
         # Not even by a hand that copies the object.
@@ -261,8 +262,7 @@ def test_nobody_there_is_no_trouble():
 
 def test_an_address_that_no_engine_takes_is_said_and_the_rest_works(folder):
     with host(f"file://{folder}", "s3://bucket/x?unknown=1") as here:
-        put_and_upload_all = lambda: [each["state"] for each in _remotes(here)]  # noqa: E731
-        assert until(lambda: sorted(put_and_upload_all()) == ["ok", "unusable"])
+        assert until(lambda: sorted(str(each["state"]) for each in _remotes(here)) == ["ok", "unusable"])
         with talking(here) as talk:
             assert talk.put(KEY, CONTENT) == protocol.Stored(True)
         assert until((folder / Names("").entry(KEY)).exists)
@@ -347,7 +347,8 @@ def test_two_keys_have_a_part_each_of_what_a_program_wanted(folder):
             assert talk.ask(history([key_of("of ours")])) == protocol.Done()
         assert until(lambda: not remote_of(here)["waiting"])
         assert remote_of(here)["puts"] == puts
-    for trusted, expected in (((OURS.public,), "of ours"), ((SECOND.public,), "of the second"), (both, "of the second")):
+    of = {(OURS.public,): "of ours", (SECOND.public,): "of the second", both: "of the second"}
+    for trusted, expected in of.items():
         with host(f"file://{folder}", trusts=trusted) as reader, talking(reader) as talk:
             found = talk.ask(PROGRAM)
             assert [item["key"] for item in found.items] == [key_of(expected)], expected
