@@ -12,7 +12,6 @@ from xcache.wire.ownership import signer_uid
 from xcache.wire.trusted_keys import TrustedKeys, today
 from xcached.tiers.identity import Identity
 
-
 # A prediction asks a hundred times in one turn, and a look at the file takes longer than all the rest.
 _LOOK_SECONDS = 0.02
 
