@@ -115,7 +115,11 @@ class Handle:
             return skipping.NEVER
         try:
             return skipping.Skipping(
-                self._cache.aliases, self._cache.count_lowering, noted, check=settings.lowering == "check"
+                self._cache.aliases,
+                self._cache.count_lowering,
+                noted,
+                settings.own_dir,
+                check=settings.lowering == "check",
             )
         except UnsupportedError as error:
             logger.debug("%s", error)

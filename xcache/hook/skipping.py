@@ -10,6 +10,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcache import keys
@@ -79,10 +80,13 @@ class Skipping:
 
     notes_arguments = True
 
-    def __init__(self, aliases: Aliases, count: Callable[..., None], stages: Stages, *, check: bool) -> None:
+    def __init__(
+        self, aliases: Aliases, count: Callable[..., None], stages: Stages, memo_folder: Path, *, check: bool
+    ) -> None:
         """``count`` gets the reason for each lowering, or SKIPPED, and with ``instead_of`` one that it takes back.
 
-        With ``check`` each alias is compared, not used.
+        ``memo_folder`` is where the digest of jax's files is remembered. With ``check`` each alias is compared, not
+        used.
         """
         try:
             from jax._src import compiler, util
@@ -99,8 +103,9 @@ class Skipping:
             # Raises where this jax has a setting without a value.
             self.is_watched()
             from xcache.hook import late_module
-            from xcache.hook.structure import digest, encoding
+            from xcache.hook.structure import ambient, digest, encoding
 
+            ambient.memo_folder = memo_folder
             self._late_module, self._digest, self._must_lower = late_module, digest, encoding.CannotSkipError
         except (ImportError, LookupError, AttributeError) as error:
             raise UnsupportedError(f"xcache cannot skip lowering with this version of jax: {error}") from None

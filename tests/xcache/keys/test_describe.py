@@ -19,7 +19,7 @@ from support.program_files import program_text
 
 from xcache import keys
 from xcache.errors import UncacheableError
-from xcache.keys import cpu_clients, platform, toolchain
+from xcache.keys import cpu_clients, file_digests, platform, toolchain
 from xcache.keys.describe import Surroundings
 
 
@@ -58,24 +58,24 @@ def test_the_version_is_in_the_key_and_the_path_is_not(jaxlib_folder, tmp_path):
 def test_digests_are_remembered_for_files_that_have_settled(jaxlib_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: (jaxlib_folder / "_jax.so").stat().st_ctime + 60)
     first = describe(jaxlib_folder, tmp_path / "memo")
-    known = json.loads((tmp_path / "memo" / toolchain.MEMO).read_text())
+    known = json.loads((tmp_path / "memo" / file_digests.MEMO).read_text())
     assert set(known) == {str(path) for path in jaxlib_folder.iterdir()}
 
     def never(*_):
         raise AssertionError("hashed again")
 
-    monkeypatch.setattr(toolchain.hashlib, "file_digest", never)
+    monkeypatch.setattr(file_digests.hashlib, "file_digest", never)
     assert describe(jaxlib_folder, tmp_path / "memo") == first
 
 
 def test_a_file_that_has_just_changed_is_not_remembered(jaxlib_folder, tmp_path):
     describe(jaxlib_folder, tmp_path / "memo")
-    assert not (tmp_path / "memo" / toolchain.MEMO).exists()
+    assert not (tmp_path / "memo" / file_digests.MEMO).exists()
 
 
 @pytest.mark.parametrize("content", [b"", b"[1, 2", b"[]", b'{"x": 3}', b"\xff\xfe"])
 def test_a_damaged_memo_is_as_good_as_none(jaxlib_folder, tmp_path, content):
-    memo = tmp_path / toolchain.MEMO
+    memo = tmp_path / file_digests.MEMO
     memo.write_bytes(content)
     memo.chmod(0o600)
     assert describe(jaxlib_folder, tmp_path) == describe(jaxlib_folder)
@@ -84,7 +84,7 @@ def test_a_damaged_memo_is_as_good_as_none(jaxlib_folder, tmp_path, content):
 def test_a_memo_that_others_can_write_is_not_used(jaxlib_folder, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: (jaxlib_folder / "_jax.so").stat().st_ctime + 60)
     true = describe(jaxlib_folder, tmp_path)
-    memo = tmp_path / toolchain.MEMO
+    memo = tmp_path / file_digests.MEMO
     memo.write_text(json.dumps({path: [*mark[:-1], "0" * 64] for path, mark in json.loads(memo.read_text()).items()}))
     memo.chmod(0o600)
     assert describe(jaxlib_folder, tmp_path) != true
@@ -101,9 +101,9 @@ def test_a_memo_that_cannot_be_written_leaves_nothing_behind(jaxlib_folder, tmp_
     """On a full disk every process would leave a file."""
     monkeypatch.setattr(time, "time", lambda: (jaxlib_folder / "_jax.so").stat().st_ctime + 60)
     memo = tmp_path / "memo"
-    (memo / toolchain.MEMO).mkdir(parents=True)
+    (memo / file_digests.MEMO).mkdir(parents=True)
     describe(jaxlib_folder, memo)
-    assert [path.name for path in memo.iterdir()] == [toolchain.MEMO]
+    assert [path.name for path in memo.iterdir()] == [file_digests.MEMO]
 
 
 def test_without_a_native_library_nothing_is_cached(tmp_path):

@@ -7,6 +7,7 @@ import hashlib
 import os
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,8 +17,10 @@ import numpy as np
 from jax._src import config
 from jax._src import mesh as meshes
 
+from xcache.errors import UncacheableError
 from xcache.hook.structure.code import ROOTS
-from xcache.hook.structure.encoding import Encoding
+from xcache.hook.structure.encoding import CannotSkipError, Encoding
+from xcache.keys.file_digests import FileDigests
 
 # Settings that say where to log, dump or cache, which devices to open (the devices themselves are encoded), or what a
 # location holds (jax strips locations; locations.py adds these settings for kernels).
@@ -35,20 +38,34 @@ _HARMLESS = frozenset((
 ))  # fmt: skip
 
 
+# The folder where digests are remembered; None for nowhere.
+memo_folder: Path | None = None
+
+
 @functools.cache
 def jax_files() -> str:
     """Return a digest of the versions of jax, jaxlib, numpy and ml_dtypes, and of the files of jax and jaxlib.
 
-    Each ``.py`` and ``.so`` file counts by name, size and mtime: an edited checkout keeps its version.
+    Each ``.py`` and ``.so`` file counts by name and content: an edited checkout keeps its version, and the same version
+    is installed at many times on many machines. Size and mtime say whether the contents must be read again.
     """
-    found = sorted(line for number, root in enumerate(ROOTS) for line in _files(root, f"{number}"))
+    found = dict(each for number, root in enumerate(ROOTS) for each in _files(root, f"{number}"))
+    marks = "\n".join(f"{name} {size} {mtime_ns}" for name, (_, size, mtime_ns) in sorted(found.items()))
+    mark = hashlib.sha256(f"{ROOTS} {marks}".encode()).hexdigest()
+    digests = FileDigests(memo_folder)
+    try:
+        contents = digests.of_tree(mark, {name: Path(path) for name, (path, *_) in found.items()})
+    except (OSError, UncacheableError):
+        raise CannotSkipError("unreadable file of jax") from None
+    digests.save()
     versions = (
         f"jax {jax.__version__} jaxlib {jaxlib.__version__} numpy {np.__version__} ml_dtypes {ml_dtypes.__version__}"
     )
-    return hashlib.sha256("\n".join((versions, *found)).encode()).hexdigest()
+    return hashlib.sha256(f"{versions}\n{contents}".encode()).hexdigest()
 
 
-def _files(folder: str, shown: str) -> Iterator[str]:
+def _files(folder: str, shown: str) -> Iterator[tuple[str, tuple[str, int, int]]]:
+    """Yield each file's name within jax, with its path, size and mtime."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -56,7 +73,7 @@ def _files(folder: str, shown: str) -> Iterator[str]:
                     yield from _files(entry.path, f"{shown}/{entry.name}")
             elif entry.name.endswith((".py", ".so")):
                 status = entry.stat()
-                yield f"{shown}/{entry.name} {status.st_size} {status.st_mtime_ns}"
+                yield f"{shown}/{entry.name}", (entry.path, status.st_size, status.st_mtime_ns)
 
 
 class _Configuration:
