@@ -15,6 +15,7 @@ from xcache.client.connection import Connection
 from xcache.client.launcher import Launcher
 from xcache.config import config
 from xcache.config.config import Config
+from xcache.config.remotes import remote
 from xcache.errors import ClosedStoreError, ConfigError, UnavailableError, UntrustedError
 from xcache.wire import protocol
 
@@ -98,6 +99,9 @@ def status(as_json: bool) -> None:
         _print(found)
     for path in found["damaged_databases"]:
         note(f"a damaged database was set aside and a fresh one begun; inspect or delete it: {path}")
+    wanted = {remote(address).public_url for address in settings.remote}
+    if facts and (missing := wanted - {each["name"] for each in remotes}):
+        note(f"the daemon began without {', '.join(sorted(missing))}, which the settings name; restart it: xcache restart")
     refused = found["configuration_problem"]
     for each in problems:
         also = ", and the daemon keeps its former settings" if each == refused else ""

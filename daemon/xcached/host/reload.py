@@ -147,8 +147,8 @@ def _refuse_fixed(old: Config, new: Config) -> None:
         before, after = getattr(old, name), getattr(new, name)
         if before != after:
             raise ConfigError(
-                f"{name} cannot change from {str(before)!r} to {str(after)!r} ({new.sources.get(name)}) while the"
-                " daemon runs; restart it"
+                f"{name} cannot change from {remotes.masked(str(before))!r} to {remotes.masked(str(after))!r}"
+                f" ({new.sources.get(name)}) while the daemon runs; restart it"
             )
 
 

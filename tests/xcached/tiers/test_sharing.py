@@ -276,6 +276,15 @@ def _remotes(place: Place) -> list[dict[str, object]]:
         return status.remotes
 
 
+def test_a_daemon_that_began_without_the_tier_of_the_settings_is_told(folder):
+    with new_place() as here:
+        here.start_daemon()
+        shell = Shell(here)
+        shell.env["XCACHE_REMOTE"] = f"file://{folder}"
+        assert "began without file://" in shell.say("status")
+        assert "began without" not in Shell(here).say("status")
+
+
 def test_a_crowd_that_wants_one_entry_asks_once(folder):
     with host(f"file://{folder}") as here:
         put_and_upload(here)
