@@ -101,7 +101,8 @@ def status(as_json: bool) -> None:
         note(f"a damaged database was set aside and a fresh one begun; inspect or delete it: {path}")
     wanted = {remote(address).public_url for address in settings.remote}
     if facts and (missing := wanted - {each["name"] for each in remotes}):
-        note(f"the daemon began without {', '.join(sorted(missing))}, which the settings name; restart it: xcache restart")
+        listed = ", ".join(sorted(missing))
+        note(f"the daemon began without {listed}, which the settings name; restart it: xcache restart")
     refused = found["configuration_problem"]
     for each in problems:
         also = ", and the daemon keeps its former settings" if each == refused else ""
