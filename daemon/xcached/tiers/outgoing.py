@@ -37,7 +37,7 @@ _SELECT = (
 
 
 # Bytes of the object that says what a program wanted, of an entry in it; aliases of one program.
-MOST_RUN_BYTES, _LARGEST_IN_RUN = 64 * 1024**2, 1024**2
+MOST_RUN_BYTES, _LARGEST_IN_RUN = 64 * 1024**2, 4 * 1024**2
 _MOST_ALIASES = 4
 _OF_KEY = (
     "SELECT writer_uid, stored_size, program, toolchain_component FROM entries"
@@ -78,7 +78,7 @@ class Outgoing:
         items, options = newest_history(connection, [uid], wanted)
         parcels: dict[str, parcel.Content] = {}
         programs: dict[str, None] = {}
-        toolchain, room = "", MOST_RUN_BYTES // 2
+        toolchain, room = "", MOST_RUN_BYTES // 4
         for item in items:
             key = str(item["key"])
             for row in connection.execute(_OF_KEY, (key, *writers)):
