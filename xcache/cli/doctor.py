@@ -297,8 +297,8 @@ def _remotes() -> Iterator[Check]:
     except click.ClickException as error:
         yield Check("remotes", "wrong", error.message)
         return
-    for about, *said in remote_findings.findings(checked):
-        yield Check("keys", *said) if about == remote_findings.KEYS else Check(f"remote {about}", *said)
+    for about, state, found, advice in remote_findings.findings(checked):
+        yield Check(about if about == remote_findings.KEYS else f"remote {about}", state, found, advice)
 
 
 def _of_jax() -> Iterator[Check]:

@@ -78,10 +78,11 @@ def gc(older_than: float | None, tier: str | None, dry_run: bool, as_json: bool)
     before, problems, rows = time.time() - seconds, Problems(), list[dict[str, Any]]()
     with asking(config.load()) as remotes:
         for name in remotes.named(tier):
-            row: dict[str, Any] = {"name": name, "matched": 0, "without_time": 0, "removed": 0, "bytes": 0}
-            rows.append(row)
             with problems.of(name):
-                old = _old(remotes.objects(name), before, row)
+                objects = list(remotes.objects(name))
+                row: dict[str, Any] = {"name": name, "matched": 0, "without_time": 0, "removed": 0, "bytes": 0}
+                rows.append(row)
+                old = _old(objects, before, row)
                 if dry_run:
                     row["bytes"] = sum(each.size for each in old)
                 else:
