@@ -1,4 +1,4 @@
-"""``xcache completion``: code with which a shell completes commands, options, keys and runs; and the last two of these.
+"""``xcache completion``: code with which a shell completes commands, options, keys, runs and remote stores.
 
 Completing reads the store's file or offers nothing. It asks no daemon, starts none, and says nothing of what fails.
 """

@@ -33,8 +33,8 @@ ADVICE = {
     "failed": "The daemon's log may say more. Is it a store of the kind that the address says?",
     "unusable": "Correct XCACHE_REMOTE, and restart the daemon: xcache restart.",
 }
-# The kind of refusal of a store that does not say what it has.
-CANNOT_LIST = "cannot list"
+# The daemon refuses: a store does not say what it has, or the settings say that it is only read from.
+CANNOT_LIST, READ_ONLY = "cannot list", "readonly"
 
 tier_option = click.option(
     "--tier", metavar="NAME", shell_complete=complete_remote,
@@ -63,7 +63,7 @@ class Object(NamedTuple):
 
 
 class RemoteTroubleError(Failure):
-    """A remote store did not do what was asked; ``kind`` is one of ``ADVICE``, ``CANNOT_LIST`` or "readonly"."""
+    """A remote store did not do what was asked; ``kind`` is one of ``ADVICE``, ``CANNOT_LIST`` or ``READ_ONLY``."""
 
     def __init__(self, remote: str, kind: str, reason: str) -> None:
         super().__init__(f"{remote}: {reason}")
@@ -156,12 +156,12 @@ class Problems:
                 yield from remotes.objects(name)
 
     def tell(self) -> None:
-        """Say on stderr what went wrong, with advice; then exit with status 1, unless a store just cannot list."""
+        """Say on stderr what went wrong, with advice; exit with status 1 unless a store is just not made for it."""
         for error in self._errors:
             note(printable(error.message))
             if error.kind in ADVICE:
                 note(ADVICE[error.kind])
-        if any(error.kind != CANNOT_LIST for error in self._errors):
+        if any(error.kind not in (CANNOT_LIST, READ_ONLY) for error in self._errors):
             click.get_current_context().exit(1)
 
 
@@ -177,6 +177,6 @@ def _translated(name: str) -> Iterator[None]:
     try:
         yield
     except RefusedError as error:
-        if error.kind in (*ADVICE, CANNOT_LIST, "readonly"):
+        if error.kind in (*ADVICE, CANNOT_LIST, READ_ONLY):
             raise RemoteTroubleError(name, error.kind, str(error)) from None
         raise

@@ -35,7 +35,7 @@ def rm(prefixes: tuple[str, ...], tier: str | None, as_json: bool) -> None:
     JSON: {"removed": [{"remote": str, "key": str, "bytes": int or null}],
            "problems": [{"remote": str, "kind": str, "problem": str}]}
 
-    Exit status 1 if a store fails.
+    Exit status 1 if a store fails, or nothing was removed.
     """
     settings = config.load()
     problems, removed = Problems(), list[dict[str, Any]]()
@@ -53,6 +53,8 @@ def rm(prefixes: tuple[str, ...], tier: str | None, as_json: bool) -> None:
         for row in removed:
             print_line(f"  {row['key'][:SHORT_KEY]}  {printable(row['remote'])}")
     problems.tell()
+    if not removed:
+        click.get_current_context().exit(1)
 
 
 @click.command()

@@ -58,12 +58,12 @@ def keys(identity: Identity, now: float) -> Facts:
         "why_not_trusted": "",
         "trusted": valid,
         "trusted_file": protocol.path_text(trusted.path),
-        "trusted_problem": "; ".join(filter(None, (trusted.problem, *trusted.problems)))[: protocol.MAX_NAME],
+        "trusted_problem": _text("; ".join(filter(None, (trusted.problem, *trusted.problems)))),
     }
     try:
         signer = identity.signer()
     except XcacheError as error:
-        return found | {"signer_problem": str(error)}
+        return found | {"signer_problem": _text(str(error))}
     if signer is None:
         return found
     public = signer.public
@@ -74,6 +74,11 @@ def keys(identity: Identity, now: float) -> Facts:
     }
 
 
+def _text(problem: str) -> str:
+    """Return a text that fits into a message, whatever the name of a file in it is."""
+    return problem.encode("utf-8", "replace").decode()[: protocol.MAX_NAME]
+
+
 async def _read(tier: GuardedTier, names: Names) -> None:
     # That there is no such object is an answer.
     await tier.engine.get(names.check(), _BYTES)
@@ -82,12 +87,16 @@ async def _read(tier: GuardedTier, names: Names) -> None:
 async def _written(tier: GuardedTier, names: Names, found: Facts) -> None:
     name, content = names.check(), secrets.token_bytes(_BYTES)
     await tier.engine.put(name, content)
-    if not tier.remote.writeonly:
-        got = await tier.engine.get(name, _BYTES)
-        if got != content:
+    problem = None
+    try:
+        if not tier.remote.writeonly and (got := await tier.engine.get(name, _BYTES)) != content:
             raise TierError(FAILED, f"what is read back is {'nothing' if got is None else 'not what was written'}")
+    except TierError as error:
+        problem = error
     try:
         await tier.engine.remove(name)
     except TierError as error:
         # Nothing that programs need removes objects.
         found["not_removed"] = str(error)
+    if problem:
+        raise problem

@@ -132,9 +132,12 @@ class Manager:
             try:
                 async with asyncio.timeout(max(0.1, until - time.monotonic())):
                     removed += sum(await asyncio.gather(*(_removed(tier, name) for name in some)))
-            except TimeoutError:
+            except (TierError, TimeoutError) as error:
                 if done:
+                    # Whoever asks for the rest is told of it.
                     break
+                if isinstance(error, TierError):
+                    raise
                 raise TierError(UNREACHABLE, f"no answer within {message.seconds:g} s") from None
             done += len(some)
         return commands.ObjectsRemoved(done, removed)
