@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -114,10 +115,15 @@ class Tiers:
         try:
             self._loop.run_forever()
         finally:
-            for task in sending:
-                task.cancel()
-            closing = asyncio.gather(*(tier.close() for tier in self.opened), *sending, return_exceptions=True)
-            self._loop.run_until_complete(asyncio.wait_for(closing, _CLOSE_SECONDS))
+            self._loop.run_until_complete(self._end(sending))
+
+    async def _end(self, sending: Sequence[asyncio.Task[None]]) -> None:
+        """Stop sending, and close the engines; one that does not end in time is left."""
+        for task in sending:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await asyncio.gather(*(tier.close() for tier in self.opened), *sending, return_exceptions=True)
 
     async def _fetch(self, name: str, seconds: float, keep: _Keep, *wanted: str) -> str:
         until = self._loop.time() + seconds

@@ -273,6 +273,8 @@ def test_what_came_from_others_is_not_pushed(folder):
     with host(f"file://{folder}") as there:
         key = Shell(there).put("jit_f")
         assert uploaded(there)
+        there.stop()
+        assert "ERROR" not in (there.dir / "daemon.log").read_text()
     with host(f"file://{folder}", signer=SECOND) as place, talking(place) as talk:
         assert talk.get(key) is not None
         (row,) = Shell(place).json("remote", "push", "--all")["remotes"]
