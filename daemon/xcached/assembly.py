@@ -30,6 +30,7 @@ from xcached.requests.predictions import Predictions
 from xcached.requests.process_ends import ProcessEnds
 from xcached.requests.programs import Programs
 from xcached.requests.puts import Puts
+from xcached.requests.remotes import RemoteRequests
 from xcached.requests.removals import Removals
 from xcached.requests.runs import RunRequests
 from xcached.requests.service import Service
@@ -152,6 +153,7 @@ def assemble(
         | Pinning(store, evictor.pins, settings, writer, trust).handlers
         | Removals(store, writer, trust, rows, strikes, clear_other_data).handlers
         | Administration(store, evictor, writer, trust, watchers, stop).handlers
+        | RemoteRequests(sharing, writer, trust).handlers
         | watchers.handlers
     )
 

@@ -25,6 +25,7 @@ ANSWERS = frozenset(
         *(protocol.Alias, protocol.NoAlias, protocol.NotCacheable, protocol.Files, protocol.Stored),
         *(protocol.Done, protocol.Refused, commands.Removed, commands.Pinned, commands.Entries, commands.Runs),
         *(commands.LedgerRows, commands.StoredProgram, commands.Collected, commands.Seen, protocol.Status),
+        *(commands.RemotesChecked, commands.Objects, commands.ObjectsRemoved, commands.Pushed),
     )
 )
 # The command line sends these, and a person waits for the answer; a program pins only when an alias is wrong.

@@ -38,6 +38,7 @@ _COMMANDS = {
     "unpin": "pin",
     "gc": "gc",
     "key": "key",
+    "remote": "remote",
     "config": "config",
     "start": "control",
     "stop": "control",

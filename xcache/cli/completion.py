@@ -1,4 +1,4 @@
-"""``xcache completion``: code with which a shell completes commands, options, keys and runs; and the last two of these.
+"""``xcache completion``: code with which a shell completes commands, options, keys, runs and remote stores.
 
 Completing reads the store's file or offers nothing. It asks no daemon, starts none, and says nothing of what fails.
 """
@@ -59,6 +59,20 @@ def complete_run(_context: click.Context, _parameter: click.Parameter, typed: st
     """Offer `last`, and the latest runs that begin so."""
     last = [CompletionItem("last", help="the last run here")] if "last".startswith(typed) else []
     return last + _found(lambda rows: _runs(rows, typed.lower()))
+
+
+def complete_remote(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:
+    """Offer the remote stores of the settings, without what is before the host: shells take a colon for a blank."""
+    try:
+        # Not loaded by every command that has something to complete.
+        from xcache.config import config
+        from xcache.config.remotes import remote
+
+        urls = [remote(address).public_url for address in config.load().remote]
+    except Exception:  # noqa: BLE001 - the user is typing a command, and this is no place to complain
+        return []
+    places = [(url.partition("://")[2], url) for url in urls]
+    return [CompletionItem(place, help=printable(url)) for place, url in places if place.startswith(typed)]
 
 
 def _entries(rows: _Rows, typed: str) -> list[CompletionItem]:

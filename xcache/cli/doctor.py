@@ -17,12 +17,21 @@ from typing import Literal, NamedTuple
 import click
 
 from xcache._version import __version__
-from xcache.cli import daemon, store_file, trial
+from xcache.cli import daemon, remote_findings, store_file, trial
 from xcache.cli.config import suggestion, unknown_variables
 from xcache.cli.output import emit, json_option, print_line, printable, size
+from xcache.cli.remote_asking import asking
 from xcache.config import config
 from xcache.config.config import Config
-from xcache.errors import ClosedStoreError, ConfigError, ProtocolError, UnavailableError, UntrustedError, XcacheError
+from xcache.errors import (
+    ClosedStoreError,
+    ConfigError,
+    ProtocolError,
+    RefusedError,
+    UnavailableError,
+    UntrustedError,
+    XcacheError,
+)
 from xcache.wire import commands, protocol
 from xcache.wire.ownership import check_directory, trusted_uids
 
@@ -67,7 +76,7 @@ def doctor(no_compile: bool, as_json: bool) -> None:
     Exit status 1 if something is wrong.
     """
     checks: list[Check] = []
-    for check in (_plugin, _versions, _switch, _settings, _socket, _daemon, _log, _store, _programs, _of_jax):
+    for check in (_plugin, _versions, _switch, _settings, _socket, _daemon, _log, _store, _programs, _remotes, _of_jax):
         checks += _guarded(check)
     if not no_compile:
         checks += _guarded(_compile)
@@ -271,6 +280,25 @@ def _programs() -> Iterator[Check]:
         yield Check("programs", "note", f"some were compiled each time: {listed}", advice)
     else:
         yield Check("programs", "ok", "none did what cannot be cached")
+
+
+def _remotes() -> Iterator[Check]:
+    """Have the daemon ask each remote store, if there is any; it is started if none runs."""
+    settings, _ = config.load_usable()
+    if not settings.remote:
+        # The machine's daemon may have some, which are its administrator's.
+        return
+    try:
+        with asking(settings) as remotes:
+            checked = remotes.check()
+    except RefusedError as error:
+        yield Check("remotes", "note", f"the daemon refuses: {error}", "`xcache status` says how they do.")
+        return
+    except click.ClickException as error:
+        yield Check("remotes", "wrong", error.message)
+        return
+    for about, state, found, advice in remote_findings.findings(checked):
+        yield Check(about if about == remote_findings.KEYS else f"remote {about}", state, found, advice)
 
 
 def _of_jax() -> Iterator[Check]:

@@ -197,4 +197,5 @@ def counted(count: int, what: str) -> str:
     """Return a number with its noun: ``1 entry``, ``2 entries``."""
     if count == 1:
         return f"1 {what}"
-    return f"{count} {what.removesuffix('y')}ies" if what.endswith("y") else f"{count} {what}s"
+    is_irregular = what.endswith("y") and not what.endswith(("ay", "ey", "oy"))
+    return f"{count} {what.removesuffix('y')}ies" if is_irregular else f"{count} {what}s"

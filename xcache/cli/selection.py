@@ -17,9 +17,9 @@ KEYS_PER_MESSAGE = 1000
 # As ls prints keys.
 SHORT_KEY = 12
 # As git asks for: fewer digits may be a slip, and name one entry only by chance.
-_LEAST_DIGITS, _KEY_LENGTH = 4, 64
+_LEAST_DIGITS, KEY_LENGTH = 4, 64
 _MAX_SHOWN = 10
-_PREFIX = re.compile(rf"[0-9a-f]{{{_LEAST_DIGITS},{_KEY_LENGTH}}}")
+_PREFIX = re.compile(rf"[0-9a-f]{{{_LEAST_DIGITS},{KEY_LENGTH}}}")
 
 
 def _seconds(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
@@ -68,18 +68,24 @@ def full_key(store: store_file.StoreReader | None, wanted: str) -> str:
     if len(found) > 1:
         newest = sorted(found.values(), key=lambda row: -row["created_at"])
         told = [(row["key"][:SHORT_KEY], _in_words(row)) for row in newest]
-        raise _ambiguous(f"{len(found)} entries are named {printable(wanted)}, so give a key:", told)
+        raise ambiguous(f"{len(found)} entries are named {printable(wanted)}, so give a key:", told)
     (key,) = found
     return str(key)
 
 
-def _entry(store: store_file.StoreReader | None, prefix: str) -> tuple[str, str]:
-    prefix = prefix.lower()
+def checked_prefix(text: str) -> str:
+    """Return the beginning of a key as keys are written; raise WrongUsage if it is none."""
+    prefix = text.lower()
     if not _PREFIX.fullmatch(prefix):
         raise WrongUsage(
-            f"{prefix!r} is not the beginning of a key: {_LEAST_DIGITS} to {_KEY_LENGTH} hexadecimal digits,"
+            f"{prefix!r} is not the beginning of a key: {_LEAST_DIGITS} to {KEY_LENGTH} hexadecimal digits,"
             " such as xcache ls prints"
         )
+    return prefix
+
+
+def _entry(store: store_file.StoreReader | None, prefix: str) -> tuple[str, str]:
+    prefix = checked_prefix(prefix)
     if store is None:
         raise Failure(f"no entry begins with {prefix}: {store_file.EMPTY}")
     found = store.beginning_with(prefix, limit=_MAX_SHOWN + 1)
@@ -87,7 +93,7 @@ def _entry(store: store_file.StoreReader | None, prefix: str) -> tuple[str, str]
         raise Failure(f"no {store.what} begins with {prefix}")
     if len(found) > 1:
         rows = [(row["key"], row["module_name"]) for row in found]
-        raise _ambiguous(f"more than one entry begins with {prefix}:", rows)
+        raise ambiguous(f"more than one entry begins with {prefix}:", rows)
     return found[0]["key"], found[0]["module_name"]
 
 
@@ -97,7 +103,8 @@ def _in_words(row: store_file.Row) -> str:
     return f"{row['module_name']}  {size(row['stored_size'])}, {made}"
 
 
-def _ambiguous(sentence: str, found: Sequence[tuple[str, str]]) -> WrongUsage:
+def ambiguous(sentence: str, found: Sequence[tuple[str, str]]) -> WrongUsage:
+    """Return the error for several entries, each a key and words, of which one was meant."""
     lines = [f"  {key}  {printable(told)}" for key, told in found[:_MAX_SHOWN]]
     more = ["  ..."] if len(found) > _MAX_SHOWN else []
     return WrongUsage("\n".join([sentence, *lines, *more]))

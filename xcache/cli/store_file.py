@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import json
 import os
 import sqlite3
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +230,11 @@ class StoreReader:
             f"{prefix}g",
             limit,
         )
+
+    def module_names(self, keys: Sequence[str]) -> dict[str, str]:
+        """Return the names of modules by key, of those keys that are here."""
+        sql = "SELECT DISTINCT key, module_name FROM entries WHERE key IN (SELECT value FROM json_each(?))"
+        return dict(self.connection.execute(sql, (json.dumps(list(keys)),)).fetchall())
 
     def entry(self, key: str) -> Row:
         """Return all columns of one entry, this user's own if several users have it."""

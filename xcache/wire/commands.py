@@ -151,6 +151,76 @@ class Seen(NamedTuple):
     missed: list[dict[str, Scalar]]
 
 
+class CheckRemotes(NamedTuple):
+    """Have a remote store, or each one if the name is empty, asked now; it may take so many seconds.
+
+    A small object is written, read back and removed; what may only be read is read.
+    """
+
+    remote: str
+    seconds: float
+
+
+class RemotesChecked(NamedTuple):
+    """How each remote store did, and what is known of the key that signs here and of those that are trusted."""
+
+    remotes: list[dict[str, Scalar]]
+    keys: dict[str, Scalar]
+
+
+class AskObjects(NamedTuple):
+    """Ask for objects of a remote store in the daemon's namespace, within so many seconds.
+
+    ``under`` is the beginning of their names; ``position`` is 0, or that of the last answer, for the objects after it.
+    """
+
+    remote: str
+    under: str
+    position: int
+    seconds: float
+
+
+class Objects(NamedTuple):
+    """Some objects, each with name, size and when it was written (None: it is not known); position 0: those were all.
+
+    There may be none although more come.
+    """
+
+    objects: list[list[str | int | float | None]]
+    position: int
+
+
+class RemoveObjects(NamedTuple):
+    """Remove objects of these names, as ``Objects`` has them, as many as can be within so many seconds."""
+
+    remote: str
+    names: list[str]
+    seconds: float
+
+
+class ObjectsRemoved(NamedTuple):
+    """How many of the names are done with, from the first on, and how many of these objects were there."""
+
+    done: int
+    removed: int
+
+
+class Push(NamedTuple):
+    """Queue what the store has and may share for a remote store, or for all if the name is empty.
+
+    ``even_quick``: also entries that compiled faster than the setting demands.
+    """
+
+    remote: str
+    even_quick: bool
+
+
+class Pushed(NamedTuple):
+    """For each remote store that takes uploads, how many entries and runs were queued, and how many had no room."""
+
+    remotes: list[dict[str, Scalar]]
+
+
 class Stop(NamedTuple):
     """Finish the requests in progress and exit; the connection ends when that is done."""
 
@@ -159,5 +229,6 @@ class Stop(NamedTuple):
 
 Message = (
     AskRuns | Runs | AskLedger | LedgerRows | Remove | Clear | Removed | Pin | Unpin | Pinned | AskEntries | Entries
-    | AskProgram | StoredProgram | CollectGarbage | Collected | Sync | ZeroStatistics | Watch | Seen | Stop
+    | AskProgram | StoredProgram | CollectGarbage | Collected | Sync | ZeroStatistics | Watch | Seen
+    | CheckRemotes | RemotesChecked | AskObjects | Objects | RemoveObjects | ObjectsRemoved | Push | Pushed | Stop
 )  # fmt: skip

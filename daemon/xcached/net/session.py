@@ -34,6 +34,8 @@ _ANSWERED_AT_ONCE = frozenset(
         protocol.Release, protocol.Report, protocol.AskStatus, commands.Stop, commands.AskProgram, commands.Watch,
     )
 )  # fmt: skip
+# Requests whose answers may fill a frame.
+_ANSWERED_WITH_LISTS = (commands.AskEntries, commands.AskObjects)
 # The kernel counts unread descriptors against their sender, the daemon.
 _TOO_MANY_DESCRIPTORS = protocol.Refused(
     "too many descriptors", "too many are in flight to clients that do not read them"
@@ -189,7 +191,7 @@ class Session:
             self._send(request, Reply(self._service.welcome))
             return
         files = message.files if isinstance(message, protocol.Put) else 0
-        least = protocol.MAX_FRAME if isinstance(message, commands.AskEntries) else LEAST_CHARGE
+        least = protocol.MAX_FRAME if isinstance(message, _ANSWERED_WITH_LISTS) else LEAST_CHARGE
         charge = max(size, least) + DESCRIPTOR_CHARGE * files
         try:
             answer = self._service.handle(self.caller, message)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 
 from xcache.wire import commands, protocol
 from xcached.caller import Answer, Caller, Handlers, Reply
-from xcached.requests.trust import Trust
+from xcached.requests.trust import NOT_PERMITTED, Trust
 from xcached.requests.watchers import Watchers
 from xcached.store.evictor import Evictor, Tally
 from xcached.store.store import Store
@@ -18,7 +18,6 @@ _COUNTERS = frozenset(
 # More than one program has reasons and kinds.
 _MOST_COUNTS = 200
 _GROUPS = ("uncacheable:", "errors:", "lowerings:", "calls:", "causes:")
-_NOT_PERMITTED = protocol.Refused("not permitted", "only root and the daemon's own account may do this")
 
 
 class Administration:
@@ -78,7 +77,7 @@ class Administration:
             return commands.Collected(tally.entries, tally.bytes, tally.files, dict(tally.reasons), given_back)
 
         if not self._trust.administers(caller.uid):
-            return Reply(_NOT_PERMITTED)
+            return Reply(NOT_PERMITTED)
         return self._writer.call_by_steps(collect(), caller.uid)
 
     def _sync(self, caller: Caller, message: commands.Sync) -> Answer:
@@ -90,10 +89,10 @@ class Administration:
                 self._store.zero_statistics()
             return protocol.Done()
 
-        return self._writer.call(zero, caller.uid) if self._trust.administers(caller.uid) else Reply(_NOT_PERMITTED)
+        return self._writer.call(zero, caller.uid) if self._trust.administers(caller.uid) else Reply(NOT_PERMITTED)
 
     def _stop_daemon(self, caller: Caller, message: commands.Stop) -> Answer:
         if not self._trust.administers(caller.uid):
-            return Reply(_NOT_PERMITTED)
+            return Reply(NOT_PERMITTED)
         self._stop(f"asked by process {caller.pid} ({caller.program!r}): {message.reason[:200]!r}")
         return Reply(protocol.Done())

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING
 
 from xcache.config.config import Config
 from xcache.errors import ConfigError
+from xcache.wire import protocol
 from xcache.wire.ownership import is_signer, overflow_uids, own_uid, uid_of_account
 
 if TYPE_CHECKING:
     from xcached.tiers.signers import Signers
 
 ROOT = 0
+# The answer to users who do not administer the daemon.
+NOT_PERMITTED = protocol.Refused("not permitted", "only root and the daemon's own account may do this")
 # Seconds for which a user's groups are cached.
 _GROUPS_CACHE_SECONDS = 60.0
 # Uids that a user may take on in a user namespace (subuid(5)): one user could appear as tens of thousands.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from typing import NamedTuple
 
 from xcache.wire import protocol
@@ -18,6 +19,19 @@ _MOST_ROWS, _ROWS_BETWEEN_TRIMS = 20_000, 200
 _FIRST_BACKOFF_SECONDS, _LONGEST_BACKOFF_SECONDS = 2.0, 900.0
 # Seconds for which a history waits: a program that goes on soon sends a longer one.
 _HISTORY_SECONDS = 2.0
+# Rows that are queued at once while others wait for the writer thread.
+_ROWS_OF_A_STEP = 200
+_NOT_QUEUED = (
+    "SELECT key, writer_uid FROM entries WHERE NOT EXISTS (SELECT 1 FROM uploads WHERE tier = ? AND kind = 'entry'"
+    " AND name = key AND uploads.writer_uid = entries.writer_uid)"
+    " AND writer_uid IN (SELECT value FROM json_each(?))"
+)
+_DEAREST = "ORDER BY compile_seconds DESC, key"
+_RUNS_NOT_QUEUED = (
+    "SELECT DISTINCT program || char(0) || arguments AS named, uid FROM histories WHERE NOT EXISTS (SELECT 1 FROM"
+    " uploads WHERE tier = ? AND kind = 'history' AND name = program || char(0) || arguments AND writer_uid = uid)"
+    " AND uid IN (SELECT value FROM json_each(?)) ORDER BY named"
+)
 
 
 class Upload(NamedTuple):
@@ -57,6 +71,36 @@ class Uploads:
         """Within a transaction: queue a history that was remembered."""
         if self._may_share(uid):
             self._add(HISTORY, f"{message.program}\0{message.arguments}", uid, self._tiers, _HISTORY_SECONDS)
+
+    def push(self, tier: str, *, even_quick: bool) -> Generator[None, None, dict[str, protocol.Scalar]]:
+        """Queue what the store has and may share, the dearest first; return how much that was, and what had no room.
+
+        What is queued already is not counted. The upload itself finds out what the tier has.
+        """
+        least = 0.0 if even_quick else self._tiers[tier]
+        writers = [uid for (uid,) in self._db.execute("SELECT uid FROM users") if self._may_share(uid)]
+        given = tier, json.dumps(writers)
+        entries = self._db.execute(f"{_NOT_QUEUED} AND compile_seconds >= ? {_DEAREST}", (*given, least)).fetchall()
+        runs = self._db.execute(_RUNS_NOT_QUEUED, given).fetchall()
+        room = max(0, _MOST_ROWS - waiting(self._db, tier)[0])
+        rows = [(ENTRY, *row) for row in entries] + [(HISTORY, *row) for row in runs]
+        for at in range(0, min(len(rows), room), _ROWS_OF_A_STEP):
+            with self._store.transaction():
+                for kind, name, uid in rows[at : min(at + _ROWS_OF_A_STEP, room)]:
+                    self._add(kind, name, uid, [tier])
+            yield
+        queued = min(len(entries), room)
+        return {
+            "name": tier,
+            "entries": queued,
+            "runs": min(len(runs), room - queued),
+            "left": max(0, len(rows) - room),
+        }
+
+    @property
+    def tiers(self) -> list[str]:
+        """The tiers that take uploads."""
+        return list(self._tiers)
 
     def done(self, rows: Iterable[Upload]) -> None:
         """Forget rows that were sent, or that need not be sent any more."""

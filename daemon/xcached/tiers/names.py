@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import secrets
 
 # The layout of names and objects; another one would be another number.
 _LAYOUT = "v1"
@@ -13,6 +14,8 @@ class Names:
 
     def __init__(self, namespace: str) -> None:
         self._root = f"{_LAYOUT}/in-{namespace}" if namespace else f"{_LAYOUT}/all"
+        self.root = f"{self._root}/"
+        """How the names of all objects of the namespace begin."""
 
     def entry(self, key: str) -> str:
         """Return the name of an entry."""
@@ -22,3 +25,7 @@ class Names:
         """Return the name of what a program wanted when it ran with these arguments (a digest)."""
         named = hashlib.sha256(f"{program}\0{arguments}".encode()).hexdigest()
         return f"{self._root}/runs/{named[:2]}/{named}"
+
+    def check(self) -> str:
+        """Return the name of an object for one check, which nobody else has."""
+        return f"{self._root}/checks/{secrets.token_hex(16)}"

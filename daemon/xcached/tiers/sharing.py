@@ -17,6 +17,7 @@ from xcached.store.uploads import Uploads, waiting
 from xcached.store.writer import WriterThread
 from xcached.tiers.identity import Identity
 from xcached.tiers.keeping import Keeper
+from xcached.tiers.managing import Manager
 from xcached.tiers.names import Names
 from xcached.tiers.outgoing import Outgoing
 from xcached.tiers.sending import Sender
@@ -28,6 +29,7 @@ class Sharing(NamedTuple):
     """The tiers, what is queued for them, and whose signatures count."""
 
     tiers: Tiers
+    manager: Manager
     uploads: Uploads
     signers: Signers
     reading: sqlite3.Connection
@@ -59,7 +61,7 @@ def share(
     kept_from = {each.public_url: each.no_upload_below for each in remotes if not each.readonly}
     histories.after_remember = uploads.note_history
     writer.call(lambda: uploads.send_to(kept_from))
-    return Sharing(tiers, uploads, Signers(identity, remotes), store.database.reading)
+    return Sharing(tiers, Manager(tiers, names, identity), uploads, Signers(identity, remotes), store.database.reading)
 
 
 def signers_of_before(settings: LiveSettings) -> Signers:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from xcache.config.remotes import Remote
 from xcache.errors import XcacheError
@@ -19,6 +20,8 @@ from xcached.tiers.names import Names
 from xcached.tiers.sending import Sender
 
 logger = logging.getLogger("xcached")
+
+_T = TypeVar("_T")
 
 # Seconds that an engine may take for one request.
 _ENGINE_SECONDS = 30.0
@@ -41,11 +44,11 @@ class Tiers:
         self._names = names
         self._keeper = keeper
         self._sender = sender
-        self._tiers: list[GuardedTier] = []
+        self.opened: list[GuardedTier] = []
+        """Those that can be used; others are in ``unusable``, by address, with the reason."""
         # Questions that come earlier wait until the engines are imported.
         self._is_open = False
-        # Why a tier could not be opened, by its address.
-        self._unusable: dict[str, str] = {}
+        self.unusable: dict[str, str] = {}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="xcached-tiers", daemon=True)
 
@@ -56,7 +59,7 @@ class Tiers:
     @property
     def may_have_some(self) -> bool:
         """Whether it is worth asking now."""
-        return not self._is_open or any(tier.may_read for tier in self._tiers)
+        return not self._is_open or any(tier.may_read for tier in self.opened)
 
     def fetch(self, key: str, unwanted: str, seconds: float) -> concurrent.futures.Future[str]:
         """Look an entry up, and keep it here if a tier has it; the future gets the name of that tier, or "".
@@ -64,12 +67,12 @@ class Tiers:
         The result comes within these seconds; a tier that answers later is listened to all the same. An entry of the
         digest ``unwanted`` is none.
         """
-        return self._begin(self._fetch(self._names.entry(key), seconds, self._keeper.keep_entry, key, unwanted))
+        return self.begin(self._fetch(self._names.entry(key), seconds, self._keeper.keep_entry, key, unwanted))
 
     def fetch_history(self, program: str, arguments: str, seconds: float) -> concurrent.futures.Future[str]:
         """Look up what a program wanted elsewhere, and keep it here with its entries, as ``fetch`` does."""
         name = self._names.run(program, arguments)
-        return self._begin(self._fetch(name, seconds, self._keeper.keep_run, program, arguments))
+        return self.begin(self._fetch(name, seconds, self._keeper.keep_run, program, arguments))
 
     def wake(self) -> None:
         """Have queued uploads looked at."""
@@ -77,14 +80,15 @@ class Tiers:
 
     def describe(self) -> list[dict[str, protocol.Scalar]]:
         """Return the state of each tier for people."""
+        opened = {tier.name: tier for tier in self.opened}
         shown: list[dict[str, protocol.Scalar]] = []
-        for tier in list(self._tiers):
-            problem = tier.reads.problem or tier.writes.problem
-            state: dict[str, protocol.Scalar] = {"name": tier.name, "problem": problem}
-            state["state"] = "failing" if problem else "ok"
-            shown.append(state | {name: tier.counts[name] for name in _SHOWN})
-        for name, why in self._unusable.items():
-            shown.append({"name": name, "state": "unusable", "problem": why} | dict.fromkeys(_SHOWN, 0))
+        for name in (remote.public_url for remote in self._remotes):
+            # One that is just being opened has had no trouble.
+            tier, why = opened.get(name), self.unusable.get(name, "")
+            problem = why if tier is None else tier.reads.problem or tier.writes.problem
+            state = "unusable" if why else "failing" if problem else "ok"
+            told: dict[str, protocol.Scalar] = {"name": name, "state": state, "problem": problem}
+            shown.append(told | {each: tier.counts[each] if tier else 0 for each in _SHOWN})
         return shown
 
     def close(self) -> None:
@@ -93,7 +97,8 @@ class Tiers:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CLOSE_SECONDS)
 
-    def _begin(self, work: Coroutine[Any, Any, str]) -> concurrent.futures.Future[str]:
+    def begin(self, work: Coroutine[Any, Any, _T]) -> concurrent.futures.Future[_T]:
+        """Have something done on the tiers' thread, after they were opened."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _run(self) -> None:
@@ -102,22 +107,27 @@ class Tiers:
                 engine = open_tier(remote.url, _ENGINE_SECONDS)
             except XcacheError as error:
                 logger.error("%s is not used: %s", remote.public_url, error)
-                self._unusable[remote.public_url] = str(error)
+                self.unusable[remote.public_url] = str(error)
             else:
-                self._tiers.append(GuardedTier(remote, engine, _ENGINE_SECONDS))
+                self.opened.append(GuardedTier(remote, engine, _ENGINE_SECONDS))
         self._is_open = True
-        sending = [self._loop.create_task(self._sender.run(tier)) for tier in self._tiers if not tier.remote.readonly]
+        sending = [self._loop.create_task(self._sender.run(tier)) for tier in self.opened if not tier.remote.readonly]
         try:
             self._loop.run_forever()
         finally:
-            for task in sending:
-                task.cancel()
-            closing = asyncio.gather(*(tier.close() for tier in self._tiers), *sending, return_exceptions=True)
-            self._loop.run_until_complete(asyncio.wait_for(closing, _CLOSE_SECONDS))
+            self._loop.run_until_complete(self._end(sending))
+
+    async def _end(self, sending: Sequence[asyncio.Task[None]]) -> None:
+        """Stop sending, and close the engines; one that does not end in time is left."""
+        for task in sending:
+            task.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSE_SECONDS):
+                await asyncio.gather(*(tier.close() for tier in self.opened), *sending, return_exceptions=True)
 
     async def _fetch(self, name: str, seconds: float, keep: _Keep, *wanted: str) -> str:
         until = self._loop.time() + seconds
-        for tier in self._tiers:
+        for tier in self.opened:
             left = until - self._loop.time()
             if not tier.may_read or left <= 0:
                 continue

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from support.command_line import LONG, NAMES, Shell, names
-from support.places import REPOSITORY
+from support.places import REPOSITORY, until
 
 from xcache.cli import config, main, output, service
 from xcache.config.parsing import parse_duration
@@ -321,6 +321,7 @@ def test_without_systemd_service_says_so_and_that_none_is_needed(monkeypatch, tm
 @pytest.mark.parametrize("command", [name for name in NAMES if name not in ("status", "stop", "config", "doctor")])
 def test_a_setting_that_cannot_be_used_is_one_line(shell, command):
     named = ("show", "hlo", "graph", "cost", "rm", "pin", "unpin", "compare", "key new", "key trust", "key revoke")
+    named += ("remote rm",)
     arguments = [*command.split(), "12"] if command in named else command.split()
     failed = shell.run(*arguments, XCACHE_TIMEOUT="never")
     assert (failed.returncode, failed.stdout) == (2, "")
@@ -361,6 +362,14 @@ def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
         if command == "monitor":
             shell.say("start")
             shell.record_run(key)
+        if command == "remote check":
+            shell.say("stop")
+            (tmp_path / "tier").mkdir()
+            shell.env["XCACHE_REMOTE"] = f"file://{tmp_path}/tier?trust=tier"
+            shell.put("jit_f", key=key)
+        if command == "remote ls":
+            assert until(lambda: shell.json("remote", "ls")["matched"])
+        arguments |= {"remote rm": [key]}
         arguments |= {"monitor": ["--once"], "compare": ["last"], "trace": ["-o", str(tmp_path / "trace.json")]}
         arguments |= {"report": ["-o", str(tmp_path / "report.html")]}
         arguments |= {"hlo": [key, "--python", sys.executable]}

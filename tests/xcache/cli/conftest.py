@@ -1,0 +1,4 @@
+"""The servers for the commands about remote stores."""
+
+from support.engines import http_engine as http_engine
+from support.engines import redis_engine as redis_engine

@@ -1,0 +1,212 @@
+"""``xcache remote``: check, list and tidy up the remote stores. Only the daemon has their engines, so it is asked."""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import click
+
+from xcache.cli import remote_keys
+from xcache.cli.completion import complete_remote
+from xcache.cli.output import Column, ago, emit, json_option, print_line, print_table, printable, size
+from xcache.cli.remote_asking import Object, Problems, asking, tier_option
+from xcache.cli.remote_changes import gc, push, rm
+from xcache.cli.remote_findings import KEYS, findings
+from xcache.cli.selection import SHORT_KEY
+from xcache.config import config
+
+_TABLE_LIMIT = 50
+_COLORS = {"ok": "green", "note": "yellow", "wrong": "red"}
+# The first parts of names, and what one such object is called.
+_KINDS = {"entries": "entry", "runs": "run"}
+_OTHER = "other"
+
+
+@click.group()
+def remote() -> None:
+    """Check, list and tidy up the remote stores that the daemon shares entries with.
+
+    XCACHE_REMOTE names them. The daemon does all of it, with its own settings and credentials, so that each command
+    starts a daemon if none runs; only root and the daemon's own account may. A NAME is the address of a store or a part
+    of it.
+    """
+
+
+@remote.command()
+@click.argument("name", required=False, shell_complete=complete_remote)
+@json_option
+def check(name: str | None, as_json: bool) -> None:
+    """Ask each remote store now: write a small object, read it back, compare, and remove it.
+
+    Those that the settings call readonly are only read from. The first line says whether a key signs what is uploaded,
+    and whether it is trusted here. A store gets three times XCACHE_REMOTE_TIMEOUT.
+
+    \b
+    JSON: {"keys": {"state": str, "found": str, "advice": str, "signer": str, "signer_id": str, "signer_problem": str,
+           "why_not_trusted": str (the signer here), "trusted": int (keys), "trusted_file": str,
+           "trusted_problem": str},
+           "remotes": [{"name": str, "state": "ok", "note" or "wrong", "found": str, "advice": str,
+           "kind": str (of trouble; empty: none), "problem": str, "not_removed": str (why), "seconds": float,
+           "readonly": bool, "writeonly": bool, "trust": "keys" or "tier", "can_list": bool}]}
+
+    Exit status 1 if anything is wrong.
+    """
+    with asking(config.load()) as remotes:
+        checked = remotes.check(remotes.named(name)[0] if name else "")
+    found = list(findings(checked))
+    if as_json:
+        told: dict[str, dict[str, Any]]
+        told = {one.about: {"state": one.state, "found": one.found, "advice": one.advice} for one in found}
+        rows = [told[str(each["name"])] | each for each in checked.remotes]
+        emit({"keys": told[KEYS] | checked.keys, "remotes": rows})
+    else:
+        for one in found:
+            click.secho(f"{one.state:5}", fg=_COLORS[one.state], nl=False)
+            print_line(f" {printable(one.about)}: {printable(one.found)}")
+            if one.advice:
+                print_line(f"      {one.advice}")
+    if any(one.state == "wrong" for one in found):
+        click.get_current_context().exit(1)
+
+
+@remote.command()
+@tier_option
+@click.option(
+    "--limit",
+    type=click.IntRange(min=0),
+    help=f"Show at most this many; 0 for all. [default: {_TABLE_LIMIT}, with --json all]",
+)
+@json_option
+def ls(tier: str | None, limit: int | None, as_json: bool) -> None:
+    """List the objects of the remote stores, the newest first.
+
+    An entry has its key, and the name of its module if it is here, too. A run is what a program wanted, with a copy of
+    the small ones of its entries. HTTP caches cannot list what they have, and Redis does not know how old it is.
+
+    \b
+    JSON: {"objects": [{"remote": str, "kind": "entries", "runs" or another, "id": str (of an entry, its key),
+           "module_name": str or null, "bytes": int, "modified_at": float or null}], "matched": int (without the limit),
+           "problems": [{"remote": str, "kind": str, "problem": str}]}
+
+    Exit status 1 if a store fails.
+    """
+    settings = config.load()
+    most = limit if limit is not None else 0 if as_json else _TABLE_LIMIT
+    problems, seen = Problems(), _Seen()
+    with asking(settings) as remotes:
+        stores = remotes.named(tier)
+        found = seen.passing(problems.objects(remotes, stores))
+        objects = heapq.nsmallest(most, found, key=_order) if most else sorted(found, key=_order)
+    names = remote_keys.module_names(settings, [each.id for each in objects if each.kind == "entries"])
+    if as_json:
+        rows = [_told(each) | {"module_name": names.get(each.id)} for each in objects]
+        emit({"objects": rows, "matched": seen.count, "problems": problems.found})
+    elif objects:
+        several = len({each.remote for each in objects}) > 1
+        columns = [
+            Column("object", lambda each: each.id[:SHORT_KEY]),
+            Column("kind", lambda each: _KINDS.get(each.kind, each.kind)),
+            Column("name", lambda each: names.get(each.id, ""), cut=True),
+            Column("size", lambda each: size(each.size), "right"),
+            Column("age", lambda each: _age(each.modified_at), "right"),
+            *([Column("store", lambda each: each.remote, cut=True)] if several else []),
+        ]
+        print_table(columns, objects)
+        if seen.count > len(objects):
+            click.echo(f"... and {seen.count - len(objects)} more (--limit 0 shows all)")
+    elif len(problems.found) < len(stores):
+        click.echo("there is nothing")
+    problems.tell()
+
+
+@remote.command()
+@tier_option
+@json_option
+def stats(tier: str | None, as_json: bool) -> None:
+    """Count the objects of the remote stores and their bytes, with the times of the oldest and the newest.
+
+    HTTP caches cannot list what they have.
+
+    \b
+    JSON: {"remotes": [{"name": str, "kinds": [{"kind": "entries", "runs" or "other", "objects": int, "bytes": int,
+           "oldest": float or null, "newest": float or null}]}],
+           "problems": [{"remote": str, "kind": str, "problem": str}]}
+
+    Exit status 1 if a store fails.
+    """
+    problems, found = Problems(), dict[str, dict[str, _Count]]()
+    with asking(config.load()) as remotes:
+        for name in remotes.named(tier):
+            with problems.of(name):
+                found[name] = _counted(remotes.objects(name))
+    rows = [(name, kind, count) for name, counts in found.items() for kind, count in counts.items()]
+    if as_json:
+        told = [
+            {"name": name, "kinds": [{"kind": kind} | dataclasses.asdict(count) for kind, count in counts.items()]}
+            for name, counts in found.items()
+        ]
+        emit({"remotes": told, "problems": problems.found})
+    elif rows:
+        columns = [
+            Column("store", lambda row: row[0], cut=True),
+            Column("kind", lambda row: row[1]),
+            Column("objects", lambda row: str(row[2].objects), "right"),
+            Column("size", lambda row: size(row[2].bytes), "right"),
+            Column("oldest", lambda row: _age(row[2].oldest), "right"),
+            Column("newest", lambda row: _age(row[2].newest), "right"),
+        ]
+        print_table(columns, rows)
+    problems.tell()
+
+
+for command in (rm, gc, push):
+    remote.add_command(command)
+
+
+@dataclasses.dataclass
+class _Count:
+    """The objects of one kind."""
+
+    objects: int = 0
+    bytes: int = 0
+    oldest: float | None = None
+    newest: float | None = None
+
+
+def _counted(objects: Iterable[Object]) -> dict[str, _Count]:
+    counts = {kind: _Count() for kind in _KINDS}
+    for each in objects:
+        count = counts.setdefault(each.kind if each.kind in _KINDS else _OTHER, _Count())
+        count.objects, count.bytes = count.objects + 1, count.bytes + each.size
+        if (when := each.modified_at) is not None:
+            count.oldest = when if count.oldest is None else min(count.oldest, when)
+            count.newest = when if count.newest is None else max(count.newest, when)
+    return counts
+
+
+class _Seen:
+    """Counts what passes."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def passing(self, objects: Iterable[Object]) -> Iterator[Object]:
+        for each in objects:
+            self.count += 1
+            yield each
+
+
+def _order(each: Object) -> tuple[float, str]:
+    return -(each.modified_at or 0.0), each.name
+
+
+def _told(each: Object) -> dict[str, Any]:
+    told = {"remote": each.remote, "kind": each.kind, "id": each.id}
+    return told | {"bytes": each.size, "modified_at": each.modified_at}
+
+
+def _age(when: float | None) -> str:
+    return "" if when is None else ago(when)

@@ -1,0 +1,155 @@
+"""``xcache remote rm``, ``gc`` and ``push``: change what the remote stores have."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import click
+
+from xcache.cli import Failure, remote_keys
+from xcache.cli.completion import complete_key
+from xcache.cli.output import counted, emit, json_option, note, print_line, printable, size
+from xcache.cli.remote_asking import Object, Problems, Remotes, asking, tier_option
+from xcache.cli.selection import SHORT_KEY, older_than_option
+from xcache.config import config
+
+_OLD_SECONDS = 90 * 86400.0
+
+
+@click.command()
+@click.argument("prefixes", metavar="KEY...", nargs=-1, required=True, shell_complete=complete_key)
+@tier_option
+@json_option
+def rm(prefixes: tuple[str, ...], tier: str | None, as_json: bool) -> None:
+    """Remove entries from the remote stores; the copies on machines stay.
+
+    A KEY may be shortened to four digits where the store can list what it has; an HTTP cache needs all 64. If one of
+    them fits no entry or several, nothing is removed. What a program wanted (a run) may have a copy of a small entry,
+    which stays. To have nobody load what a key signed: xcache key revoke.
+
+    \b
+    JSON: {"removed": [{"remote": str, "key": str, "bytes": int or null}],
+           "problems": [{"remote": str, "kind": str, "problem": str}]}
+
+    Exit status 1 if a store fails, or nothing was removed.
+    """
+    settings = config.load()
+    problems, removed = Problems(), list[dict[str, Any]]()
+    with asking(settings) as remotes:
+        for name, entries in remote_keys.chosen(settings, remotes, remotes.named(tier), prefixes).items():
+            for key, count in entries.items():
+                with problems.of(name):
+                    if sum(there for _, there in remotes.remove(name, [remote_keys.object_name(key)])):
+                        removed.append({"remote": name, "key": key, "bytes": count})
+    if as_json:
+        emit({"removed": removed, "problems": problems.found})
+    else:
+        keys = list(dict.fromkeys(row["key"] for row in removed))
+        click.echo(f"removed {counted(len(keys), 'entry')}, {size(sum(row['bytes'] or 0 for row in removed))}")
+        for row in removed:
+            print_line(f"  {row['key'][:SHORT_KEY]}  {printable(row['remote'])}")
+    problems.tell()
+    if not removed:
+        click.get_current_context().exit(1)
+
+
+@click.command()
+@older_than_option
+@tier_option
+@click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
+@json_option
+def gc(older_than: float | None, tier: str | None, dry_run: bool, as_json: bool) -> None:
+    """Remove the objects of the remote stores that were written longer ago than --older-than, by default 90 days.
+
+    It removes nothing beyond the namespace of the settings. An old entry may be wanted still: then it is compiled, and
+    uploaded, once more. Redis does not know how old its objects are: give its address a ?ttl=90d instead. HTTP caches
+    and buckets have rules of their own.
+
+    \b
+    JSON: {"older_than": float, "dry_run": bool, "remotes": [{"name": str, "matched": int, "without_time": int,
+           "removed": int, "bytes": int (removed, or that would be)}],
+           "problems": [{"remote": str, "kind": str, "problem": str}]}
+
+    Exit status 1 if a store fails.
+    """
+    seconds = _OLD_SECONDS if older_than is None else older_than
+    before, problems, rows = time.time() - seconds, Problems(), list[dict[str, Any]]()
+    with asking(config.load()) as remotes:
+        for name in remotes.named(tier):
+            with problems.of(name):
+                objects = list(remotes.objects(name))
+                row: dict[str, Any] = {"name": name, "matched": 0, "without_time": 0, "removed": 0, "bytes": 0}
+                rows.append(row)
+                old = _old(objects, before, row)
+                if dry_run:
+                    row["bytes"] = sum(each.size for each in old)
+                else:
+                    _remove(remotes, old, row)
+    if as_json:
+        emit({"older_than": seconds, "dry_run": dry_run, "remotes": rows, "problems": problems.found})
+    else:
+        for row in rows:
+            what = f"{counted(row['matched'] if dry_run else row['removed'], 'object')}, {size(row['bytes'])}"
+            print_line(printable(f"{row['name']}: {'would remove' if dry_run else 'removed'} {what}"))
+            if row["without_time"]:
+                note(f"{row['name']}: {counted(row['without_time'], 'object')} of unknown age stay; see --help")
+    problems.tell()
+
+
+@click.command()
+@click.option("--all", "even_quick", is_flag=True, help="Also what compiled faster than no-upload-below demands.")
+@tier_option
+@json_option
+def push(even_quick: bool, tier: str | None, as_json: bool) -> None:
+    """Queue all that the store here has and may share, also what it had before a remote store was set.
+
+    The daemon uploads it behind the programs, the dearest first, and leaves out what is there already: xcache status
+    shows how much waits. What came from other machines, and what users stored in the store of a whole machine who are
+    not in trusted_writers, is not shared.
+
+    \b
+    JSON: {"remotes": [{"name": str, "entries": int, "runs": int (what programs wanted), "left": int (that had no room;
+           push again later)}]}
+    """
+    with asking(config.load()) as remotes:
+        rows = remotes.push(remotes.named(tier)[0] if tier else "", even_quick=even_quick)
+    if as_json:
+        emit({"remotes": rows})
+        return
+    for row in rows:
+        entries, runs = int(row["entries"] or 0), int(row["runs"] or 0)
+        left = f"; {row['left']} had no room: push again later" if row["left"] else ""
+        print_line(printable(f"{row['name']}: queued {counted(entries, 'entry')} and {counted(runs, 'run')}{left}"))
+    if not rows:
+        raise Failure("no remote store that takes uploads")
+
+
+def _old(objects: Iterable[Object], before: float, row: dict[str, Any]) -> list[Object]:
+    """Return the objects that were written before a moment, and count them."""
+    old = []
+    for each in objects:
+        if each.modified_at is None:
+            row["without_time"] += 1
+        elif each.modified_at < before:
+            old.append(each)
+            row["matched"] += 1
+    return old
+
+
+def _remove(remotes: Remotes, old: Sequence[Object], row: dict[str, Any]) -> None:
+    """Remove objects of one store, with a bar on a terminal."""
+    with contextlib.ExitStack() as stack:
+        bar = None
+        if old and sys.stderr is not None and sys.stderr.isatty():
+            bar = stack.enter_context(click.progressbar(length=len(old), label=row["name"], file=sys.stderr))
+        at = 0
+        for done, removed in remotes.remove(row["name"], [each.name for each in old]):
+            row["removed"] += removed
+            row["bytes"] += sum(each.size for each in old[at : at + done])
+            at += done
+            if bar is not None:
+                bar.update(done)
