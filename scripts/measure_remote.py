@@ -1,0 +1,310 @@
+"""Measures warm starts from remote tiers beside a local warm start and JAX's own cache; prints a table in Markdown.
+
+Each start of a fresh host has a store of its own, empty but for the digests of jaxlib's libraries, and a daemon that
+runs already. A link with a delay is two network namespaces, which need root and iproute2; without them it is left out.
+
+    scripts/measure --remote [--rounds 7] [--programs many-small,training] [--ways local,jax,folder,...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import datetime
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+SCRIPTS = Path(__file__).parent
+sys.path[:0] = [str(SCRIPTS / "benchmark")]
+
+import peers  # noqa: E402
+import runs  # noqa: E402
+
+NAMESPACE, NEAR, FAR = "xcache-measure", "10.213.7.1", "10.213.7.2"
+# One way only, so that a round trip takes as long.
+DELAY = "20ms"
+BUCKET = "measured"
+PORTS = {"redis": 21379, "s3": 21333, "filer": 21888, "master": 21933, "volume": 21834}
+READY_WITHIN, SENT_WITHIN = 60.0, 120.0
+LOCAL, CONFIGURED, JAX, UNKNOWN = "local", "local, tier configured", "jax", "folder, jaxlib not yet known"
+
+
+class Tier(NamedTuple):
+    """An address, and what the daemon's environment says beside it."""
+
+    url: str
+    environment: dict[str, str]
+
+
+class Seen(NamedTuple):
+    """One start: its seconds, and the requests and bytes of the daemon's tier."""
+
+    wall: float
+    program: float
+    gets: int
+    size: int
+
+
+def execute(*command: str) -> None:
+    """Run a command; raise CalledProcessError with what it said."""
+    subprocess.run(command, check=True, capture_output=True)
+
+
+@contextlib.contextmanager
+def link() -> Iterator[bool]:
+    """Make a namespace behind a link with a delay; give whether that was possible."""
+    made = False
+    try:
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            execute("ip", "netns", "add", NAMESPACE)
+            made = True
+            execute("ip", "link", "add", "xcnear", "type", "veth", "peer", "name", "xcfar", "netns", NAMESPACE)
+            execute("ip", "addr", "add", f"{NEAR}/30", "dev", "xcnear")
+            execute("ip", "link", "set", "xcnear", "up")
+            inside = ("ip", "netns", "exec", NAMESPACE)
+            execute(*inside, "ip", "addr", "add", f"{FAR}/30", "dev", "xcfar")
+            execute(*inside, "ip", "link", "set", "xcfar", "up")
+            execute(*inside, "ip", "link", "set", "lo", "up")
+            execute("tc", "qdisc", "add", "dev", "xcnear", "root", "netem", "delay", DELAY, "limit", "100000")
+            yield True
+            return
+        print(f"no link with a delay: it needs root and iproute2 (a namespace {NAMESPACE!r})", file=sys.stderr)
+        yield False
+    finally:
+        if made:
+            # The pair of links goes with it.
+            execute("ip", "netns", "del", NAMESPACE)
+
+
+@contextlib.contextmanager
+def served(command: list[str], folder: Path, is_ready: Callable[[], bool]) -> Iterator[None]:
+    """Run a server until the end of the block."""
+    with (folder / "said").open("ab") as said:
+        server = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=said, stderr=said)
+    try:
+        deadline = time.monotonic() + READY_WITHIN
+        while not is_ready():
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{command} did not start: {(folder / 'said').read_text()[-2000:]}")
+            time.sleep(0.05)
+        yield
+    finally:
+        server.terminate()
+        try:
+            server.wait(5)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def answers(url: str, method: str = "GET") -> int:
+    """Return the status that curl gets; 0 without an answer."""
+    done = subprocess.run(
+        ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--max-time", "5", "-X", method, url],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return int(done.stdout or 0)
+
+
+@contextlib.contextmanager
+def engines(root: Path, host: str, within: list[str], suffix: str) -> Iterator[dict[str, Tier]]:
+    """Run the servers that are installed at an address of this machine, perhaps ``within`` a namespace."""
+    found: dict[str, Tier] = {}
+    with contextlib.ExitStack() as stack:
+        if shutil.which("redis-server"):
+            folder = root / f"redis{suffix}"
+            folder.mkdir()
+            command = [*within, "redis-server", "--bind", host, "--port", str(PORTS["redis"]), "--save", ""]
+            command += ["--protected-mode", "no", "--dir", str(folder)]
+            ping = ["redis-cli", "-h", host, "-p", str(PORTS["redis"]), "ping"]
+            stack.enter_context(
+                served(command, folder, lambda: subprocess.run(ping, capture_output=True, check=False).returncode == 0)
+            )
+            found[f"redis{suffix}"] = Tier(f"redis://{host}:{PORTS['redis']}", {})
+        weed = Path(sys.executable).with_name("weed")
+        if weed.exists() and shutil.which("curl"):
+            folder = root / f"s3{suffix}"
+            folder.mkdir()
+            command = [*within, str(weed), "-logtostderr=true", "server", f"-dir={folder}", f"-ip={host}"]
+            command += [f"-ip.bind={host}", "-filer", "-s3", "-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+            command += [f"-{name}.port={PORTS[name]}" for name in ("master", "volume", "filer", "s3")]
+            command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=8"]
+            command += ["-volume.minFreeSpace=1"]
+            bucket = f"http://{host}:{PORTS['filer']}/buckets/{BUCKET}/"
+            stack.enter_context(served(command, folder, lambda: answers(bucket, "POST") in (201, 409)))
+            environment = {"AWS_ENDPOINT_URL": f"http://{host}:{PORTS['s3']}", "AWS_SKIP_SIGNATURE": "true"}
+            found[f"s3{suffix}"] = Tier(f"s3://{BUCKET}/xcache", environment | {"AWS_REGION": "us-east-1"})
+        yield found
+
+
+class Host:
+    """A store with a daemon that shares by a tier, if one is given, and signs."""
+
+    def __init__(self, folder: Path, keys: Mapping[str, str], tier: Tier | None, memo: Path | None) -> None:
+        self.store = Path(tempfile.mkdtemp(dir=folder))
+        self.environment = os.environ | peers.xcache(self.store)
+        if memo is not None:
+            shutil.copy(memo, self.store / memo.name)
+        settings = dict(keys)
+        if tier is not None:
+            # The programs of a measurement have no hurry: what is late would be compiled, and show as a miss.
+            settings |= tier.environment | {"XCACHE_REMOTE": tier.url, "XCACHE_REMOTE_TIMEOUT": "30s"}
+        self.daemon = peers.Daemon(self.store, **settings)
+
+    def remote(self) -> dict[str, Any]:
+        """Return the counts of the tier."""
+        command = [Path(sys.executable).with_name("xcache"), "status", "--json"]
+        said = subprocess.run(command, env=self.environment, capture_output=True, check=True).stdout
+        found: list[dict[str, Any]] = json.loads(said)["remotes"]
+        return found[0] if found else {"gets": 0, "bytes_read": 0, "waiting": 0, "problem": ""}
+
+    def run(self, program: str) -> Seen:
+        """Run a program, which must compile nothing."""
+        sample = runs.Process(program, self.environment).finish()
+        counts = self.remote()
+        if sample["compiled"] or sample["stats"]["errors"] or counts["problem"]:
+            print(f"not a warm start: {sample['compiled']} compiled, {sample['stats']}, {counts}", file=sys.stderr)
+        return Seen(sample["wall"], sample["program"], counts["gets"], counts["bytes_read"])
+
+    def end(self) -> None:
+        """Stop the daemon, and leave nothing behind."""
+        self.daemon.stop()
+        shutil.rmtree(self.store)
+
+
+class Field:
+    """All ways to start, for one program."""
+
+    def __init__(self, root: Path, program: str, tiers: Mapping[str, Tier], keys: Mapping[str, str]) -> None:
+        self._root, self._program, self._tiers, self._keys = root, program, tiers, keys
+        self._memo = root / "native-digests.json"
+        if not self._memo.exists():
+            first = Host(root, keys, None, None)
+            first.run(program)
+            shutil.copy(first.store / self._memo.name, self._memo)
+            first.end()
+        self._jax = os.environ | peers.built_in(root / f"jax-{program}")
+        runs.Process(program, self._jax).finish()
+        # Each tier gets what a host of its own has compiled.
+        for tier in tiers.values():
+            self._fill(Host(root, keys, tier, self._memo)).end()
+        self.local = self._fill(Host(root, keys, None, self._memo))
+        folder = tiers["folder"]
+        self.configured = self._fill(Host(root, keys, folder, self._memo))
+
+    def _fill(self, host: Host) -> Host:
+        runs.Process(self._program, host.environment).finish()
+        deadline = time.monotonic() + SENT_WITHIN
+        # The list of a run is queued when the program has ended, and sent after some seconds.
+        time.sleep(0.5)
+        while host.remote()["waiting"]:
+            if time.monotonic() > deadline:
+                raise SystemExit(f"the tier did not take what was compiled: {host.remote()}")
+            time.sleep(0.2)
+        return host
+
+    def start(self, way: str) -> Seen:
+        """Start the program once."""
+        if way == LOCAL:
+            return self.local.run(self._program)
+        if way == CONFIGURED:
+            before = self.configured.remote()
+            seen = self.configured.run(self._program)
+            return seen._replace(gets=seen.gets - before["gets"], size=seen.size - before["bytes_read"])
+        if way == JAX:
+            sample = runs.Process(self._program, self._jax).finish()
+            return Seen(sample["wall"], sample["program"], 0, 0)
+        is_known = way != UNKNOWN
+        tier = self._tiers[way if is_known else "folder"]
+        host = Host(self._root, self._keys, tier, self._memo if is_known else None)
+        try:
+            return host.run(self._program)
+        finally:
+            host.end()
+
+    def end(self) -> None:
+        """Stop the daemons."""
+        self.local.end()
+        self.configured.end()
+
+
+def new_keys(root: Path) -> dict[str, str]:
+    """Make a key that signs and is trusted."""
+    keys = {"XCACHE_SIGNING_KEY": str(root / "signing-key"), "XCACHE_TRUSTED_KEYS": str(root / "trusted-keys")}
+    environment = os.environ | keys | {"XDG_CONFIG_HOME": str(root)}
+    xcache = str(Path(sys.executable).with_name("xcache"))
+    made = subprocess.run([xcache, "key", "new", "measured"], env=environment, capture_output=True, text=True)
+    line = made.stdout.strip()
+    subprocess.run([xcache, "key", "trust", line], env=environment, check=True, capture_output=True)
+    return keys
+
+
+def printed(program: str, seen: Mapping[str, list[Seen]]) -> None:
+    """Print the table of one program."""
+    local = statistics.median(each.wall for each in seen[LOCAL])
+    print(f"\n| {program} | wall (s) | of a local warm start | fastest (s) | requests | bytes |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for way, starts in seen.items():
+        wall = statistics.median(each.wall for each in starts)
+        # Of each round with that round's local start, because the load of the machine changes.
+        ratios = [each.wall / other.wall for each, other in zip(starts, seen[LOCAL], strict=True)]
+        gets, size = (statistics.median(each) for each in zip(*((s.gets, s.size) for s in starts), strict=True))
+        fastest = min(each.wall for each in starts)
+        print(
+            f"| {way} | {wall:.2f} | {wall / local:.2f} ({statistics.median(ratios):.2f}) | {fastest:.2f}"
+            f" | {gets:.0f} | {size:,.0f} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--programs", default="many-small,training")
+    parser.add_argument("--ways", default="")
+    options = parser.parse_args()
+    # So that servers and the namespace do not stay behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=SCRIPTS)
+    print(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, commit {commit.stdout.strip()},", end=" ")
+    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, medians of {options.rounds} rounds")
+    with contextlib.ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xc", dir="/tmp")))
+        keys = new_keys(root)
+        tiers = stack.enter_context(engines(root, "127.0.0.1", [], ""))
+        if stack.enter_context(link()):
+            within = ["ip", "netns", "exec", NAMESPACE]
+            tiers |= stack.enter_context(engines(root, FAR, within, f", {DELAY} away"))
+        for program in options.programs.split(","):
+            folder = root / f"tier-{program}"
+            folder.mkdir()
+            tiers["folder"] = Tier(folder.as_uri(), {})
+            all_ways = [LOCAL, CONFIGURED, JAX, "folder", UNKNOWN, *(name for name in tiers if name != "folder")]
+            ways = [way for way in all_ways if way in (*options.ways.split("+"), LOCAL)] if options.ways else all_ways
+            field = Field(root, program, tiers, keys)
+            seen: dict[str, list[Seen]] = {way: [] for way in ways}
+            try:
+                for number in range(options.rounds):
+                    for way in peers.rotated(ways, number):
+                        seen[way].append(field.start(way))
+            finally:
+                field.end()
+            printed(program, seen)
+    print(f"\nload at the end {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()
