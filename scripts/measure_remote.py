@@ -1,7 +1,7 @@
 """Measures warm starts from remote tiers beside a local warm start and JAX's own cache; prints a table in Markdown.
 
 Each start of a fresh host has a store of its own, empty but for the digests of jaxlib's libraries, and a daemon that
-runs already. A link with a delay is two network namespaces, which need root and iproute2; without them it is left out.
+runs already. A long link is a relay on loopback that delivers late (measure_relay.py), so that no root is needed.
 
     scripts/measure --remote [--rounds 7] [--programs many-small,training] [--ways local,jax,folder,...]
 """
@@ -15,12 +15,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,9 +32,9 @@ sys.path[:0] = [str(SCRIPTS / "benchmark")]
 import peers  # noqa: E402
 import runs  # noqa: E402
 
-NAMESPACE, NEAR, FAR = "xcache-measure", "10.213.7.1", "10.213.7.2"
-# One way only, so that a round trip takes as long.
-DELAY = "20ms"
+# Seconds of a round trip on the long link.
+ROUND_TRIP = 0.02
+AWAY = f", {ROUND_TRIP * 1000:.0f} ms away"
 BUCKET = "measured"
 PORTS = {"redis": 21379, "s3": 21333, "filer": 21888, "master": 21933, "volume": 21834}
 READY_WITHIN, SENT_WITHIN = 60.0, 120.0
@@ -53,37 +55,6 @@ class Seen(NamedTuple):
     program: float
     gets: int
     size: int
-
-
-def execute(*command: str) -> None:
-    """Run a command; raise CalledProcessError with what it said."""
-    subprocess.run(command, check=True, capture_output=True)
-
-
-@contextlib.contextmanager
-def link() -> Iterator[bool]:
-    """Make a namespace behind a link with a delay; give whether that was possible."""
-    made = False
-    try:
-        with contextlib.suppress(OSError, subprocess.CalledProcessError):
-            execute("ip", "netns", "add", NAMESPACE)
-            made = True
-            execute("ip", "link", "add", "xcnear", "type", "veth", "peer", "name", "xcfar", "netns", NAMESPACE)
-            execute("ip", "addr", "add", f"{NEAR}/30", "dev", "xcnear")
-            execute("ip", "link", "set", "xcnear", "up")
-            inside = ("ip", "netns", "exec", NAMESPACE)
-            execute(*inside, "ip", "addr", "add", f"{FAR}/30", "dev", "xcfar")
-            execute(*inside, "ip", "link", "set", "xcfar", "up")
-            execute(*inside, "ip", "link", "set", "lo", "up")
-            execute("tc", "qdisc", "add", "dev", "xcnear", "root", "netem", "delay", DELAY, "limit", "100000")
-            yield True
-            return
-        print(f"no link with a delay: it needs root and iproute2 (a namespace {NAMESPACE!r})", file=sys.stderr)
-        yield False
-    finally:
-        if made:
-            # The pair of links goes with it.
-            execute("ip", "netns", "del", NAMESPACE)
 
 
 @contextlib.contextmanager
@@ -107,46 +78,56 @@ def served(command: list[str], folder: Path, is_ready: Callable[[], bool]) -> It
             server.wait()
 
 
-def answers(url: str, method: str = "GET") -> int:
-    """Return the status that curl gets; 0 without an answer."""
-    done = subprocess.run(
-        ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}", "--max-time", "5", "-X", method, url],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return int(done.stdout or 0)
-
-
 @contextlib.contextmanager
-def engines(root: Path, host: str, within: list[str], suffix: str) -> Iterator[dict[str, Tier]]:
-    """Run the servers that are installed at an address of this machine, perhaps ``within`` a namespace."""
+def engines(root: Path) -> Iterator[dict[str, Tier]]:
+    """Run the servers that are installed, each also behind a long link."""
     found: dict[str, Tier] = {}
     with contextlib.ExitStack() as stack:
         if shutil.which("redis-server"):
-            folder = root / f"redis{suffix}"
+            folder, port = root / "redis", PORTS["redis"]
             folder.mkdir()
-            command = [*within, "redis-server", "--bind", host, "--port", str(PORTS["redis"]), "--save", ""]
-            command += ["--protected-mode", "no", "--dir", str(folder)]
-            ping = ["redis-cli", "-h", host, "-p", str(PORTS["redis"]), "ping"]
-            stack.enter_context(
-                served(command, folder, lambda: subprocess.run(ping, capture_output=True, check=False).returncode == 0)
-            )
-            found[f"redis{suffix}"] = Tier(f"redis://{host}:{PORTS['redis']}", {})
+            command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
+            stack.enter_context(served(command, folder, lambda: listens(port)))
+            found |= {f"redis{suffix}": Tier(f"redis://127.0.0.1:{to}", {}) for suffix, to in both(stack, root, port)}
         weed = Path(sys.executable).with_name("weed")
-        if weed.exists() and shutil.which("curl"):
-            folder = root / f"s3{suffix}"
+        if weed.exists():
+            folder, port = root / "s3", PORTS["s3"]
             folder.mkdir()
-            command = [*within, str(weed), "-logtostderr=true", "server", f"-dir={folder}", f"-ip={host}"]
-            command += [f"-ip.bind={host}", "-filer", "-s3", "-s3.iam=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+            command = [str(weed), "-logtostderr=true", "server", f"-dir={folder}", "-ip=127.0.0.1"]
+            command += ["-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.iam=false", "-s3.port.iceberg=0"]
             command += [f"-{name}.port={PORTS[name]}" for name in ("master", "volume", "filer", "s3")]
-            command += ["-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=8"]
-            command += ["-volume.minFreeSpace=1"]
-            bucket = f"http://{host}:{PORTS['filer']}/buckets/{BUCKET}/"
-            stack.enter_context(served(command, folder, lambda: answers(bucket, "POST") in (201, 409)))
-            environment = {"AWS_ENDPOINT_URL": f"http://{host}:{PORTS['s3']}", "AWS_SKIP_SIGNATURE": "true"}
-            found[f"s3{suffix}"] = Tier(f"s3://{BUCKET}/xcache", environment | {"AWS_REGION": "us-east-1"})
+            command += ["-s3.port.lance=0", "-master.telemetry=false", "-master.volumeSizeLimitMB=64"]
+            command += ["-volume.max=8", "-volume.minFreeSpace=1"]
+            stack.enter_context(served(command, folder, has_bucket))
+            for suffix, to in both(stack, root, port):
+                environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{to}", "AWS_SKIP_SIGNATURE": "true"}
+                found[f"s3{suffix}"] = Tier(f"s3://{BUCKET}/xcache", environment | {"AWS_REGION": "us-east-1"})
         yield found
+
+
+def both(stack: contextlib.ExitStack, root: Path, port: int) -> list[tuple[str, int]]:
+    """Run a relay to a port; return what to call either way, and its port."""
+    relay = [sys.executable, str(SCRIPTS / "measure_relay.py"), str(port + 1), str(port), str(ROUND_TRIP)]
+    stack.enter_context(served(relay, root, lambda: listens(port + 1)))
+    return [("", port), (AWAY, port + 1)]
+
+
+def listens(port: int) -> bool:
+    """Return whether somebody accepts connections at a port."""
+    with contextlib.suppress(OSError):
+        socket.create_connection(("127.0.0.1", port), 1.0).close()
+        return True
+    return False
+
+
+def has_bucket() -> bool:
+    """Make the bucket; return whether it is there."""
+    url = f"http://127.0.0.1:{PORTS['filer']}/buckets/{BUCKET}/"
+    with contextlib.suppress(OSError):
+        request = urllib.request.Request(url, method="POST")
+        urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=5).close()
+        return True
+    return False
 
 
 class Host:
@@ -187,19 +168,22 @@ class Host:
 class Field:
     """All ways to start, for one program."""
 
-    def __init__(self, root: Path, program: str, tiers: Mapping[str, Tier], keys: Mapping[str, str]) -> None:
+    def __init__(
+        self, root: Path, program: str, ways: Sequence[str], tiers: Mapping[str, Tier], keys: Mapping[str, str]
+    ) -> None:
         self._root, self._program, self._tiers, self._keys = root, program, tiers, keys
         self._memo = root / "native-digests.json"
         if not self._memo.exists():
             first = Host(root, keys, None, None)
-            first.run(program)
+            runs.Process(program, first.environment).finish()
             shutil.copy(first.store / self._memo.name, self._memo)
             first.end()
         self._jax = os.environ | peers.built_in(root / f"jax-{program}")
         runs.Process(program, self._jax).finish()
-        # Each tier gets what a host of its own has compiled.
-        for tier in tiers.values():
-            self._fill(Host(root, keys, tier, self._memo)).end()
+        # Each engine gets what a host of its own has compiled; the long link leads to the same.
+        for name, tier in tiers.items():
+            if AWAY not in name and any(way.startswith(name) for way in ways):
+                self._fill(Host(root, keys, tier, self._memo)).end()
         self.local = self._fill(Host(root, keys, None, self._memo))
         folder = tiers["folder"]
         self.configured = self._fill(Host(root, keys, folder, self._memo))
@@ -245,7 +229,8 @@ def new_keys(root: Path) -> dict[str, str]:
     keys = {"XCACHE_SIGNING_KEY": str(root / "signing-key"), "XCACHE_TRUSTED_KEYS": str(root / "trusted-keys")}
     environment = os.environ | keys | {"XDG_CONFIG_HOME": str(root)}
     xcache = str(Path(sys.executable).with_name("xcache"))
-    made = subprocess.run([xcache, "key", "new", "measured"], env=environment, capture_output=True, text=True)
+    command = [xcache, "key", "new", "measured"]
+    made = subprocess.run(command, env=environment, capture_output=True, check=True, text=True)
     line = made.stdout.strip()
     subprocess.run([xcache, "key", "trust", line], env=environment, check=True, capture_output=True)
     return keys
@@ -278,23 +263,28 @@ def main() -> None:
     options = parser.parse_args()
     # So that servers and the namespace do not stay behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=SCRIPTS)
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, check=True, text=True, cwd=SCRIPTS)
     print(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, commit {commit.stdout.strip()},", end=" ")
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, medians of {options.rounds} rounds")
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xc", dir="/tmp")))
         keys = new_keys(root)
-        tiers = stack.enter_context(engines(root, "127.0.0.1", [], ""))
-        if stack.enter_context(link()):
-            within = ["ip", "netns", "exec", NAMESPACE]
-            tiers |= stack.enter_context(engines(root, FAR, within, f", {DELAY} away"))
+        tiers = stack.enter_context(engines(root))
         for program in options.programs.split(","):
             folder = root / f"tier-{program}"
             folder.mkdir()
             tiers["folder"] = Tier(folder.as_uri(), {})
-            all_ways = [LOCAL, CONFIGURED, JAX, "folder", UNKNOWN, *(name for name in tiers if name != "folder")]
+            all_ways = [
+                LOCAL,
+                CONFIGURED,
+                JAX,
+                "folder",
+                UNKNOWN,
+                *(name for name in sorted(tiers) if name != "folder"),
+            ]
             ways = [way for way in all_ways if way in (*options.ways.split("+"), LOCAL)] if options.ways else all_ways
-            field = Field(root, program, tiers, keys)
+            field = Field(root, program, ways, tiers, keys)
             seen: dict[str, list[Seen]] = {way: [] for way in ways}
             try:
                 for number in range(options.rounds):

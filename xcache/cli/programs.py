@@ -11,6 +11,21 @@ from xcache.keys import stablehlo
 from xcache.wire.envelope import MAX_RAW_SIZE, programs_in
 
 
+class ProgramElsewhere(Failure):
+    """The entry came from a remote store, and its program stayed where it was lowered."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the program of this entry stayed on the machine that lowered it: only executables were sent to the remote"
+            " store (programs=1 in its address there sends programs, too)"
+        )
+
+
+def is_here(program: Row) -> bool:
+    """Return whether the store has the content of a program; of entries from remote stores it may have none."""
+    return int(program["stored_size"]) > 0
+
+
 def bytecode(store: StoreReader, program: Row) -> bytes:
     """Return the MLIR bytecode of a stored program; raise DamagedError if it is damaged."""
     return _both(store, program)[0]
@@ -23,6 +38,8 @@ def located_bytecode(store: StoreReader, program: Row) -> bytes:
 
 
 def _both(store: StoreReader, program: Row) -> tuple[bytes, bytes]:
+    if not is_here(program):
+        raise ProgramElsewhere
     digest = program["digest"]
     content = store.content(program["blob"])
     try:

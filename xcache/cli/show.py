@@ -131,8 +131,13 @@ def _print(entry: dict[str, Any]) -> None:
 
 def _writer(entry: dict[str, Any]) -> str:
     if is_signer(entry["writer_uid"]):
-        return f"{entry['writer_program']}; signed by {writer_name(entry['writer_uid'])}"
+        return f"{entry['writer_program']}; {_vouched(entry['writer_uid'])}"
     return f"{entry['writer_program']} (process {entry['writer_pid']}, uid {entry['writer_uid']})"
+
+
+def _vouched(signer: int) -> str:
+    name = writer_name(signer)
+    return f"unsigned, from {name}" if name.startswith("tier ") else f"signed by {name}"
 
 
 def _sizes(row: dict[str, Any]) -> str:
