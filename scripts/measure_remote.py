@@ -36,7 +36,6 @@ import runs  # noqa: E402
 ROUND_TRIP = 0.02
 AWAY = f", {ROUND_TRIP * 1000:.0f} ms away"
 BUCKET = "measured"
-PORTS = {"redis": 21379, "s3": 21333, "filer": 21888, "master": 21933, "volume": 21834}
 READY_WITHIN, SENT_WITHIN = 60.0, 120.0
 LOCAL, CONFIGURED, JAX, UNKNOWN = "local", "local, tier configured", "jax", "folder, jaxlib not yet known"
 
@@ -84,25 +83,35 @@ def engines(root: Path) -> Iterator[dict[str, Tier]]:
     found: dict[str, Tier] = {}
     with contextlib.ExitStack() as stack:
         if shutil.which("redis-server"):
-            folder, port = root / "redis", PORTS["redis"]
+            folder, port = root / "redis", free_port()
             folder.mkdir()
             command = ["redis-server", "--bind", "127.0.0.1", "--port", str(port), "--save", "", "--dir", str(folder)]
             stack.enter_context(served(command, folder, lambda: listens(port)))
             found |= {f"redis{suffix}": Tier(f"redis://127.0.0.1:{to}", {}) for suffix, to in both(stack, root, port)}
         weed = Path(sys.executable).with_name("weed")
         if weed.exists():
-            folder, port = root / "s3", PORTS["s3"]
+            folder, port = root / "s3", free_port()
+            ports = {name: free_port() for name in ("master", "volume", "filer")} | {"s3": port}
             folder.mkdir()
             command = [str(weed), "-logtostderr=true", "server", f"-dir={folder}", "-ip=127.0.0.1"]
             command += ["-ip.bind=127.0.0.1", "-filer", "-s3", "-s3.iam=false", "-s3.port.iceberg=0"]
-            command += [f"-{name}.port={PORTS[name]}" for name in ("master", "volume", "filer", "s3")]
+            command += [f"-{name}.port={number}" for name, number in ports.items()]
+            # It would take the same port and ten thousand.
+            command += [f"-{name}.port.grpc={free_port()}" for name in ports]
             command += ["-s3.port.lance=0", "-master.telemetry=false", "-master.volumeSizeLimitMB=64"]
             command += ["-volume.max=8", "-volume.minFreeSpace=1"]
-            stack.enter_context(served(command, folder, has_bucket))
+            stack.enter_context(served(command, folder, lambda: has_bucket(ports["filer"])))
             for suffix, to in both(stack, root, port):
                 environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{to}", "AWS_SKIP_SIGNATURE": "true"}
                 found[f"s3{suffix}"] = Tier(f"s3://{BUCKET}/xcache", environment | {"AWS_REGION": "us-east-1"})
         yield found
+
+
+def free_port() -> int:
+    """Return a port that was free a moment ago, as was the next one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def both(stack: contextlib.ExitStack, root: Path, port: int) -> list[tuple[str, int]]:
@@ -120,9 +129,9 @@ def listens(port: int) -> bool:
     return False
 
 
-def has_bucket() -> bool:
+def has_bucket(port: int) -> bool:
     """Make the bucket; return whether it is there."""
-    url = f"http://127.0.0.1:{PORTS['filer']}/buckets/{BUCKET}/"
+    url = f"http://127.0.0.1:{port}/buckets/{BUCKET}/"
     with contextlib.suppress(OSError):
         request = urllib.request.Request(url, method="POST")
         urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=5).close()

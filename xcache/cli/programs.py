@@ -10,15 +10,14 @@ from xcache.errors import DamagedError
 from xcache.keys import stablehlo
 from xcache.wire.envelope import MAX_RAW_SIZE, programs_in
 
+NOT_HERE = "it stayed on the machine that lowered it, which sends programs only with programs=1 in its tier's address"
+
 
 class ProgramElsewhere(Failure):
     """The entry came from a remote store, and its program stayed where it was lowered."""
 
     def __init__(self) -> None:
-        super().__init__(
-            "the program of this entry stayed on the machine that lowered it: only executables were sent to the remote"
-            " store (programs=1 in its address there sends programs, too)"
-        )
+        super().__init__(f"this entry has no program: {NOT_HERE}")
 
 
 def is_here(program: Row) -> bool:
