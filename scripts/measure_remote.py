@@ -48,10 +48,10 @@ class Tier(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """One start: its seconds, and the requests and bytes of the daemon's tier."""
+    """One start: its seconds, those of processors with the daemon's, and the requests and bytes of the tier."""
 
     wall: float
-    program: float
+    processors: float
     gets: int
     size: int
 
@@ -162,11 +162,13 @@ class Host:
 
     def run(self, program: str) -> Seen:
         """Run a program, which must compile nothing."""
+        before = self.daemon.cpu()
         sample = runs.Process(program, self.environment).finish()
+        processors = sample["cpu"] + self.daemon.cpu() - before
         counts = self.remote()
         if sample["compiled"] or sample["stats"]["errors"] or counts["problem"]:
             print(f"not a warm start: {sample['compiled']} compiled, {sample['stats']}, {counts}", file=sys.stderr)
-        return Seen(sample["wall"], sample["program"], counts["gets"], counts["bytes_read"])
+        return Seen(sample["wall"], processors, counts["gets"], counts["bytes_read"])
 
     def end(self) -> None:
         """Stop the daemon, and leave nothing behind."""
@@ -218,7 +220,7 @@ class Field:
             return seen._replace(gets=seen.gets - before["gets"], size=seen.size - before["bytes_read"])
         if way == JAX:
             sample = runs.Process(self._program, self._jax).finish()
-            return Seen(sample["wall"], sample["program"], 0, 0)
+            return Seen(sample["wall"], sample["cpu"], 0, 0)
         is_known = way != UNKNOWN
         tier = self._tiers[way if is_known else "folder"]
         host = Host(self._root, self._keys, tier, self._memo if is_known else None)
@@ -247,18 +249,15 @@ def new_keys(root: Path) -> dict[str, str]:
 
 def printed(program: str, seen: Mapping[str, list[Seen]]) -> None:
     """Print the table of one program."""
-    local = statistics.median(each.wall for each in seen[LOCAL])
-    print(f"\n| {program} | wall (s) | of a local warm start | fastest (s) | requests | bytes |")
-    print("|---|---:|---:|---:|---:|---:|")
+    print(f"\n| {program} | wall (s) | fastest (s) | of a local start | processors (s) | requests | bytes |")
+    print("|---|---:|---:|---:|---:|---:|---:|")
     for way, starts in seen.items():
-        wall = statistics.median(each.wall for each in starts)
         # Of each round with that round's local start, because the load of the machine changes.
-        ratios = [each.wall / other.wall for each, other in zip(starts, seen[LOCAL], strict=True)]
-        gets, size = (statistics.median(each) for each in zip(*((s.gets, s.size) for s in starts), strict=True))
+        ratio = statistics.median(each.wall / other.wall for each, other in zip(starts, seen[LOCAL], strict=True))
+        wall, processors, gets, size = (statistics.median(column) for column in zip(*starts, strict=True))
         fastest = min(each.wall for each in starts)
         print(
-            f"| {way} | {wall:.2f} | {wall / local:.2f} ({statistics.median(ratios):.2f}) | {fastest:.2f}"
-            f" | {gets:.0f} | {size:,.0f} |",
+            f"| {way} | {wall:.2f} | {fastest:.2f} | {ratio:.2f} | {processors:.2f} | {gets:.0f} | {size:,.0f} |",
             flush=True,
         )
 
