@@ -23,6 +23,15 @@ ON = {"XCACHE": "1", "JAX_PLATFORMS": "cpu"}
 _NUMBERS = itertools.count()
 
 
+@pytest.fixture(
+    scope="session", params=["folder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("redis", "s3"))]
+)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each engine in turn."""
+    found: Engine = request.getfixturevalue(f"{request.param}_engine")
+    return found
+
+
 def train(place: Place) -> dict[str, object]:
     """Run the training program on a host, and return what it says."""
     done = subprocess.run(
@@ -44,11 +53,8 @@ def at(engine: Engine) -> Where:
     return engine.at(f"fleet{next(_NUMBERS)}")
 
 
-@pytest.mark.parametrize(
-    "engine", ["folder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("redis", "s3"))]
-)
-def test_what_one_host_compiled_the_next_one_loads(engine, request):
-    tier = at(request.getfixturevalue(f"{engine}_engine"))
+def test_what_one_host_compiled_the_next_one_loads(engine):
+    tier = at(engine)
     with host(tier) as here:
         first = train(here)
         assert first["hits"] == 0
