@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xcache.cli import component_diff, operation_diff, store_file
 from xcache.cli.operation_diff import Difference
-from xcache.cli.programs import located_bytecode
+from xcache.cli.programs import is_here, located_bytecode
 from xcache.cli.store_file import StoreReader
 from xcache.errors import XcacheError
 from xcache.wire.ledger import Row
@@ -94,6 +94,8 @@ class Neighbours:
         for each in candidates:
             if len(self._programs) >= _MOST_READ:
                 break
+            if not is_here(self._store.program(each["program"], each["writer_uid"])):
+                continue
             distance = mine.distance(self._program(each)), each["key"] not in at_site, len(_changed(here, each))
             if distance < least:
                 nearest, least = each, distance

@@ -10,6 +10,20 @@ from xcache.errors import DamagedError
 from xcache.keys import stablehlo
 from xcache.wire.envelope import MAX_RAW_SIZE, programs_in
 
+NOT_HERE = "it stayed on the machine that lowered it, which sends programs only with programs=1 in its tier's address"
+
+
+class ProgramElsewhere(Failure):
+    """The entry came from a remote store, and its program stayed where it was lowered."""
+
+    def __init__(self) -> None:
+        super().__init__(f"this entry has no program: {NOT_HERE}")
+
+
+def is_here(program: Row) -> bool:
+    """Return whether the store has the content of a program; of entries from remote stores it may have none."""
+    return int(program["stored_size"]) > 0
+
 
 def bytecode(store: StoreReader, program: Row) -> bytes:
     """Return the MLIR bytecode of a stored program; raise DamagedError if it is damaged."""
@@ -23,6 +37,8 @@ def located_bytecode(store: StoreReader, program: Row) -> bytes:
 
 
 def _both(store: StoreReader, program: Row) -> tuple[bytes, bytes]:
+    if not is_here(program):
+        raise ProgramElsewhere
     digest = program["digest"]
     content = store.content(program["blob"])
     try:

@@ -12,7 +12,7 @@ import click
 from xcache.cli import daemon, option_lines, store_file
 from xcache.cli.completion import complete_key
 from xcache.cli.output import duration, emit, json_option, moment, note, print_facts, print_line, printable, size
-from xcache.cli.programs import as_text, bytecode
+from xcache.cli.programs import NOT_HERE, as_text, bytecode, is_here
 from xcache.cli.selection import full_key
 from xcache.cli.writers import writer_name
 from xcache.config import config
@@ -118,7 +118,7 @@ def _print(entry: dict[str, Any]) -> None:
             ("last used", moment(entry["last_used_at"])),
             ("written by", _writer(entry)),
             ("program", program["digest"]),
-            ("", f"{_sizes(program)}; --program prints it"),
+            ("", f"{_sizes(program)}; --program prints it" if is_here(program) else NOT_HERE),
             *((name, part["digest"]) for name, part in entry["components"].items()),
         ]
     )
@@ -131,8 +131,13 @@ def _print(entry: dict[str, Any]) -> None:
 
 def _writer(entry: dict[str, Any]) -> str:
     if is_signer(entry["writer_uid"]):
-        return f"{entry['writer_program']}; signed by {writer_name(entry['writer_uid'])}"
+        return f"{entry['writer_program']}; {_vouched(entry['writer_uid'])}"
     return f"{entry['writer_program']} (process {entry['writer_pid']}, uid {entry['writer_uid']})"
+
+
+def _vouched(signer: int) -> str:
+    name = writer_name(signer)
+    return f"unsigned, from {name}" if name.startswith("tier ") else f"signed by {name}"
 
 
 def _sizes(row: dict[str, Any]) -> str:

@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from xcache.errors import UnavailableError, UntrustedError
@@ -28,6 +28,14 @@ _GIVEN = frozenset(
     }
 )
 _GIVEN_BY_PREFIX = ("LC_", "XDG_", "XCACHE_")
+# How a remote store is reached and what allows it: for all of them, and by the scheme of their addresses.
+_GIVEN_FOR_REMOTES = frozenset(
+    {
+        *("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+        *("http_proxy", "https_proxy", "all_proxy", "no_proxy"),
+    }
+)
+_GIVEN_BY_SCHEME = {"s3": ("AWS_",), "gs": ("GOOGLE_",), "az": ("AZURE_", "IDENTITY_", "MSI_")}
 # Python finds its modules by these, and writes bytecode accordingly.
 _GIVEN_TO_PYTHON = frozenset(
     {
@@ -51,13 +59,15 @@ def daemon_command() -> list[str]:
     )
 
 
-def daemon_environment(environ: Mapping[str, str], named: str = "") -> dict[str, str]:
+def daemon_environment(environ: Mapping[str, str], named: str = "", remotes: Iterable[str] = ()) -> dict[str, str]:
     """Return the variables of a program's environment that its daemon gets: those that say where things are.
 
-    ``named`` is one more, which a setting names.
+    ``named`` is one more, which a setting names; ``remotes`` are the addresses of the remote stores.
     """
-    by_name = _GIVEN | {named}
-    given = {name: value for name, value in environ.items() if name in by_name or name.startswith(_GIVEN_BY_PREFIX)}
+    schemes = {address.partition(":")[0] for address in remotes}
+    by_name = _GIVEN | {named} | (_GIVEN_FOR_REMOTES if schemes else set())
+    by_prefix = (*_GIVEN_BY_PREFIX, *(each for scheme in schemes for each in _GIVEN_BY_SCHEME.get(scheme, ())))
+    given = {name: value for name, value in environ.items() if name in by_name or name.startswith(by_prefix)}
     if _is_frozen():
         # In a bundle LD_LIBRARY_PATH names the bundle itself; PyInstaller keeps the user's value in another variable.
         before = environ.get("LD_LIBRARY_PATH_ORIG")

@@ -258,7 +258,8 @@ class Launcher:
             self._ready, self._report = reading, b""
         try:
             command = daemon_command()
-            environment = daemon_environment(os.environ, self._config.key_variable) | self._config.as_environment()
+            given = daemon_environment(os.environ, self._config.key_variable, self._config.remote)
+            environment = given | self._config.as_environment()
             try:
                 handed_down = ["--lock-fd", str(LOCK_FD), "--ready-fd", str(READY_FD)]
                 spawn([*command, *handed_down], environment, lock.fileno(), ready.fileno())

@@ -39,6 +39,13 @@ class Remote(NamedTuple):
         parts = urlsplit(self.url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
+    @property
+    def id(self) -> str:
+        """What stands for the key of an unsigned entry from this tier, if it is trusted itself: a digest."""
+        import hashlib
+
+        return hashlib.sha256(f"tier {self.public_url}".encode()).hexdigest()
+
 
 def _trust(text: str) -> str:
     return parsing.parse_choice(text, ("keys", "tier"))

@@ -22,7 +22,6 @@ from xcached.tiers import parcel
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
 from xcached.tiers.runs import Found, Run, parts_of, unpack
-from xcached.tiers.signers import tier_id
 
 logger = logging.getLogger("xcached")
 
@@ -64,7 +63,7 @@ class Keeper:
         for found in reversed(await asyncio.to_thread(self.runs_in, tier, content, wanted)):
             parcels = await asyncio.to_thread(self._all_unpacked, tier, found.run.parcels)
             await asyncio.gather(*(self.keep(tier, each) for each in parcels))
-            uid = signer_uid(found.key_id or tier_id(tier.remote))
+            uid = signer_uid(found.key_id or tier.remote.id)
 
             def note(uid: int = uid, run: Run = found.run) -> None:
                 self._aliases.remember(uid, run.aliases)
@@ -111,7 +110,7 @@ class Keeper:
 
     async def keep(self, tier: GuardedTier, found: parcel.Parcel) -> bool:
         """Write an entry whose signature was checked; return whether it is stored."""
-        uid = signer_uid(found.key_id or tier_id(tier.remote))
+        uid = signer_uid(found.key_id or tier.remote.id)
         program = found.program
         put = found.put
         if program is None:

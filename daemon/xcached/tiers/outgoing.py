@@ -21,7 +21,6 @@ from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
 from xcached.tiers.names import Names
 from xcached.tiers.runs import Found, Run, is_worth_a_part, joined, pack
-from xcached.tiers.signers import tier_id
 
 _COMPONENTS = tuple(f"{name}_component" for name in protocol.DESCRIBED_COMPONENTS)
 _COLUMNS = (
@@ -74,7 +73,7 @@ class Outgoing:
         signer = self._signer(tier)
         key_id = signer.public.id if signer else ""
         # What this key signed elsewhere may be signed again.
-        writers = uid, signer_uid(key_id or tier_id(tier.remote))
+        writers = uid, signer_uid(key_id or tier.remote.id)
         items, options = newest_history(connection, [uid], wanted)
         parcels: dict[str, parcel.Content] = {}
         programs: dict[str, None] = {}
@@ -86,7 +85,7 @@ class Outgoing:
                 programs[program] = None
                 toolchain = toolchain or of
                 if size <= min(_LARGEST_IN_RUN, room):
-                    made = self._parcel(connection, key, writer, signer, with_program=False)
+                    made = self._parcel(connection, key, writer, signer, with_program=tier.remote.programs)
                     if made is not None:
                         parcels[key], room = made, room - len(made)
                         break

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 from datetime import date
@@ -16,17 +15,12 @@ from xcached.tiers.identity import Identity
 _LOOK_SECONDS = 0.02
 
 
-def tier_id(remote: Remote) -> str:
-    """Return what stands for the key of an unsigned entry: a digest of the tier that is trusted itself."""
-    return hashlib.sha256(f"tier {remote.public_url}".encode()).hexdigest()
-
-
 class Signers:
     """The trusted keys of now. It belongs to the serving thread."""
 
     def __init__(self, identity: Identity, remotes: Sequence[Remote]) -> None:
         self._identity = identity
-        self._of_tiers = frozenset(signer_uid(tier_id(remote)) for remote in remotes if remote.trust == "tier")
+        self._of_tiers = frozenset(signer_uid(remote.id) for remote in remotes if remote.trust == "tier")
         # The uids of a list of keys on a day, and when that list was looked at.
         self._known: tuple[TrustedKeys, date, frozenset[int]] | None = None
         self._looked_at = 0.0

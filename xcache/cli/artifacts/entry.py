@@ -6,10 +6,11 @@ import os
 from typing import NamedTuple
 
 from xcache.cli import daemon, store_file
-from xcache.cli.programs import located_bytecode
+from xcache.cli.programs import is_here, located_bytecode
 from xcache.cli.selection import full_key
 from xcache.config.config import Config
 from xcache.wire import envelope, protocol
+from xcache.wire.ownership import is_signer
 
 
 class Entry(NamedTuple):
@@ -22,7 +23,8 @@ class Entry(NamedTuple):
     writer: int
     compile_seconds: float
     blob: str
-    program: bytes
+    # None if it stayed on the machine that lowered it.
+    program: bytes | None
     executable: bytes
     # The digest and description of each component that has one.
     components: dict[str, tuple[str, str | None]]
@@ -43,7 +45,10 @@ def read(settings: Config, wanted: str, *, with_executable: bool) -> Entry:
         assert store is not None  # noqa: S101 - full_key() fails without one
         row = store.entry(key)
         digests = {name: row[f"{name}_component"] for name in protocol.DESCRIBED_COMPONENTS}
+        program = store.program(row["program"], row["writer_uid"])
         sealed = store.content(row["blob"]) if with_executable else b""
+        # A key has no Python here; this user's programs load what it has signed.
+        installer = os.getuid() if is_signer(row["writer_uid"]) else row["writer_uid"]
         return Entry(
             key=key,
             module_name=row["module_name"],
@@ -52,8 +57,8 @@ def read(settings: Config, wanted: str, *, with_executable: bool) -> Entry:
             writer=row["writer_uid"],
             compile_seconds=row["compile_seconds"],
             blob=row["blob"],
-            program=located_bytecode(store, store.program(row["program"], row["writer_uid"])),
+            program=located_bytecode(store, program) if is_here(program) else None,
             executable=envelope.open_sealed(key, row["blob"], sealed) if with_executable else b"",
             components={name: (digest, store.description(digest)) for name, digest in digests.items()},
-            places=[each["place"] for each in store.installations(digests["toolchain"], row["writer_uid"])],
+            places=[each["place"] for each in store.installations(digests["toolchain"], installer)],
         )

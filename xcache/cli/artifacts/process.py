@@ -25,7 +25,10 @@ from typing import Any, NamedTuple
 from xcache.cli import Failure
 from xcache.cli.artifacts.entry import Entry
 from xcache.cli.output import printable
+from xcache.cli.programs import ProgramElsewhere
+from xcache.cli.writers import trusted_signers
 from xcache.keys import stablehlo
+from xcache.wire.ownership import is_signer
 
 # A compile may take as long as the first of these, or as many times what the entry's took, but no more than the last.
 _LEAST_SECONDS, _TIMES, _MOST_SECONDS = 300.0, 10.0, 86400.0
@@ -72,17 +75,21 @@ def of_entry(entry: Entry) -> Python:
 
 def run(entry: Entry, python: Python, action: str, *, environment: dict[str, str] | None = None, **task: Any) -> Result:
     """Do an action of the worker; raise Failure if it fails."""
+    if entry.program is None and not entry.executable:
+        # With the executable, an action needs no program.
+        raise ProgramElsewhere
+    program = entry.program or b""
     description = {
         "action": action,
         "platform": entry.platform,
         "jaxlib": entry.jaxlib,
         "place": python.place,
         "parser": inspect.getsource(stablehlo),
-        "program": len(entry.program),
+        "program": len(program),
         "executable": len(entry.executable),
         **task,
     }
-    content = b"".join((json.dumps(description).encode(), b"\n", entry.program, entry.executable))
+    content = b"".join((json.dumps(description).encode(), b"\n", program, entry.executable))
     seconds = min(max(_LEAST_SECONDS, _TIMES * entry.compile_seconds), _MOST_SECONDS)
     rights = _rights(entry.writer)
     with tempfile.TemporaryDirectory(prefix="xcache-") as folder:
@@ -142,6 +149,11 @@ def _run(
 
 def _rights(writer: int) -> dict[str, Any]:
     if writer == os.getuid():
+        return {}
+    if is_signer(writer):
+        # This user's programs load it, too.
+        if writer not in trusted_signers():
+            raise Failure("no key that is trusted now has signed this entry, so nobody may look into it")
         return {}
     if os.getuid() != 0:
         raise Failure(f"the user with the uid {writer} wrote this entry, and only that user and root may look into it")

@@ -1,0 +1,117 @@
+"""A real program that one host has compiled is compiled on no other host that shares its tier."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import subprocess
+import sys
+
+import pytest
+from support.command_line import Shell
+from support.engines import Engine, Where
+from support.engines import folder_engine as folder_engine
+from support.engines import redis_engine as redis_engine
+from support.engines import s3_engine as s3_engine
+from support.hosts import has_uploaded, host, remote_of
+from support.places import Place
+from support.program_files import program_path
+
+pytestmark = pytest.mark.once
+
+ON = {"XCACHE": "1", "JAX_PLATFORMS": "cpu"}
+_NUMBERS = itertools.count()
+
+
+@pytest.fixture(
+    scope="session", params=["folder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("redis", "s3"))]
+)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Each engine in turn."""
+    found: Engine = request.getfixturevalue(f"{request.param}_engine")
+    return found
+
+
+def train(place: Place) -> dict[str, object]:
+    """Run the training program on a host, and return what it says."""
+    done = subprocess.run(
+        [sys.executable, program_path("train_a_little")],
+        env=place.env | ON,
+        cwd=place.root,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said: dict[str, object] = json.loads(done.stdout)
+    assert said.pop("errors") == {}
+    return said
+
+
+def at(engine: Engine) -> Where:
+    return engine.at(f"fleet{next(_NUMBERS)}")
+
+
+def test_what_one_host_compiled_the_next_one_loads(engine):
+    tier = at(engine)
+    with host(tier) as here:
+        first = train(here)
+        assert first["hits"] == 0
+        assert has_uploaded(here)
+    with host(tier) as there:
+        second = train(there)
+        assert second["computed"] == first["computed"]
+        assert (second["misses"], second["hits"]) == (0, first["misses"])
+        # All came in one object; and it says which programs need not be lowered.
+        assert (remote_of(there)["gets"], remote_of(there)["puts"]) == (1, 0)
+        counted = json.loads(Shell(there).run("stats", "--json").stdout)
+        assert counted["lowerings"]["skipped"] > 0
+
+
+def test_a_program_with_another_name_finds_the_same_entries(folder_engine):
+    tier = at(folder_engine)
+    with host(tier) as here:
+        first = train(here)
+        assert has_uploaded(here)
+    with host(tier) as there:
+        source = program_path("train_a_little").read_text()
+        done = there.run(source, **ON)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["misses"] == 0
+        assert remote_of(there)["found"] == first["misses"]
+
+
+@pytest.mark.slow
+def test_programs_go_along_only_if_the_tier_is_given_them(folder_engine):
+    without, with_programs = at(folder_engine), at(folder_engine)
+    with_programs = with_programs._replace(url=f"{with_programs.url}?programs=1")
+    for tier in (without, with_programs):
+        with host(tier) as here:
+            train(here)
+            assert has_uploaded(here)
+    with host(with_programs) as there:
+        train(there)
+        shell = Shell(there)
+        assert "func.func public @main" in shell.say("show", "train_step", "--program")
+        assert "func.func public @main" in shell.say("hlo", "train_step")
+    with host(without) as there:
+        train(there)
+        shell = Shell(there)
+        assert "stayed on the machine that lowered it" in shell.say("show", "train_step")
+        for command in (
+            ("show", "train_step", "--program"),
+            ("hlo", "train_step"),
+            ("hlo", "train_step", "--stage", "asm"),
+            ("graph", "train_step", "--stage", "hlo", "-o", "-"),
+        ):
+            done = shell.run(*command)
+            assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+            assert "stayed on the machine that lowered it" in done.stderr
+        # The executable is here, and these need no more.
+        assert "HloModule" in shell.say("hlo", "train_step", "--stage", "optimized")
+        assert "flops" in shell.say("cost", "train_step")
+        # What is compiled here is compared with what has no program.
+        source = program_path("train_a_little").read_text().replace("0.1 * g", "0.2 * g")
+        assert there.run(source, **ON).returncode == 0
+        assert "stayed on the machine that lowered it" in shell.say("why", "train_step")
