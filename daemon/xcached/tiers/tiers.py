@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import logging
 import threading
 from collections.abc import Callable, Coroutine, Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from xcache.config.remotes import Remote
 from xcache.errors import XcacheError
 from xcache.wire import protocol
+from xcached.tiers.claims import ALONE, PERIODS, Claims, Compile
 from xcached.tiers.engines import open_tier
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import Keeper
@@ -46,6 +48,9 @@ class Tiers:
         self._is_open = False
         # Why a tier could not be opened, by its address.
         self._unusable: dict[str, str] = {}
+        # In the first tier that can have leases; None if there is none.
+        self._claims: Claims | None = None
+        self._leasing: GuardedTier | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="xcached-tiers", daemon=True)
 
@@ -71,6 +76,21 @@ class Tiers:
         name = self._names.run(program, arguments)
         return self._begin(self._fetch(name, seconds, self._keeper.keep_run, program, arguments))
 
+    def may_lease(self, expected: float | None) -> bool:
+        """Return whether it is worth asking for the lease on a key that may take so long to compile."""
+        if not self._is_open:
+            return any(not remote.readonly and not remote.writeonly for remote in self._remotes)
+        tier = self._leasing
+        return tier is not None and tier.may_lease and (expected is None or expected >= tier.remote.no_upload_below)
+
+    def begin_lease(self, wanted: Compile) -> None:
+        """Try to take the lease on a key among machines; ``end_lease`` must follow once it is taken."""
+        self._loop.call_soon_threadsafe(self._begin_lease, wanted)
+
+    def end_lease(self, key: str, how: str) -> None:
+        """End a lease among machines, or the wait for it."""
+        self._loop.call_soon_threadsafe(lambda: self._claims and self._claims.end(key, how))
+
     def wake(self) -> None:
         """Have queued uploads looked at."""
         self._loop.call_soon_threadsafe(self._sender.wake)
@@ -90,6 +110,9 @@ class Tiers:
     def close(self) -> None:
         """End the thread; what is queued stays queued."""
         if self._thread.is_alive():
+            if self._claims is not None:
+                with contextlib.suppress(TimeoutError):
+                    asyncio.run_coroutine_threadsafe(self._claims.close(), self._loop).result(PERIODS.answer)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CLOSE_SECONDS)
 
@@ -105,6 +128,9 @@ class Tiers:
                 self._unusable[remote.public_url] = str(error)
             else:
                 self._tiers.append(GuardedTier(remote, engine, _ENGINE_SECONDS))
+        self._leasing = next((tier for tier in self._tiers if tier.can_lease), None)
+        if self._leasing is not None:
+            self._claims = self._claims_in(self._leasing)
         self._is_open = True
         sending = [self._loop.create_task(self._sender.run(tier)) for tier in self._tiers if not tier.remote.readonly]
         try:
@@ -114,6 +140,22 @@ class Tiers:
                 task.cancel()
             closing = asyncio.gather(*(tier.close() for tier in self._tiers), *sending, return_exceptions=True)
             self._loop.run_until_complete(asyncio.wait_for(closing, _CLOSE_SECONDS))
+
+    def _begin_lease(self, wanted: Compile) -> None:
+        if self._claims is None:
+            wanted.on_decided(ALONE)
+        else:
+            self._claims.begin(wanted)
+
+    def _claims_in(self, tier: GuardedTier) -> Claims:
+        names, keep = self._names, self._keeper.keep_entry
+        return Claims(
+            tier,
+            names.lease,
+            names.entry,
+            fetch=lambda key, unusable: self._fetch_from(tier, names.entry(key), keep, key, unusable),
+            send=lambda key: self._sender.send_now(tier, key),
+        )
 
     async def _fetch(self, name: str, seconds: float, keep: _Keep, *wanted: str) -> str:
         until = self._loop.time() + seconds

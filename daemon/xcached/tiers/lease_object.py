@@ -1,0 +1,68 @@
+"""What a lease says that a machine holds in a tier. It is not signed: whoever writes there can make others wait a while.
+
+It cannot make them load anything, nor wait longer than for a compile on their own machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, NamedTuple
+
+from xcache.wire import protocol
+
+MOST_BYTES = 2048
+_LONGEST = 1e9
+
+
+class Held(NamedTuple):
+    """A lease: who holds it, and how far the compile is."""
+
+    # Of the daemon; a new one at each start.
+    holder: str
+    # A number that changes while the holder lives.
+    count: int
+    host: str
+    pid: int
+    program: str
+    # Since the compile began, and what the holder expects it to take; 0 if unknown.
+    seconds: float
+    expected: float
+    # Whether the compile is over, and no entry comes of it.
+    ended: bool = False
+
+    def encoded(self) -> bytes:
+        """Return the object."""
+        short = self._replace(host=self.host[:64], program=self.program[: protocol.MAX_NAME])
+        return json.dumps(short._asdict()).encode()
+
+
+def decoded(content: bytes) -> Held | None:
+    """Return the lease that an object is; None if it is none."""
+    try:
+        said = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(said, dict):
+        return None
+    return Held(
+        holder=_text(said.get("holder")),
+        count=int(_number(said.get("count"))),
+        host=_text(said.get("host"))[:64],
+        pid=int(_number(said.get("pid"))),
+        program=_text(said.get("program"))[: protocol.MAX_NAME],
+        seconds=_number(said.get("seconds")),
+        expected=_number(said.get("expected")),
+        ended=said.get("ended") is True,
+    )
+
+
+def _text(value: Any) -> str:
+    # Half a surrogate pair could not be sent on.
+    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
+
+
+def _number(value: Any) -> float:
+    if not isinstance(value, (int, float)) or not 0 <= value <= _LONGEST or not math.isfinite(value):
+        return 0.0
+    return value
