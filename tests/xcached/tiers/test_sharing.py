@@ -11,17 +11,16 @@ from pathlib import Path
 import pytest
 from support.command_line import Shell
 from support.conversation import key_of, talking
+from support.hosts import BOUND, host, remote_of, trust
 from support.leasing import outcome
-from support.places import Place, digest, free_port, get_message, new_place, put_message, until
+from support.places import Place, digest, free_port, get_message, put_message, until
 from support.signing import OURS, SECOND, STRANGER
 
 from xcache.wire import protocol
 from xcache.wire.ownership import signer_uid
-from xcache.wire.signatures import PrivateKey
 from xcached.tiers.names import Names
 
 KEY, CONTENT = key_of("shared"), b"an executable"
-BOUND = 1.0
 
 
 @pytest.fixture
@@ -29,35 +28,6 @@ def folder(tmp_path) -> Path:
     made = tmp_path / "tier"
     made.mkdir()
     return made
-
-
-@contextlib.contextmanager
-def host(*tiers: str, signer: PrivateKey | None = OURS, trusts: tuple[object, ...] = (OURS.public,), **settings: str):
-    """Give a place whose daemon shares by these tiers."""
-    with new_place() as place:
-        keys = place.root / "config" / "xcache"
-        keys.mkdir(parents=True, mode=0o700)
-        if signer is not None:
-            (keys / "signing-key").write_text(signer.line())
-            (keys / "signing-key").chmod(0o600)
-        trust(place, *trusts)
-        place.env |= {"XCACHE_REMOTE": " ".join(tiers), "XCACHE_REMOTE_TIMEOUT": f"{BOUND}s"} | settings
-        place.start_daemon()
-        yield place
-
-
-def trust(place: Place, *lines: object) -> None:
-    path = place.root / "config" / "xcache" / "trusted-keys"
-    path.write_text("".join(f"{line}\n" for line in lines))
-    path.chmod(0o644)
-
-
-def remote_of(place: Place) -> dict[str, object]:
-    with talking(place) as talk:
-        status = talk.ask(protocol.AskStatus())
-        assert isinstance(status, protocol.Status)
-        (found,) = status.remotes
-        return found
 
 
 def put_and_upload(place: Place, key: str = KEY, content: bytes = CONTENT, **changes: object) -> None:

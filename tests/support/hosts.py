@@ -1,0 +1,52 @@
+"""Daemons that share entries by a tier, each as if it were on a machine of its own."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from support.conversation import talking
+from support.places import Place, new_place
+from support.signing import OURS
+from xcache.wire import protocol
+from xcache.wire.signatures import PrivateKey
+
+# Seconds that a program waits for the tiers.
+BOUND = 1.0
+
+
+@contextlib.contextmanager
+def host(
+    *tiers: str,
+    signer: PrivateKey | None = OURS,
+    trusts: tuple[object, ...] = (OURS.public,),
+    under: tuple[str, ...] = (),
+    **settings: str,
+) -> Iterator[Place]:
+    """Give a place whose daemon shares by these tiers."""
+    with new_place() as place:
+        keys = place.root / "config" / "xcache"
+        keys.mkdir(parents=True, mode=0o700)
+        if signer is not None:
+            (keys / "signing-key").write_text(signer.line())
+            (keys / "signing-key").chmod(0o600)
+        trust(place, *trusts)
+        place.env |= {"XCACHE_REMOTE": " ".join(tiers), "XCACHE_REMOTE_TIMEOUT": f"{BOUND}s"} | settings
+        place.start_daemon(*under)
+        yield place
+
+
+def trust(place: Place, *lines: object) -> None:
+    """Have the daemon trust these keys."""
+    path = place.root / "config" / "xcache" / "trusted-keys"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    path.chmod(0o644)
+
+
+def remote_of(place: Place) -> dict[str, object]:
+    """Return the state of the one tier."""
+    with talking(place) as talk:
+        status = talk.ask(protocol.AskStatus())
+        assert isinstance(status, protocol.Status)
+        (found,) = status.remotes
+        return found
