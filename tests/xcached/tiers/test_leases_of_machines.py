@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from support.command_line import Shell
 from support.conversation import Conversation, key_of, talking
-from support.engines import Where, listens, running
+from support.engines import Engine, Where, listens, running
 from support.hosts import host, remote_of
 from support.leasing import begin_to_wait, outcome
 from support.places import Place, free_port, get_message, until
@@ -70,9 +70,17 @@ def tier(tmp_path) -> Where:
     return Where(f"file://{tmp_path}/tier", {})
 
 
-@pytest.fixture(params=["folder", "redis", pytest.param("s3", marks=pytest.mark.slow)])
-def any_tier(request: pytest.FixtureRequest) -> Where:
-    return request.getfixturevalue(f"{request.param}_engine").at(f"leases{next(_NUMBERS)}")
+# For the session: what it starts is not left behind by a test.
+@pytest.fixture(scope="session", params=["folder", "redis", pytest.param("s3", marks=pytest.mark.slow)])
+def creating_engine(request: pytest.FixtureRequest) -> Engine:
+    """Each engine in turn that has leases."""
+    found: Engine = request.getfixturevalue(f"{request.param}_engine")
+    return found
+
+
+@pytest.fixture
+def any_tier(creating_engine: Engine) -> Where:
+    return creating_engine.at(f"leases{next(_NUMBERS)}")
 
 
 def lease_of(tier: Where, key: str = KEY) -> lease_object.Held | None:
@@ -379,13 +387,11 @@ def test_a_lease_that_is_none_is_dead_after_a_while(tier, machine):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["folder", "redis"])
-def test_many_programs_on_many_machines_compile_each_key_once(kind, request, machine):
-    tier = request.getfixturevalue(f"{kind}_engine").at(f"crowd{next(_NUMBERS)}")
+def test_many_programs_on_many_machines_compile_each_key_once(any_tier, machine):
     keys = [key_of(f"program {number}") for number in range(8)]
     compiled, found = Counter[str](), Counter[str]()
     with contextlib.ExitStack() as stack:
-        machines = [stack.enter_context(machine(tier)) for _ in range(4)]
+        machines = [stack.enter_context(machine(any_tier)) for _ in range(4)]
         talks = [stack.enter_context(talking(machines[number % 4])) for number in range(16)]
 
         def run(talk: Conversation, first: int) -> None:
