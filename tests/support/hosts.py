@@ -5,14 +5,15 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from support.conversation import talking
-from support.places import Place, new_place
+from support.conversation import key_of, talking
+from support.places import Place, new_place, until
 from support.signing import OURS
 from xcache.wire import protocol
 from xcache.wire.signatures import PrivateKey
 
 # Seconds that a program waits for the tiers.
 BOUND = 1.0
+KEY, CONTENT = key_of("shared"), b"an executable"
 
 
 @contextlib.contextmanager
@@ -50,3 +51,10 @@ def remote_of(place: Place) -> dict[str, object]:
         assert isinstance(status, protocol.Status)
         (found,) = status.remotes
         return found
+
+
+def put_and_upload(place: Place, key: str = KEY, content: bytes = CONTENT, **changes: object) -> None:
+    """Store an entry, and wait until the tier has it."""
+    with talking(place) as talk:
+        assert talk.put(key, content, **changes) == protocol.Stored(True)
+    assert until(lambda: not remote_of(place)["waiting"])

@@ -129,17 +129,17 @@ class Leases:
             self._pass_on(lease)
             return
         self._end(lease)
-        self._hand_out(lease.key, [*self._dequeue(lease)], lambda waiter: True)
+        self._work_off(self._settle([*self._dequeue(lease)], []))
 
     def settle(self, key: str, writer: int) -> None:
         """Answer the clients that waited for a user's entry, now that it is stored or known not to be cacheable."""
         waiting = [waiter for lease in self._end_all(key, writer, STORED) for waiter in self._dequeue(lease)]
-        self._hand_out(key, waiting, lambda waiter: self._trusts(waiter.caller.uid, writer))
-
-    def _hand_out(self, key: str, waiting: list[Waiter], may_get: Callable[[Waiter], bool]) -> None:
         # A client waiting for another user's compile may get this entry; if not, it waits on.
         others = [
-            (waiter, lease) for lease in self._by_key.get(key, ()) for waiter in lease.waiters if may_get(waiter)
+            (waiter, lease)
+            for lease in self._by_key.get(key, ())
+            for waiter in lease.waiters
+            if self._trusts(waiter.caller.uid, writer)
         ]
         self._work_off(self._settle(waiting, others))
 
@@ -338,8 +338,10 @@ class Leases:
                 self._enqueue(waiter, following)
             else:
                 number = self._grant(waiter.caller, waiter.wanted).number
-                has_waited = waiter.missing is None or (lease.elsewhere is not None and bool(lease.elsewhere.host))
-                missing = protocol.Missing(number) if has_waited else waiter.missing._replace(lease=number)
+                missing = protocol.Missing(number)
+                if waiter.missing is not None and lease.elsewhere is not None and not lease.elsewhere.host:
+                    # It has waited for nobody's compile.
+                    missing = waiter.missing._replace(lease=number)
                 granted.append((waiter.answer, missing))
                 self._end_wait(waiter)
         lease.waiters.clear()

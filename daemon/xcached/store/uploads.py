@@ -122,7 +122,8 @@ def due(connection: sqlite3.Connection, tier: str, now: float, most: int) -> lis
 def of_entry(connection: sqlite3.Connection, tier: str, key: str) -> list[Upload]:
     """Return the rows of a tier for an entry, also those that are not due."""
     rows = connection.execute(
-        "SELECT tier, kind, name, writer_uid, attempts, queued_at FROM uploads WHERE tier = ? AND kind = ? AND name = ?",
+        "SELECT tier, kind, name, writer_uid, attempts, queued_at FROM uploads"
+        " WHERE tier = ? AND kind = ? AND name = ?",
         (tier, ENTRY, key),
     )
     return [Upload(*row) for row in rows]

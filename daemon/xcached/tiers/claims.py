@@ -44,8 +44,6 @@ class Periods(NamedTuple):
     settling: float = 0.5
     # For which it is said that a compile is over and no entry comes of it.
     farewell: float = 4.0
-    # For an answer of the tier, before it counts as failing.
-    answer: float = 2.0
 
 
 PERIODS = Periods()
@@ -68,7 +66,7 @@ class _Claim:
     def __init__(self, compile_: Compile) -> None:
         self.compile = compile_
         self.since = time.monotonic()
-        self.count = 0
+        self.beats = 0
         # Whether the lease may be there as this machine's.
         self.is_sent = False
         self.how = ""
@@ -94,14 +92,19 @@ class Claims:
         entry_name: Callable[[str], str],
         fetch: Callable[[str, str], Awaitable[bool]],
         send: Callable[[str], Coroutine[Any, Any, bool]],
+        longest: Callable[[], float],
         periods: Periods | None = None,
     ) -> None:
-        """``fetch`` keeps an entry of the tier here if it is of use; ``send`` returns whether one is there now."""
+        """``fetch`` keeps an entry of the tier here if it is of use; ``send`` returns whether one is there now.
+
+        ``longest`` returns the seconds after which a tier counts as failing that has not answered.
+        """
         self._tier = tier
         self._lease_name = lease_name
         self._entry_name = entry_name
         self._fetch = fetch
         self._send = send
+        self._longest = longest
         self._periods = periods or PERIODS
         self._holder = secrets.token_hex(8)
         self._host = socket.gethostname()
@@ -127,7 +130,7 @@ class Claims:
             claim.hurried.set()
         tasks = {claim.task for claim in claims if claim.task is not None}
         if tasks:
-            await asyncio.wait(tasks, timeout=self._periods.answer)
+            await asyncio.wait(tasks, timeout=self._longest())
 
     async def _follow(self, claim: _Claim, before: _Claim | None) -> None:
         decided = ALONE
@@ -158,7 +161,7 @@ class Claims:
             # Who asks now has no use for that entry.
             return False
         before.hurried.set()
-        await asyncio.wait({before.task}, timeout=self._periods.answer)
+        await asyncio.wait({before.task}, timeout=self._longest())
         return before.task.done()
 
     async def _decide(self, claim: _Claim) -> str:
@@ -167,7 +170,12 @@ class Claims:
         while not claim.ended.is_set():
             if not self._tier.may_lease:
                 return ALONE
-            if await self._create(claim, must_settle=must_settle):
+            try:
+                created = await self._create(claim, must_settle=must_settle)
+            except TierError:
+                # Perhaps it is there all the same, and others wait: what is compiled here now is for them, too.
+                return TAKEN
+            if created:
                 # Its last holder may have sent the entry and removed the lease just before.
                 return await self._arrived(claim) or TAKEN
             decided, must_settle = await self._watch(claim)
@@ -177,7 +185,7 @@ class Claims:
 
     async def _create(self, claim: _Claim, *, must_settle: bool) -> bool:
         """Return whether the lease is this machine's."""
-        claim.is_sent, claim.count = True, 1
+        claim.is_sent, claim.beats = True, 1
         name = self._lease_name(claim.compile.key)
         created = await self._do(self._tier.engine.create(name, self._object(claim)))
         self._tier.leases.succeed(self._tier.name)
@@ -262,7 +270,7 @@ class Claims:
         try:
             if not await self._is_ours(claim):
                 return False
-            claim.count += 1
+            claim.beats += 1
             await self._do(self._tier.engine.put(self._lease_name(claim.compile.key), self._object(claim)))
         except TierError:
             pass
@@ -285,7 +293,7 @@ class Claims:
         return await self._do(self._tier.engine.get(name, lease_object.MOST_BYTES))
 
     async def _do(self, work: Awaitable[_T]) -> _T:
-        return await self._tier.do_for_lease(work, self._periods.answer)
+        return await self._tier.do_for_lease(work, self._longest())
 
     async def _pause(self, claim: _Claim, seconds: float) -> bool:
         """Return whether the lease has ended meanwhile."""
@@ -301,7 +309,7 @@ class Claims:
     def _object(self, claim: _Claim, *, ended: bool = False) -> bytes:
         about, seconds = claim.compile, round(time.monotonic() - claim.since, 3)
         held = Held(
-            self._holder, claim.count, self._host, about.pid or os.getpid(), about.program, seconds, about.expected,
+            self._holder, claim.beats, self._host, about.pid or os.getpid(), about.program, seconds, about.expected,
             ended,
         )  # fmt: skip
         return held.encoded()

@@ -1,6 +1,7 @@
-"""What a lease says that a machine holds in a tier. It is not signed: whoever writes there can make others wait a while.
+"""What a lease says that a machine holds in a tier.
 
-It cannot make them load anything, nor wait longer than for a compile on their own machine.
+It is not signed. Whoever writes there can make others wait, no longer than for a compile on their own machine, but not
+load anything.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Held(NamedTuple):
     # Of the daemon; a new one at each start.
     holder: str
     # A number that changes while the holder lives.
-    count: int
+    beats: int
     host: str
     pid: int
     program: str
@@ -47,7 +48,7 @@ def decoded(content: bytes) -> Held | None:
         return None
     return Held(
         holder=_text(said.get("holder")),
-        count=int(_number(said.get("count"))),
+        beats=int(_number(said.get("beats"))),
         host=_text(said.get("host"))[:64],
         pid=int(_number(said.get("pid"))),
         program=_text(said.get("program"))[: protocol.MAX_NAME],

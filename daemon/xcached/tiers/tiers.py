@@ -13,7 +13,7 @@ from typing import Any
 from xcache.config.remotes import Remote
 from xcache.errors import XcacheError
 from xcache.wire import protocol
-from xcached.tiers.claims import ALONE, PERIODS, Claims, Compile
+from xcached.tiers.claims import ALONE, Claims, Compile
 from xcached.tiers.engines import open_tier
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import Keeper
@@ -38,11 +38,15 @@ _Keep = Callable[..., Coroutine[Any, Any, bool]]
 class Tiers:
     """The tiers in the order of the setting. Its methods may be called on any thread."""
 
-    def __init__(self, remotes: Sequence[Remote], names: Names, keeper: Keeper, sender: Sender) -> None:
+    def __init__(
+        self, remotes: Sequence[Remote], names: Names, keeper: Keeper, sender: Sender, longest: Callable[[], float]
+    ) -> None:
+        """``longest`` returns the setting for how long a program waits for the tiers."""
         self._remotes = remotes
         self._names = names
         self._keeper = keeper
         self._sender = sender
+        self._longest = longest
         self._tiers: list[GuardedTier] = []
         # Questions that come earlier wait until the engines are imported.
         self._is_open = False
@@ -89,7 +93,8 @@ class Tiers:
 
     def end_lease(self, key: str, how: str) -> None:
         """End a lease among machines, or the wait for it."""
-        self._loop.call_soon_threadsafe(lambda: self._claims and self._claims.end(key, how))
+        if self._claims is not None:
+            self._loop.call_soon_threadsafe(self._claims.end, key, how)
 
     def wake(self) -> None:
         """Have queued uploads looked at."""
@@ -112,7 +117,7 @@ class Tiers:
         if self._thread.is_alive():
             if self._claims is not None:
                 with contextlib.suppress(TimeoutError):
-                    asyncio.run_coroutine_threadsafe(self._claims.close(), self._loop).result(PERIODS.answer)
+                    asyncio.run_coroutine_threadsafe(self._claims.close(), self._loop).result(_CLOSE_SECONDS)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CLOSE_SECONDS)
 
@@ -155,6 +160,7 @@ class Tiers:
             names.entry,
             fetch=lambda key, unusable: self._fetch_from(tier, names.entry(key), keep, key, unusable),
             send=lambda key: self._sender.send_now(tier, key),
+            longest=self._longest,
         )
 
     async def _fetch(self, name: str, seconds: float, keep: _Keep, *wanted: str) -> str:

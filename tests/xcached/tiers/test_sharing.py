@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support.command_line import Shell
 from support.conversation import key_of, talking
-from support.hosts import BOUND, host, remote_of, trust
+from support.hosts import BOUND, CONTENT, KEY, host, put_and_upload, remote_of, trust
 from support.leasing import outcome
 from support.places import Place, digest, free_port, get_message, put_message, until
 from support.signing import OURS, SECOND, STRANGER
@@ -20,20 +20,12 @@ from xcache.wire import protocol
 from xcache.wire.ownership import signer_uid
 from xcached.tiers.names import Names
 
-KEY, CONTENT = key_of("shared"), b"an executable"
-
 
 @pytest.fixture
 def folder(tmp_path) -> Path:
     made = tmp_path / "tier"
     made.mkdir()
     return made
-
-
-def put_and_upload(place: Place, key: str = KEY, content: bytes = CONTENT, **changes: object) -> None:
-    with talking(place) as talk:
-        assert talk.put(key, content, **changes) == protocol.Stored(True)
-    assert until(lambda: not remote_of(place)["waiting"])
 
 
 def got(place: Place, key: str = KEY, wait: float = 0.0) -> tuple[protocol.Message, bytes | None]:
