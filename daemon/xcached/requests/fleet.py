@@ -64,6 +64,7 @@ class Fleet:
         """Ask for a lease; after TAKEN it is kept until ``end``. ``on_held`` is told of a machine that has it."""
         from xcached.tiers.claims import Compile
 
+        self.end(wanted.key, RELEASED)
         self._last += 1
         number = self._keys[wanted.key] = self._last
 

@@ -119,7 +119,7 @@ class Leases:
             lease.elsewhere.learn(held)
             lease.since = time.monotonic() - held.seconds
             for waiter in lease.waiters:
-                waiter.until = min(waiter.until, waiter.since + _longest_wait(held.expected))
+                waiter.until = min(waiter.until, waiter.since + _longest_wait(held.expected or None))
 
     def _go_on(self, lease: Lease, decided: str) -> None:
         """Grant a lease here, or answer with the entry that another machine has made."""
@@ -248,7 +248,7 @@ class Leases:
         elsewhere = lease.elsewhere
         longest = _longest_wait(self._expected(caller, wanted))
         if elsewhere is not None:
-            longest = min(longest, _longest_wait(elsewhere.expected))
+            longest = min(longest, _longest_wait(elsewhere.expected or None))
         waiter = Waiter(caller, wanted, time.monotonic() + min(wanted.wait, longest), missing)
         self._wait_counts[caller.uid] += 1
         self._of_caller.setdefault(caller, _CallerLeases()).waits[waiter] = None
@@ -379,7 +379,7 @@ class Leases:
 
 
 def _longest_wait(expected: float | None) -> float:
-    return math.inf if not expected else _WAIT_FACTOR * expected + _WAIT_EXTRA_SECONDS
+    return math.inf if expected is None else _WAIT_FACTOR * expected + _WAIT_EXTRA_SECONDS
 
 
 def _tell_to_compile(waiters: Iterable[Waiter]) -> None:

@@ -59,8 +59,8 @@ def decoded(content: bytes) -> Held | None:
 
 
 def _text(value: Any) -> str:
-    # Half a surrogate pair could not be sent on.
-    return value.encode(errors="replace").decode() if isinstance(value, str) else ""
+    # People see it; and half a surrogate pair, which is not printable either, could not be sent on.
+    return "".join(filter(str.isprintable, value)) if isinstance(value, str) else ""
 
 
 def _number(value: Any) -> float:

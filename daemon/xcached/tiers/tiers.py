@@ -93,8 +93,7 @@ class Tiers:
 
     def end_lease(self, key: str, how: str) -> None:
         """End a lease among machines, or the wait for it."""
-        if self._claims is not None:
-            self._loop.call_soon_threadsafe(self._claims.end, key, how)
+        self._loop.call_soon_threadsafe(self._end_lease, key, how)
 
     def wake(self) -> None:
         """Have queued uploads looked at."""
@@ -151,6 +150,10 @@ class Tiers:
             wanted.on_decided(ALONE)
         else:
             self._claims.begin(wanted)
+
+    def _end_lease(self, key: str, how: str) -> None:
+        if self._claims is not None:
+            self._claims.end(key, how)
 
     def _claims_in(self, tier: GuardedTier) -> Claims:
         names, keep = self._names, self._keeper.keep_entry
