@@ -44,13 +44,21 @@ def trust(place: Place, *lines: object) -> None:
     path.chmod(0o644)
 
 
-def remote_of(place: Place) -> dict[str, object]:
+def remote_of(place: Place) -> dict[str, protocol.Scalar]:
     """Return the state of the one tier."""
-    with talking(place) as talk:
-        status = talk.ask(protocol.AskStatus())
+    found: list[dict[str, protocol.Scalar]] = []
+
+    def ask() -> list[dict[str, protocol.Scalar]]:
+        with talking(place) as talk:
+            status = talk.ask(protocol.AskStatus())
         assert isinstance(status, protocol.Status)
-        (found,) = status.remotes
+        found[:] = status.remotes
         return found
+
+    # It is not there before its engine is imported.
+    assert until(ask)
+    (one,) = found
+    return one
 
 
 def put_and_upload(place: Place, key: str = KEY, content: bytes = CONTENT, **changes: object) -> None:

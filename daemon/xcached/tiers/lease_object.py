@@ -10,10 +10,9 @@ import json
 import math
 from typing import Any, NamedTuple
 
-from xcache.wire import protocol
-
 MOST_BYTES = 2048
-_LONGEST = 1e9
+# Characters of a name, and the largest number.
+_MOST_SHOWN, _LONGEST = 100, 1e9
 
 
 class Held(NamedTuple):
@@ -34,8 +33,8 @@ class Held(NamedTuple):
 
     def encoded(self) -> bytes:
         """Return the object."""
-        short = self._replace(host=self.host[:64], program=self.program[: protocol.MAX_NAME])
-        return json.dumps(short._asdict()).encode()
+        short = self._replace(host=self.host[:_MOST_SHOWN], program=self.program[:_MOST_SHOWN])
+        return json.dumps(short._asdict(), ensure_ascii=False).encode(errors="replace")
 
 
 def decoded(content: bytes) -> Held | None:
@@ -49,9 +48,9 @@ def decoded(content: bytes) -> Held | None:
     return Held(
         holder=_text(said.get("holder")),
         beats=int(_number(said.get("beats"))),
-        host=_text(said.get("host"))[:64],
+        host=_text(said.get("host"))[:_MOST_SHOWN],
         pid=int(_number(said.get("pid"))),
-        program=_text(said.get("program"))[: protocol.MAX_NAME],
+        program=_text(said.get("program"))[:_MOST_SHOWN],
         seconds=_number(said.get("seconds")),
         expected=_number(said.get("expected")),
         ended=said.get("ended") is True,
@@ -66,4 +65,4 @@ def _text(value: Any) -> str:
 def _number(value: Any) -> float:
     if not isinstance(value, (int, float)) or not 0 <= value <= _LONGEST or not math.isfinite(value):
         return 0.0
-    return value
+    return float(value)

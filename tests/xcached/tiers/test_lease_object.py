@@ -18,9 +18,9 @@ def test_what_is_written_is_read():
 
 
 def test_long_names_are_cut():
-    content = HELD._replace(host="h" * 10_000, program="\u20ac" * 10_000).encoded()
+    content = HELD._replace(host="h" * 10_000, program="\x00\U0001f600" * 10_000).encoded()
     assert len(content) <= MOST_BYTES
-    assert len(decoded(content).host) == 64
+    assert len(decoded(content).host) == 100
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b"1", b'"x"', b"null", b"{", b"[" * 100_000])
