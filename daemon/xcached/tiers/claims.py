@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 import socket
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
+from xcache.errors import XcacheError
 from xcached.tiers import lease_object
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.lease_object import Held, decoded
@@ -67,6 +67,7 @@ class _Claim:
         self.compile = compile_
         self.since = time.monotonic()
         self.beats = 0
+        self.signer = ""
         # Whether the lease may be there as this machine's.
         self.is_sent = False
         self.how = ""
@@ -92,18 +93,23 @@ class Claims:
         entry_name: Callable[[str], str],
         fetch: Callable[[str, str], Awaitable[bool]],
         send: Callable[[str], Coroutine[Any, Any, bool]],
+        signer: Callable[[], str],
+        trusts: Callable[[str], bool],
         longest: Callable[[], float],
         periods: Periods | None = None,
     ) -> None:
         """``fetch`` keeps an entry of the tier here if it is of use; ``send`` returns whether one is there now.
 
-        ``longest`` returns the seconds after which a tier counts as failing that has not answered.
+        ``signer`` returns the id of the key that signs here, and may take a while or raise; ``trusts`` says whether
+        what a key signs is of use here. ``longest`` returns the seconds after which a tier counts as failing that has not answered.
         """
         self._tier = tier
         self._lease_name = lease_name
         self._entry_name = entry_name
         self._fetch = fetch
         self._send = send
+        self._signer = signer
+        self._trusts = trusts
         self._longest = longest
         self._periods = periods or PERIODS
         self._holder = secrets.token_hex(8)
@@ -137,8 +143,8 @@ class Claims:
         try:
             if await self._is_over(before):
                 decided = await self._decide(claim)
-        except TierError:
-            pass
+        except (XcacheError, TimeoutError) as error:
+            logger.debug("no lease is taken on %s: %s", claim.compile.key[:12], error)
         except Exception:
             logger.exception("the lease of another machine on %s cannot be waited for", claim.compile.key[:12])
         try:
@@ -167,6 +173,7 @@ class Claims:
     async def _decide(self, claim: _Claim) -> str:
         """Return what is decided; ALONE if nobody wants to know any more."""
         must_settle = False
+        claim.signer = await asyncio.wait_for(asyncio.to_thread(self._signer), self._longest())
         while not claim.ended.is_set():
             if not self._tier.may_lease:
                 return ALONE
@@ -216,6 +223,9 @@ class Claims:
                     return ALONE, False
                 await self._do(self._tier.engine.remove(name))
                 return _FREE, True
+            if held is not None and not self._trusts(held.signer):
+                # Its entry would be of no use.
+                return ALONE, False
             if found != content:
                 content, changed_at = found, now
                 if held is not None:
@@ -309,7 +319,7 @@ class Claims:
     def _object(self, claim: _Claim, *, ended: bool = False) -> bytes:
         about, seconds = claim.compile, round(time.monotonic() - claim.since, 3)
         held = Held(
-            self._holder, claim.beats, self._host, about.pid or os.getpid(), about.program, seconds, about.expected,
+            self._holder, claim.beats, self._host, about.pid, about.program, seconds, about.expected, claim.signer,
             ended,
         )  # fmt: skip
         return held.encoded()

@@ -28,6 +28,8 @@ class Held(NamedTuple):
     # Since the compile began, and what the holder expects it to take; 0 if unknown.
     seconds: float
     expected: float
+    # The id of the key that will sign the entry; empty if none does.
+    signer: str
     # Whether the compile is over, and no entry comes of it.
     ended: bool = False
 
@@ -53,6 +55,7 @@ def decoded(content: bytes) -> Held | None:
         program=_text(said.get("program"))[:_MOST_SHOWN],
         seconds=_number(said.get("seconds")),
         expected=_number(said.get("expected")),
+        signer=_text(said.get("signer"))[:_MOST_SHOWN],
         ended=said.get("ended") is True,
     )
 

@@ -73,6 +73,11 @@ class Sender:
                         async with asyncio.timeout(self._pause(connection, tier)):
                             await woken.wait()
 
+    def signer_id(self, tier: GuardedTier) -> str:
+        """Return the id of the key that signs what is sent to a tier; empty if nothing needs to be signed."""
+        signer = self._outgoing.signer(tier)
+        return signer.public.id if signer else ""
+
     async def send_now(self, tier: GuardedTier, key: str) -> bool:
         """Send an entry before all others; return whether the tier has it then."""
         connection = self._connections.get(tier.name)

@@ -163,6 +163,8 @@ class Tiers:
             names.entry,
             fetch=lambda key, unusable: self._fetch_from(tier, names.entry(key), keep, key, unusable),
             send=lambda key: self._sender.send_now(tier, key),
+            signer=lambda: self._sender.signer_id(tier),
+            trusts=lambda signer: self._keeper.trusts(tier, signer),
             longest=self._longest,
         )
 

@@ -9,7 +9,7 @@ import pytest
 from xcache.wire import framing, protocol
 from xcached.tiers.lease_object import MOST_BYTES, Held, decoded
 
-HELD = Held("0123456789abcdef", 3, "host", 4711, "train.py", 1.5, 20.0)
+HELD = Held("0123456789abcdef", 3, "host", 4711, "train.py", 1.5, 20.0, "a key")
 
 
 def test_what_is_written_is_read():

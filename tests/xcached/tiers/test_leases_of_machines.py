@@ -20,6 +20,7 @@ from support.engines import Engine, Where, listens, running
 from support.hosts import CONTENT, KEY, host, put_and_upload, remote_of
 from support.leasing import begin_to_wait, outcome
 from support.places import Place, free_port, get_message, until
+from support.signing import STRANGER
 
 from xcache.wire import protocol
 from xcached.tiers import lease_object
@@ -33,7 +34,7 @@ SHORT = f"""
 from xcached.tiers import claims
 claims.PERIODS = claims.Periods(0.1, {DEAD}, 0.05, 0.2, 0.3, 1.0)
 """
-_NUMBERS = itertools.beats()
+_NUMBERS = itertools.count()
 
 
 @pytest.fixture
@@ -260,6 +261,25 @@ def test_the_others_go_on_when_the_holder_gives_up(give_up, tier, machine):
         assert until(lambda: not remote_of(there)["waiting"])
         assert isinstance(outcome(last, last.say(get_message(KEY, 60.0))), protocol.Found)
         assert until(lambda: not is_held(tier))
+
+
+def test_nobody_waits_for_the_entry_of_a_stranger(tier, modules, machine):
+    path = os.pathsep.join([str(modules), *_paths()])
+    stranger = host(tier.url, signer=STRANGER, trusts=(STRANGER.public,), PYTHONPATH=path)
+    with stranger as here, machine(tier) as there, talking(here) as holder, talking(there) as other:
+        take(holder, KEY)
+        since = time.monotonic()
+        take(other, KEY)
+        assert time.monotonic() - since < DEAD
+        # The lease is the stranger's as before.
+        assert lease_of(tier).signer == STRANGER.public.id
+
+
+def test_a_machine_that_cannot_sign_takes_no_lease(tier, modules):
+    path = os.pathsep.join([str(modules), *_paths()])
+    with host(tier.url, signer=None, PYTHONPATH=path) as here, talking(here) as talk:
+        take(talk, KEY)
+        assert not is_held(tier)
 
 
 def test_nobody_waits_for_what_is_not_uploaded(tier, machine):
