@@ -20,6 +20,7 @@ from xcached.requests.administration import Administration
 from xcached.requests.aliases import AliasRequests
 from xcached.requests.announcements import Announcements
 from xcached.requests.fetches import Fetches
+from xcached.requests.fleet import Fleet
 from xcached.requests.gets import Gets
 from xcached.requests.inspection import Inspection
 from xcached.requests.leases import Leases
@@ -124,9 +125,8 @@ def assemble(
         )  # fmt: skip
     trust.signers = sharing.signers if sharing else _signers_of_before(store, settings)
     lookup = Lookup(store, trust, quarantine, strikes, endings, toolchains, writer)
-    leases = Leases(
-        trusts=trust.reads, look_up=lookup.found, expected=lookup.expected_seconds, call_later=loop.call_later
-    )
+    fleet = Fleet(sharing.tiers, trust.may_share, loop.call_soon_threadsafe) if sharing else None
+    leases = Leases(trust.reads, lookup.found, lookup.expected_seconds, loop.call_later, fleet)
 
     def remotes() -> list[dict[str, protocol.Scalar]]:
         return sharing.describe() if sharing else []

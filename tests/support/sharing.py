@@ -1,4 +1,4 @@
-"""Hosts: places whose daemons share entries by remote tiers, each with keys of its own."""
+"""Daemons that share entries by remote tiers, each as if it were on a machine of its own."""
 
 from __future__ import annotations
 
@@ -6,18 +6,25 @@ import contextlib
 import socket
 from collections.abc import Iterator
 
-from support.conversation import talking
-from support.places import Place, new_place
+from support.conversation import key_of, talking
+from support.places import Place, new_place, until
 from support.signing import OURS
 from xcache.wire import protocol
 from xcache.wire.signatures import PrivateKey
 
-# Seconds for which programs wait for the tiers.
+# Seconds that a program waits for the tiers.
 BOUND = 1.0
+KEY, CONTENT = key_of("shared"), b"an executable"
 
 
 @contextlib.contextmanager
-def host(*tiers: str, signer: PrivateKey | None = OURS, trusts: tuple[object, ...] = (OURS.public,), **settings: str):
+def host(
+    *tiers: str,
+    signer: PrivateKey | None = OURS,
+    trusts: tuple[object, ...] = (OURS.public,),
+    under: tuple[str, ...] = (),
+    **settings: str,
+) -> Iterator[Place]:
     """Give a place whose daemon shares by these tiers."""
     with new_place() as place:
         keys = place.root / "config" / "xcache"
@@ -27,22 +34,39 @@ def host(*tiers: str, signer: PrivateKey | None = OURS, trusts: tuple[object, ..
             (keys / "signing-key").chmod(0o600)
         trust(place, *trusts)
         place.env |= {"XCACHE_REMOTE": " ".join(tiers), "XCACHE_REMOTE_TIMEOUT": f"{BOUND}s"} | settings
-        place.start_daemon()
+        place.start_daemon(*under)
         yield place
 
 
 def trust(place: Place, *lines: object) -> None:
+    """Have the daemon trust these keys."""
     path = place.root / "config" / "xcache" / "trusted-keys"
     path.write_text("".join(f"{line}\n" for line in lines))
     path.chmod(0o644)
 
 
-def remote_of(place: Place) -> dict[str, object]:
-    with talking(place) as talk:
-        status = talk.ask(protocol.AskStatus())
+def remote_of(place: Place) -> dict[str, protocol.Scalar]:
+    """Return the state of the one tier."""
+    found: list[dict[str, protocol.Scalar]] = []
+
+    def ask() -> list[dict[str, protocol.Scalar]]:
+        with talking(place) as talk:
+            status = talk.ask(protocol.AskStatus())
         assert isinstance(status, protocol.Status)
-        (found,) = status.remotes
+        found[:] = status.remotes
         return found
+
+    # It is not there before its engine is imported.
+    assert until(ask)
+    (one,) = found
+    return one
+
+
+def put_and_upload(place: Place, key: str = KEY, content: bytes = CONTENT, **changes: object) -> None:
+    """Store an entry, and wait until the tier has it."""
+    with talking(place) as talk:
+        assert talk.put(key, content, **changes) == protocol.Stored(True)
+    assert until(lambda: not remote_of(place)["waiting"])
 
 
 @contextlib.contextmanager

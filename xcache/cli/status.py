@@ -42,8 +42,8 @@ def status(as_json: bool) -> None:
            "to_stay_free": int or null (bytes, by min_free; 0: none; null: only the daemon knows),
            "damaged_databases": [str], "settings_problems": [str] (why programs run without the cache),
            "configuration_problem": str or null (why the daemon keeps its former settings),
-           "compiles": [{"key": str, "module_name": str, "pid": int, "program": str, "seconds": float,
-                         "waiting": int}],
+           "compiles": [{"key": str, "module_name": str, "pid": int, "program": str,
+                         "host": str (empty: this machine, or still being asked), "seconds": float, "waiting": int}],
            "remotes": [{"name": str, "state": "ok", "failing" or "unusable", "problem": str, "gets": int, "found": int,
                         "rejected": int (signed by nobody trusted, or damaged), "bytes_read": int, "puts": int,
                         "bytes_written": int (all since the daemon began), "waiting": int (to be uploaded)}]}
@@ -198,6 +198,7 @@ def _print(found: dict[str, Any]) -> None:
         click.echo()
         click.secho("being compiled", bold=True)
     for compiling in found["compiles"]:
-        who = printable(f"{compiling['module_name']} by process {compiling['pid']} ({compiling['program']})")
+        host = f" on {compiling['host']}" if compiling["host"] else ""
+        who = printable(f"{compiling['module_name']} by process {compiling['pid']} ({compiling['program']}){host}")
         waiting = f", {compiling['waiting']} waiting" if compiling["waiting"] else ""
         print_line(f"  {compiling['key'][:12]}  {who} for {duration(compiling['seconds'])}{waiting}")

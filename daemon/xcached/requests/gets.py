@@ -54,11 +54,10 @@ class Gets:
         return found if isinstance(found, Reply) else self._lease(caller, message, found)
 
     def _lease(self, caller: Caller, message: protocol.Get, found: Traces) -> Answer:
-        answer = self._leases.ask(caller, message)
-        if not isinstance(answer, Reply) or not isinstance(answer.message, protocol.Missing):
-            return answer
-        cause, nearest = self._lookup.why_missing(caller, message, found)
-        return Reply(protocol.Missing(answer.message.lease, cause, nearest))
+        def missing(lease: int) -> protocol.Missing:
+            return protocol.Missing(lease, *self._lookup.why_missing(caller, message, found))
+
+        return self._leases.ask(caller, message, missing)
 
     def _release(self, caller: Caller, message: protocol.Release) -> None:
         self._leases.release(caller, message.key, message.lease)

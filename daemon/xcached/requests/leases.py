@@ -9,10 +9,16 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from xcache.wire import protocol
 from xcached.caller import Caller, Later, Reply
+from xcached.requests.compiles import Lease, Waiter
+from xcached.requests.fleet import ARRIVED, FAILED, RELEASED, STORED, Elsewhere, Fleet
 from xcached.requests.lease_holders import LeaseHolders
+
+if TYPE_CHECKING:
+    from xcached.tiers.lease_object import Held
 
 logger = logging.getLogger("xcached")
 
@@ -25,32 +31,6 @@ _WAIT_FACTOR, _WAIT_EXTRA_SECONDS = 3.0, 5.0
 _MOST_SHOWN = 200
 # Leases and waits of one user: more than all of a user's programs need at once. Beyond it clients just compile.
 _MOST_HELD, _MOST_WAITING = 10_000, 2000
-
-
-class Waiter:
-    """A client that waits for another client's compile."""
-
-    def __init__(self, caller: Caller, wanted: protocol.Get, answer: Later, until: float) -> None:
-        self.caller = caller
-        self.wanted = wanted
-        self.answer = answer
-        self.since = time.monotonic()
-        self.until = until
-        self.lease: Lease | None = None
-        """The lease it waits for; None when the wait is over or the client is gone."""
-
-
-class Lease:
-    """One compile: the client that does it, and the clients that wait for it in order of arrival."""
-
-    def __init__(self, number: int, wanted: protocol.Get, holder: Caller) -> None:
-        self.number = number
-        self.key = wanted.key
-        self.module_name = wanted.module_name[: protocol.MAX_NAME]
-        self.holder = holder
-        self.since = time.monotonic()
-        self.is_current = True
-        self.waiters: dict[Waiter, None] = {}
 
 
 class _CallerLeases:
@@ -70,12 +50,14 @@ class Leases:
         look_up: Callable[[Caller, protocol.Get], Reply | None],
         expected: Callable[[Caller, protocol.Get], float | None],
         call_later: Callable[[float, Callable[[], None]], object],
+        fleet: Fleet | None = None,
     ) -> None:
         """``trusts(reader, writer)``; ``look_up`` finds a stored entry; ``expected`` returns compile times."""
         self._trusts = trusts
         self._look_up = look_up
         self._expected = expected
         self._call_later = call_later
+        self._fleet = fleet
         self._by_key: dict[str, list[Lease]] = {}
         # The same leases by holder's user, oldest first.
         self._of_user: dict[int, dict[Lease, None]] = {}
@@ -96,21 +78,62 @@ class Leases:
         """The number of clients that wait; any thread may ask."""
         return sum(list(self._wait_counts.values()))
 
-    def ask(self, caller: Caller, wanted: protocol.Get) -> Reply | Later:
-        """Grant the lease, or queue behind its holder."""
+    def ask(
+        self, caller: Caller, wanted: protocol.Get, explain: Callable[[int], protocol.Missing] = protocol.Missing
+    ) -> Reply | Later:
+        """Grant the lease, or queue behind its holder; ``explain`` returns the answer that grants it."""
         # "not >", because NaN must not wait either.
         if not wanted.wait > 0:
-            return Reply(protocol.Missing(0))
+            return Reply(explain(0))
         lease = self._lease_to_wait_for(caller, wanted.key)
-        if lease is not None and self._wait_counts[caller.uid] < _MOST_WAITING:
+        may_wait = self._wait_counts[caller.uid] < _MOST_WAITING
+        if lease is not None and may_wait:
             return self._wait(lease, caller, wanted)
         if lease is not None or len(self._of_user.get(caller.uid, ())) >= _MOST_HELD:
-            return Reply(protocol.Missing(0))
-        return Reply(protocol.Missing(self._grant(caller, wanted).number))
+            return Reply(explain(0))
+        if self._fleet is not None and may_wait:
+            expected = self._expected(caller, wanted)
+            if self._fleet.takes(caller.uid, expected):
+                return self._ask_fleet(self._fleet, caller, wanted, expected, explain(0))
+        return Reply(explain(self._grant(caller, wanted).number))
+
+    def _ask_fleet(
+        self,
+        fleet: Fleet,
+        caller: Caller,
+        wanted: protocol.Get,
+        expected: float | None,
+        missing: protocol.Missing,
+    ) -> Later:
+        """Have all clients wait as for another one's compile until the fleet has decided who compiles."""
+        lease = self._grant(Elsewhere(caller.uid), wanted)
+        answer = self._wait(lease, caller, wanted, missing)
+        fleet.begin(
+            caller, wanted, expected, lambda held: self._learn(lease, held), lambda decided: self._go_on(lease, decided)
+        )
+        return answer
+
+    def _learn(self, lease: Lease, held: Held) -> None:
+        """Note which machine compiles, and for how long it is worth waiting."""
+        if lease.elsewhere is not None and lease.is_current:
+            lease.elsewhere.learn(held)
+            lease.since = time.monotonic() - held.seconds
+            for waiter in lease.waiters:
+                waiter.until = min(waiter.until, waiter.since + _longest_wait(held.expected or None))
+
+    def _go_on(self, lease: Lease, decided: str) -> None:
+        """Grant a lease here, or answer with the entry that another machine has made."""
+        if not lease.is_current:
+            return
+        if decided != ARRIVED:
+            self._pass_on(lease)
+            return
+        self._end(lease)
+        self._work_off(self._settle([*self._dequeue(lease)], []))
 
     def settle(self, key: str, writer: int) -> None:
         """Answer the clients that waited for a user's entry, now that it is stored or known not to be cacheable."""
-        waiting = [waiter for lease in self._end_all(key, writer) for waiter in self._dequeue(lease)]
+        waiting = [waiter for lease in self._end_all(key, writer, STORED) for waiter in self._dequeue(lease)]
         # A client waiting for another user's compile may get this entry; if not, it waits on.
         others = [
             (waiter, lease)
@@ -151,7 +174,7 @@ class Leases:
 
     def fail(self, key: str, writer: int) -> None:
         """Tell all waiters to compile: a user's executable could not be stored, and theirs could not be either."""
-        for lease in self._end_all(key, writer):
+        for lease in self._end_all(key, writer, FAILED):
             _tell_to_compile(self._dequeue(lease))
 
     def release(self, caller: Caller, key: str, number: int) -> None:
@@ -177,6 +200,7 @@ class Leases:
         while self._of_user:
             lease = next(lease for leases in self._of_user.values() for lease in leases)
             self._end(lease)
+            self._end_fleets(lease.key, RELEASED)
             _tell_to_compile(self._dequeue(lease))
 
     def compiles(self, visible: Callable[[int], bool]) -> list[dict[str, protocol.Scalar]]:
@@ -188,6 +212,7 @@ class Leases:
                 "module_name": lease.module_name,
                 "pid": lease.holder.pid,
                 "program": lease.holder.program,
+                "host": lease.elsewhere.host if lease.elsewhere else "",
                 "seconds": round(now - lease.since, 3),
                 "waiting": len(lease.waiters),
             }
@@ -217,13 +242,20 @@ class Leases:
         self._of_caller.setdefault(caller, _CallerLeases()).held[lease] = None
         return lease
 
-    def _wait(self, lease: Lease, caller: Caller, wanted: protocol.Get) -> Later:
-        seconds = min(wanted.wait, self._longest_wait(caller, wanted))
-        waiter = Waiter(caller, wanted, Later(), time.monotonic() + seconds)
+    def _wait(
+        self, lease: Lease, caller: Caller, wanted: protocol.Get, missing: protocol.Missing | None = None
+    ) -> Later:
+        elsewhere = lease.elsewhere
+        longest = _longest_wait(self._expected(caller, wanted))
+        if elsewhere is not None:
+            longest = min(longest, _longest_wait(elsewhere.expected or None))
+        waiter = Waiter(caller, wanted, time.monotonic() + min(wanted.wait, longest), missing)
         self._wait_counts[caller.uid] += 1
         self._of_caller.setdefault(caller, _CallerLeases()).waits[waiter] = None
         self._enqueue(waiter, lease)
-        _tell(lease, waiter, time.monotonic())
+        if elsewhere is None or elsewhere.host:
+            # Until another machine is known to compile, there is mostly nothing to wait for.
+            lease.tell(waiter, time.monotonic())
         if not self._ticking:
             self._ticking = True
             self._call_later(_HEARTBEAT_SECONDS, self._tick)
@@ -236,11 +268,14 @@ class Leases:
 
     def _end_wait(self, waiter: Waiter) -> None:
         """End a wait."""
-        if waiter.lease is not None:
-            waiter.lease.waiters.pop(waiter, None)
-            if not waiter.lease.waiters:
-                self._waited_for.pop(waiter.lease, None)
-        waiter.lease = None
+        lease, waiter.lease = waiter.lease, None
+        if lease is not None:
+            lease.waiters.pop(waiter, None)
+            if not lease.waiters:
+                self._waited_for.pop(lease, None)
+                if lease.elsewhere is not None and lease.is_current:
+                    self._end(lease)
+                    self._end_fleets(lease.key, RELEASED)
         mine = self._of_caller.get(waiter.caller)
         if mine is None or waiter not in mine.waits:
             return
@@ -262,16 +297,19 @@ class Leases:
                 self._end_wait(waiter)
                 yield waiter
 
-    def _longest_wait(self, caller: Caller, wanted: protocol.Get) -> float:
-        seconds = self._expected(caller, wanted)
-        return math.inf if seconds is None else _WAIT_FACTOR * seconds + _WAIT_EXTRA_SECONDS
-
-    def _end_all(self, key: str, holder: int) -> list[Lease]:
+    def _end_all(self, key: str, holder: int, how: str) -> list[Lease]:
         """End and return a user's leases on a key."""
         taken = [lease for lease in self._by_key.get(key, ()) if lease.holder.uid == holder]
         for lease in taken:
             self._end(lease)
+        self._end_fleets(key, how)
         return taken
+
+    def _end_fleets(self, key: str, how: str) -> None:
+        """End the lease that other machines see, unless it is still for somebody here."""
+        fleet = self._fleet
+        if fleet is not None and not any(fleet.may_share(lease.holder.uid) for lease in self._by_key.get(key, ())):
+            fleet.end(key, how)
 
     def _end(self, lease: Lease) -> None:
         lease.is_current = False
@@ -299,12 +337,18 @@ class Leases:
             if following is not None:
                 self._enqueue(waiter, following)
             else:
-                granted.append((waiter.answer, self._grant(waiter.caller, waiter.wanted).number))
+                number = self._grant(waiter.caller, waiter.wanted).number
+                missing = protocol.Missing(number)
+                if waiter.missing is not None and lease.elsewhere is not None and not lease.elsewhere.host:
+                    # It has waited for nobody's compile.
+                    missing = waiter.missing._replace(lease=number)
+                granted.append((waiter.answer, missing))
                 self._end_wait(waiter)
         lease.waiters.clear()
+        self._end_fleets(lease.key, RELEASED)
         # Answer last: it may reveal that a client has gone, whose new lease is then passed on in turn.
-        for answer, number in granted:
-            answer.give(Reply(protocol.Missing(number)))
+        for answer, missing in granted:
+            answer.give(Reply(missing))
 
     def _lease_to_wait_for(self, caller: Caller, key: str) -> Lease | None:
         """Return the lease that a client would wait for."""
@@ -314,7 +358,7 @@ class Leases:
     def _tick(self) -> None:
         now = time.monotonic()
         waited_for = list(self._waited_for)
-        lost = self._holders.look({lease.holder.pid for lease in waited_for}, now)
+        lost = self._holders.look({lease.holder.pid for lease in waited_for if not lease.elsewhere}, now)
         for lease in waited_for:
             for waiter in [waiter for waiter in lease.waiters if now >= waiter.until]:
                 # Sending an answer may reveal that another client has gone, and end its lease.
@@ -323,20 +367,19 @@ class Leases:
                     _tell_to_compile([waiter])
             if not lease.is_current or not lease.waiters:
                 continue
-            if why := lost.get(lease.holder.pid):
+            if not lease.elsewhere and (why := lost.get(lease.holder.pid)):
                 logger.info("process %d %s; the next one compiles %s", lease.holder.pid, why, lease.module_name)
                 self._pass_on(lease)
             else:
                 for waiter in list(lease.waiters):
-                    _tell(lease, waiter, now)
+                    lease.tell(waiter, now)
         self._ticking = bool(self._waited_for)
         if self._ticking:
             self._call_later(_HEARTBEAT_SECONDS, self._tick)
 
 
-def _tell(lease: Lease, waiter: Waiter, now: float) -> None:
-    holder = lease.holder
-    waiter.answer.say(protocol.Wait(holder.pid, holder.program, now - lease.since, max(0.0, waiter.until - now)))
+def _longest_wait(expected: float | None) -> float:
+    return math.inf if expected is None else _WAIT_FACTOR * expected + _WAIT_EXTRA_SECONDS
 
 
 def _tell_to_compile(waiters: Iterable[Waiter]) -> None:

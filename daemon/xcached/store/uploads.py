@@ -163,6 +163,16 @@ def due(connection: sqlite3.Connection, tier: str, now: float, most: int) -> lis
     return [Upload(*row) for row in rows]
 
 
+def of_entry(connection: sqlite3.Connection, tier: str, key: str) -> list[Upload]:
+    """Return the rows of a tier for an entry, also those that are not due."""
+    rows = connection.execute(
+        "SELECT tier, kind, name, writer_uid, attempts, queued_at FROM uploads"
+        " WHERE tier = ? AND kind = ? AND name = ?",
+        (tier, ENTRY, key),
+    )
+    return [Upload(*row) for row in rows]
+
+
 def waiting(connection: sqlite3.Connection, tier: str) -> tuple[int, float | None]:
     """Return how many rows a tier has, and when the next is due."""
     count, first = connection.execute("SELECT count(*), min(due_at) FROM uploads WHERE tier = ?", (tier,)).fetchone()

@@ -6,10 +6,13 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
 from xcache.config.remotes import Remote
 from xcached.tiers.tier import MISSING, TOO_LARGE, UNREACHABLE, Tier, TierError
+
+_T = TypeVar("_T")
 
 logger = logging.getLogger("xcached")
 
@@ -66,6 +69,8 @@ class GuardedTier:
         self.engine = engine
         self.name = remote.public_url
         self.reads, self.writes = Breaker("reads"), Breaker("writes")
+        # Where objects can be written, it may still be that none can be created or removed.
+        self.leases = Breaker("leases")
         self.counts: Counter[str] = Counter()
         self._timeout = timeout
         # Reasons for which objects were not used.
@@ -82,6 +87,16 @@ class GuardedTier:
     def may_write(self) -> bool:
         """Whether it is worth sending something now."""
         return not self.remote.readonly and not self.writes.is_open and not self.reads.problem
+
+    @property
+    def can_lease(self) -> bool:
+        """Whether leases of machines may be here: all of them take the first tier for which that is so."""
+        return self.engine.can_create and not self.remote.readonly and not self.remote.writeonly
+
+    @property
+    def may_lease(self) -> bool:
+        """Whether it is worth asking for a lease now: an entry made under it would also be sent."""
+        return self.can_lease and self.may_read and not self.writes.problem and not self.leases.is_open
 
     async def get(self, name: str, most: int) -> bytes | None:
         """Return an object; None if there is none, or the tier fails. The caller sets the bound."""
@@ -130,6 +145,22 @@ class GuardedTier:
         except TimeoutError:
             self._fail_reads(f"no answer within {self._timeout:g} s")
         return None
+
+    async def do_for_lease(self, work: Awaitable[_T], seconds: float) -> _T:
+        """Do something for a lease within these seconds; raise TierError, which is noted, if it fails."""
+        try:
+            async with asyncio.timeout(seconds):
+                return await work
+        except TimeoutError:
+            error = TierError(UNREACHABLE, f"no answer within {seconds:g} s")
+        except TierError as failed:
+            error = failed
+        if error.kind in (UNREACHABLE, MISSING):
+            self._note_failure(error)
+        elif error.kind not in _OF_ONE_OBJECT:
+            self.counts[error.kind] += 1
+            self.leases.fail(self.name, str(error))
+        raise error
 
     def note_rejected(self, name: str, reason: str) -> None:
         """Note that an object is not used; the first one for each reason is logged."""

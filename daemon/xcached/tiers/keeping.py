@@ -55,6 +55,11 @@ class Keeper:
             return False
         return await self.keep(tier, found)
 
+    def trusts(self, tier: GuardedTier, key_id: str) -> bool:
+        """Return whether an entry of a tier that this key signs may be loaded here now."""
+        trusted = self._identity.trusted().public(key_id, time.time()) is not None
+        return trusted or (tier.remote.trust == "tier" and not self._identity.trusted().knows(key_id))
+
     async def keep_run(self, tier: GuardedTier, content: bytes, program: str, arguments: str) -> bool:
         """Keep what a program wanted elsewhere, with its entries and aliases; return whether there was anything."""
         wanted = protocol.Predict(program, arguments)

@@ -21,6 +21,10 @@ class Names:
         """Return the name of an entry."""
         return f"{self._root}/entries/{key[:2]}/{key}"
 
+    def lease(self, key: str) -> str:
+        """Return the name of the lease on a key."""
+        return f"{self._root}/leases/{key[:2]}/{key}"
+
     def run(self, program: str, arguments: str) -> str:
         """Return the name of what a program wanted when it ran with these arguments (a digest)."""
         named = hashlib.sha256(f"{program}\0{arguments}".encode()).hexdigest()

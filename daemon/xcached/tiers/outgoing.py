@@ -56,7 +56,7 @@ class Outgoing:
 
     def entry(self, connection: sqlite3.Connection, key: str, uid: int, tier: GuardedTier) -> bytes | None:
         """Return the parcel of an entry for a tier; None if it has gone."""
-        return self._parcel(connection, key, uid, self._signer(tier), with_program=tier.remote.programs)
+        return self._parcel(connection, key, uid, self.signer(tier), with_program=tier.remote.programs)
 
     def run(
         self,
@@ -70,7 +70,7 @@ class Outgoing:
 
         None if it is forgotten, or what is there says as much.
         """
-        signer = self._signer(tier)
+        signer = self.signer(tier)
         key_id = signer.public.id if signer else ""
         # What this key signed elsewhere may be signed again.
         writers = uid, signer_uid(key_id or tier.remote.id)
@@ -99,7 +99,8 @@ class Outgoing:
         others = [each.part for each in there if (each.key_id, each.run.toolchain) != (key_id, toolchain)]
         return joined([pack(run, namespace=self._namespace, now=time.time(), signer=signer), *others])
 
-    def _signer(self, tier: GuardedTier) -> PrivateKey | None:
+    def signer(self, tier: GuardedTier) -> PrivateKey | None:
+        """Return the key to sign with; None if the tier itself is trusted. Raise SigningKeyError if one is missing."""
         signer = self._identity.signer()
         if signer is None and tier.remote.trust != "tier":
             raise SigningKeyError("there is no key to sign what is sent there; `xcache key new NAME` makes one")

@@ -45,6 +45,9 @@ class Sender:
         self._outgoing = outgoing
         self._keeper = keeper
         self._woken: dict[str, asyncio.Event] = {}
+        self._connections: dict[str, sqlite3.Connection] = {}
+        # Those in progress: a row is sent once, though others wait for it.
+        self._sending: dict[tuple[str, str, str], asyncio.Task[bool]] = {}
 
     def wake(self) -> None:
         """Have new rows sent."""
@@ -55,12 +58,13 @@ class Sender:
         """Send what is queued for a tier, until cancelled."""
         woken = self._woken[tier.name] = asyncio.Event()
         with contextlib.closing(self._connect()) as connection:
+            self._connections[tier.name] = connection
             while True:
                 woken.clear()
                 rows = uploads.due(connection, tier.name, time.time(), _ROWS) if tier.may_write else []
                 for at in range(0, len(rows), _AT_ONCE):
                     some = rows[at : at + _AT_ONCE]
-                    sent = await asyncio.gather(*(self._send(connection, tier, row) for row in some))
+                    sent = await asyncio.gather(*(self._send_once(connection, tier, row) for row in some))
                     await self._note(row for row, is_sent in zip(some, sent, strict=True) if is_sent)
                     if not tier.may_write:
                         break
@@ -68,6 +72,30 @@ class Sender:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(self._pause(connection, tier)):
                             await woken.wait()
+
+    def signer_id(self, tier: GuardedTier) -> str:
+        """Return the id of the key that signs what is sent to a tier; empty if nothing needs to be signed."""
+        signer = self._outgoing.signer(tier)
+        return signer.public.id if signer else ""
+
+    async def send_now(self, tier: GuardedTier, key: str) -> bool:
+        """Send an entry before all others; return whether the tier has it then."""
+        connection = self._connections.get(tier.name)
+        if connection is None:
+            return False
+        rows = uploads.of_entry(connection, tier.name, key)
+        await self._note([row for row in rows if await self._send_once(connection, tier, row)])
+        return await tier.contains(self._outgoing.names.entry(key)) is True
+
+    async def _send_once(self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload) -> bool:
+        """Send an object, or wait until it is sent; return whether this call has done it, and the row is done with."""
+        about = tier.name, row.kind, row.name
+        if (sending := self._sending.get(about)) is not None:
+            await asyncio.wait({sending})
+            return False
+        sending = self._sending[about] = asyncio.get_running_loop().create_task(self._send(connection, tier, row))
+        sending.add_done_callback(lambda _: self._sending.pop(about))
+        return await sending
 
     def _pause(self, connection: sqlite3.Connection, tier: GuardedTier) -> float:
         if not tier.may_write:

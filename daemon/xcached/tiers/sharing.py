@@ -57,7 +57,7 @@ def share(
     keeper = Keeper(identity, config.namespace, writer, intake, aliases, histories, is_barred)
     uploads = Uploads(store, may_share, lambda: tiers.wake())
     sender = Sender(lambda: _reading(store), uploads, writer, outgoing, keeper)
-    tiers = Tiers(remotes, names, keeper, sender)
+    tiers = Tiers(remotes, names, keeper, sender, lambda: settings.now.remote_timeout)
     kept_from = {each.public_url: each.no_upload_below for each in remotes if not each.readonly}
     histories.after_remember = uploads.note_history
     writer.call(lambda: uploads.send_to(kept_from))

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from xcache.config.remotes import Remote
 from xcache.errors import XcacheError
 from xcache.wire import protocol
+from xcached.tiers.claims import ALONE, Claims, Compile
 from xcached.tiers.engines import open_tier
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import Keeper
@@ -39,16 +40,23 @@ _Keep = Callable[..., Coroutine[Any, Any, bool]]
 class Tiers:
     """The tiers in the order of the setting. Its methods may be called on any thread."""
 
-    def __init__(self, remotes: Sequence[Remote], names: Names, keeper: Keeper, sender: Sender) -> None:
+    def __init__(
+        self, remotes: Sequence[Remote], names: Names, keeper: Keeper, sender: Sender, longest: Callable[[], float]
+    ) -> None:
+        """``longest`` returns the setting for how long a program waits for the tiers."""
         self._remotes = remotes
         self._names = names
         self._keeper = keeper
         self._sender = sender
+        self._longest = longest
         self.opened: list[GuardedTier] = []
         """Those that can be used; others are in ``unusable``, by address, with the reason."""
         # Questions that come earlier wait until the engines are imported.
         self._is_open = False
         self.unusable: dict[str, str] = {}
+        # In the first tier that can have leases; None if there is none.
+        self._claims: Claims | None = None
+        self._leasing: GuardedTier | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="xcached-tiers", daemon=True)
 
@@ -74,6 +82,21 @@ class Tiers:
         name = self._names.run(program, arguments)
         return self.begin(self._fetch(name, seconds, self._keeper.keep_run, program, arguments))
 
+    def may_lease(self, expected: float | None) -> bool:
+        """Return whether it is worth asking for the lease on a key that may take so long to compile."""
+        if not self._is_open:
+            return any(not remote.readonly and not remote.writeonly for remote in self._remotes)
+        tier = self._leasing
+        return tier is not None and tier.may_lease and (expected is None or expected >= tier.remote.no_upload_below)
+
+    def begin_lease(self, wanted: Compile) -> None:
+        """Try to take the lease on a key among machines; ``end_lease`` must follow once it is taken."""
+        self._loop.call_soon_threadsafe(self._begin_lease, wanted)
+
+    def end_lease(self, key: str, how: str) -> None:
+        """End a lease among machines, or the wait for it."""
+        self._loop.call_soon_threadsafe(self._end_lease, key, how)
+
     def wake(self) -> None:
         """Have queued uploads looked at."""
         self._loop.call_soon_threadsafe(self._sender.wake)
@@ -94,6 +117,9 @@ class Tiers:
     def close(self) -> None:
         """End the thread; what is queued stays queued."""
         if self._thread.is_alive():
+            if self._claims is not None:
+                with contextlib.suppress(TimeoutError):
+                    asyncio.run_coroutine_threadsafe(self._claims.close(), self._loop).result(_CLOSE_SECONDS)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join(_CLOSE_SECONDS)
 
@@ -110,6 +136,9 @@ class Tiers:
                 self.unusable[remote.public_url] = str(error)
             else:
                 self.opened.append(GuardedTier(remote, engine, _ENGINE_SECONDS))
+        self._leasing = next((tier for tier in self.opened if tier.can_lease), None)
+        if self._leasing is not None:
+            self._claims = self._claims_in(self._leasing)
         self._is_open = True
         sending = [self._loop.create_task(self._sender.run(tier)) for tier in self.opened if not tier.remote.readonly]
         try:
@@ -124,6 +153,29 @@ class Tiers:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await asyncio.gather(*(tier.close() for tier in self.opened), *sending, return_exceptions=True)
+
+    def _begin_lease(self, wanted: Compile) -> None:
+        if self._claims is None:
+            wanted.on_decided(ALONE)
+        else:
+            self._claims.begin(wanted)
+
+    def _end_lease(self, key: str, how: str) -> None:
+        if self._claims is not None:
+            self._claims.end(key, how)
+
+    def _claims_in(self, tier: GuardedTier) -> Claims:
+        names, keep = self._names, self._keeper.keep_entry
+        return Claims(
+            tier,
+            names.lease,
+            names.entry,
+            fetch=lambda key, unusable: self._fetch_from(tier, names.entry(key), keep, key, unusable),
+            send=lambda key: self._sender.send_now(tier, key),
+            signer=lambda: self._sender.signer_id(tier),
+            trusts=lambda signer: self._keeper.trusts(tier, signer),
+            longest=self._longest,
+        )
 
     async def _fetch(self, name: str, seconds: float, keep: _Keep, *wanted: str) -> str:
         until = self._loop.time() + seconds

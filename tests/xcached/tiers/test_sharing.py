@@ -11,14 +11,12 @@ from support.command_line import Shell
 from support.conversation import key_of, talking
 from support.leasing import outcome
 from support.places import Place, digest, free_port, get_message, put_message, until
-from support.sharing import BOUND, host, remote_of, silent_server, trust
+from support.sharing import BOUND, CONTENT, KEY, host, put_and_upload, remote_of, silent_server, trust
 from support.signing import OURS, SECOND, STRANGER
 
 from xcache.wire import protocol
 from xcache.wire.ownership import signer_uid
 from xcached.tiers.names import Names
-
-KEY, CONTENT = key_of("shared"), b"an executable"
 
 
 @pytest.fixture
@@ -26,12 +24,6 @@ def folder(tmp_path) -> Path:
     made = tmp_path / "tier"
     made.mkdir()
     return made
-
-
-def put_and_upload(place: Place, key: str = KEY, content: bytes = CONTENT, **changes: object) -> None:
-    with talking(place) as talk:
-        assert talk.put(key, content, **changes) == protocol.Stored(True)
-    assert until(lambda: not remote_of(place)["waiting"])
 
 
 def got(place: Place, key: str = KEY, wait: float = 0.0) -> tuple[protocol.Message, bytes | None]:
