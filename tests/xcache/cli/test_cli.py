@@ -393,7 +393,7 @@ def test_the_version_is_quick():
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("stauts", "stats or status"), ("moniter", "monitor"), ("frobnicate", None), ("", None)],
+    [("stauts", "stats or status"), ("moniter", "monitor or remote"), ("frobnicate", None), ("", None)],
 )
 def test_an_unknown_command(shell, typed, meant):
     said = shell.say(typed, code=2)

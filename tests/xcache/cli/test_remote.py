@@ -17,6 +17,7 @@ from support.sharing import host, remote_of, silent_server, trust
 from support.signing import OURS, SECOND, STRANGER
 
 from xcache.cli import main, remote_asking
+from xcache.errors import RefusedError
 from xcache.wire import commands, protocol
 from xcached.caller import Caller, Reply
 from xcached.requests.remotes import RemoteRequests
@@ -336,6 +337,16 @@ def test_doctor_has_a_line_for_the_keys_and_for_each_store(folder):
         here.env["XCACHE_REMOTE"] = f"file://{folder}"
         said = here.say("doctor", "--no-compile", code=1)
         assert "wrong remotes: the daemon has no remote store: it was started with other settings" in said
+
+
+def test_doctor_does_not_blame_the_stores_when_this_user_may_not_ask(folder, monkeypatch):
+    def refuse(*_arguments: object) -> None:
+        raise RefusedError(NOT_PERMITTED.kind, NOT_PERMITTED.reason)
+
+    monkeypatch.setattr(remote_asking.Remotes, "check", refuse)
+    with shell(f"file://{folder}/missing") as here:
+        assert "note  remotes: the daemon refuses: only root and" in here.say("doctor", "--no-compile")
+        assert "the daemon refuses: only root and" in here.say("remote", "check", code=1)
 
 
 @pytest.mark.parametrize("option", [["check"], ["ls", "--tier"], ["gc", "--tier"]])
