@@ -39,7 +39,7 @@ _SELECT = (
 MOST_RUN_BYTES, _LARGEST_IN_RUN = 64 * 1024**2, 1024**2
 _MOST_ALIASES = 4
 _OF_KEY = (
-    "SELECT writer_uid, stored_size, program, toolchain_component FROM entries"
+    "SELECT writer_uid, stored_size, program, toolchain_component, compile_seconds FROM entries"
     " WHERE key = ? AND writer_uid IN (?, ?) ORDER BY writer_uid"
 )
 
@@ -81,10 +81,10 @@ class Outgoing:
         for item in items:
             key = str(item["key"])
             for row in connection.execute(_OF_KEY, (key, *writers)):
-                writer, size, program, of = row
+                writer, size, program, of, seconds = row
                 programs[program] = None
                 toolchain = toolchain or of
-                if size <= min(_LARGEST_IN_RUN, room):
+                if size <= min(_LARGEST_IN_RUN, room) and seconds >= tier.remote.no_upload_below:
                     made = self._parcel(connection, key, writer, signer, with_program=tier.remote.programs)
                     if made is not None:
                         parcels[key], room = made, room - len(made)

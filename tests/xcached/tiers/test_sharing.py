@@ -199,6 +199,20 @@ def test_options_of_a_tier_are_kept(folder):
         assert (folder / Names("").entry(KEY)).exists()
 
 
+def test_what_is_not_to_be_uploaded_is_not_in_a_run_either(folder):
+    quick, slow = key_of("quick"), key_of("slow")
+    with host(f"file://{folder}?no-upload-below=500ms") as here:
+        with talking(here) as talk:
+            assert talk.put(quick, CONTENT, compile_seconds=0.4) == protocol.Stored(True)
+            assert talk.put(slow, CONTENT, compile_seconds=0.6) == protocol.Stored(True)
+            assert talk.ask(history([quick, slow])) == protocol.Done()
+        assert until(lambda: not remote_of(here)["waiting"])
+    with host(f"file://{folder}") as there, talking(there) as talk:
+        found = talk.ask(PROGRAM)
+        assert isinstance(found, protocol.Prediction)
+        assert [item["key"] for item in found.items] == [slow]
+
+
 def test_the_queue_survives_a_restart_and_a_tier_that_was_away(folder):
     folder.rmdir()
     with host(f"file://{folder}") as here:
