@@ -123,8 +123,8 @@ class Keeper:
             program = memoryview(b"")
             put = put._replace(program_stored_digest=digest(program), program_stored_size=0, program_raw_size=0)
         done: Future[protocol.Message] = Future()
-        executable = await asyncio.to_thread(_source, put.digest, found.payload)
-        of_program = await asyncio.to_thread(_source, put.program_stored_digest, program)
+        executable = await _source(put.digest, found.payload)
+        of_program = await _source(put.program_stored_digest, program)
         job = PutJob(put, executable, of_program, Writer(uid, 0, found.writer), done)
         if executable.descriptor is None and of_program.descriptor is None:
             self._writer.submit(job, uid)
@@ -137,10 +137,14 @@ class Keeper:
         return False
 
 
-def _source(digest: str, content: memoryview) -> Source:
+async def _source(digest: str, content: memoryview) -> Source:
     """Return a content for the store; one too large for a row is in a file."""
     if len(content) <= protocol.INLINE_LIMIT:
         return Source(digest, len(content), bytes(content), None)
+    return await asyncio.to_thread(_in_file, digest, content)
+
+
+def _in_file(digest: str, content: memoryview) -> Source:
     file = memory_file()
     with open(file, "wb", closefd=False) as written:
         written.write(content)

@@ -8,9 +8,11 @@ import socket
 import sqlite3
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from xcache.errors import SigningKeyError
 from xcache.wire import protocol
+from xcache.wire.hashing import digest
 from xcache.wire.ownership import signer_uid
 from xcache.wire.signatures import PrivateKey
 from xcached.store.aliases import newest_aliases
@@ -39,9 +41,26 @@ _SELECT = (
 MOST_RUN_BYTES, _LARGEST_IN_RUN = 64 * 1024**2, 4 * 1024**2
 _MOST_ALIASES = 4
 _OF_KEY = (
-    "SELECT writer_uid, stored_size, program, toolchain_component FROM entries"
+    "SELECT writer_uid, stored_size, program, toolchain_component, compile_seconds FROM entries"
     " WHERE key = ? AND writer_uid IN (?, ?) ORDER BY writer_uid"
 )
+
+
+class Outline(NamedTuple):
+    """What can be sent of what a program wanted: entries by key and writer, the first of a key if it is still there."""
+
+    history: protocol.Remember
+    aliases: list[protocol.Alias]
+    entries: list[tuple[str, int]]
+    toolchain: str
+    # Of the key that signs; empty if none does.
+    key_id: str
+
+    def digest(self) -> str:
+        """Return a digest that is the same for what is as good to send."""
+        keys = [item["key"] for item in self.history.items]
+        said = [self.key_id, self.toolchain, keys, self.entries, [alias.structure for alias in self.aliases]]
+        return digest(json.dumps(said).encode())
 
 
 class Outgoing:
@@ -58,45 +77,51 @@ class Outgoing:
         """Return the parcel of an entry for a tier; None if it has gone."""
         return self._parcel(connection, key, uid, self.signer(tier), with_program=tier.remote.programs)
 
-    def run(
-        self,
-        connection: sqlite3.Connection,
-        wanted: protocol.Predict,
-        uid: int,
-        tier: GuardedTier,
-        there: Sequence[Found],
-    ) -> bytes | None:
-        """Return the object that says what a user's program wanted, with the parts that are ``there``.
-
-        None if it is forgotten, or what is there says as much.
-        """
+    def outline(
+        self, connection: sqlite3.Connection, wanted: protocol.Predict, uid: int, tier: GuardedTier
+    ) -> Outline | None:
+        """Return what can be sent of what a user's program wanted; None if that is nothing."""
         signer = self.signer(tier)
         key_id = signer.public.id if signer else ""
         # What this key signed elsewhere may be signed again.
         writers = uid, signer_uid(key_id or tier.remote.id)
         items, options = newest_history(connection, [uid], wanted)
-        parcels: dict[str, parcel.Content] = {}
+        entries: list[tuple[str, int]] = []
         programs: dict[str, None] = {}
-        toolchain, room = "", MOST_RUN_BYTES // 4
+        toolchain = ""
         for item in items:
             key = str(item["key"])
-            for row in connection.execute(_OF_KEY, (key, *writers)):
-                writer, size, program, of = row
+            for writer, size, program, of, seconds in connection.execute(_OF_KEY, (key, *writers)):
                 programs[program] = None
                 toolchain = toolchain or of
-                if size <= min(_LARGEST_IN_RUN, room):
-                    made = self._parcel(connection, key, writer, signer, with_program=tier.remote.programs)
-                    if made is not None:
-                        parcels[key], room = made, room - len(made)
-                        break
-        if not parcels:
+                if size <= _LARGEST_IN_RUN and seconds >= tier.remote.no_upload_below:
+                    entries.append((key, writer))
+        if not entries:
             return None
         found = (newest_aliases(connection, program, writers, _MOST_ALIASES) for program in programs)
         aliases = [alias for of_program in found for alias in of_program]
-        run = Run(protocol.Remember(*wanted, items, options), aliases, parcels, toolchain)
-        if not is_worth_a_part(run, there):
+        return Outline(protocol.Remember(*wanted, items, options), aliases, entries, toolchain, key_id)
+
+    def run(
+        self, connection: sqlite3.Connection, outline: Outline, tier: GuardedTier, there: Sequence[Found]
+    ) -> bytes | None:
+        """Return the object of an outline, with the parts that are ``there``.
+
+        None if its entries have gone, or what is there says as much.
+        """
+        signer = self.signer(tier)
+        parcels: dict[str, parcel.Content] = {}
+        room = MOST_RUN_BYTES // 2
+        for key, writer in outline.entries:
+            if key not in parcels and room > 0:
+                made = self._parcel(connection, key, writer, signer, with_program=tier.remote.programs)
+                if made is not None and len(made) <= room:
+                    parcels[key], room = made, room - len(made)
+        run = Run(outline.history, outline.aliases, parcels, outline.toolchain)
+        if not parcels or not is_worth_a_part(run, there):
             return None
-        others = [each.part for each in there if (each.key_id, each.run.toolchain) != (key_id, toolchain)]
+        mine = outline.key_id, outline.toolchain
+        others = [each.part for each in there if (each.key_id, each.run.toolchain) != mine]
         return joined([pack(run, namespace=self._namespace, now=time.time(), signer=signer), *others])
 
     def signer(self, tier: GuardedTier) -> PrivateKey | None:

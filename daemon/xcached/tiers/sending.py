@@ -16,7 +16,7 @@ from xcached.store.uploads import Upload, Uploads
 from xcached.store.writer import WriterThread
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import Keeper
-from xcached.tiers.outgoing import MOST_RUN_BYTES, Outgoing
+from xcached.tiers.outgoing import MOST_RUN_BYTES, Outgoing, Outline
 from xcached.tiers.runs import Found
 
 logger = logging.getLogger("xcached")
@@ -25,6 +25,8 @@ logger = logging.getLogger("xcached")
 _AT_ONCE, _ROWS = 4, 64
 # Seconds after which rows are looked at without being told.
 _LONGEST_PAUSE_SECONDS = 30.0
+# What a tier has is looked at again after this long: a rule may have deleted it there.
+_KNOWN_SECONDS, _MOST_KNOWN_RUNS = 86400.0, 2000
 
 
 class Sender:
@@ -48,6 +50,8 @@ class Sender:
         self._connections: dict[str, sqlite3.Connection] = {}
         # Those in progress: a row is sent once, though others wait for it.
         self._sending: dict[tuple[str, str, str], asyncio.Task[bool]] = {}
+        # By tier, program and user: the digest of what the tier has of its run, and until when that is believed.
+        self._known_runs: dict[tuple[str, str, int], tuple[str, float]] = {}
 
     def wake(self) -> None:
         """Have new rows sent."""
@@ -128,6 +132,26 @@ class Sender:
     async def _send_run(self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload) -> bool:
         program, _, arguments = row.name.partition("\0")
         wanted = protocol.Predict(program, arguments)
+        outline = self._outgoing.outline(connection, wanted, row.writer_uid, tier)
+        if outline is None:
+            return True
+        about, said = (tier.name, row.name, row.writer_uid), outline.digest()
+        known, until = self._known_runs.pop(about, ("", 0.0))
+        if known == said and time.monotonic() < until:
+            # A program that runs again and again costs no request each time.
+            self._known_runs[about] = known, until
+            return True
+        if not await self._send_outline(connection, tier, row, outline):
+            return False
+        self._known_runs[about] = said, time.monotonic() + _KNOWN_SECONDS
+        if len(self._known_runs) > _MOST_KNOWN_RUNS:
+            del self._known_runs[next(iter(self._known_runs))]
+        return True
+
+    async def _send_outline(
+        self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload, outline: Outline
+    ) -> bool:
+        wanted = protocol.Predict(outline.history.program, outline.history.arguments)
         name = self._outgoing.names.run(*wanted)
         there: list[Found] = []
         if not tier.remote.writeonly:
@@ -136,7 +160,7 @@ class Sender:
                 return False
             if before is not None:
                 there = self._keeper.runs_in(tier, before, wanted)
-        made = self._outgoing.run(connection, wanted, row.writer_uid, tier, there)
+        made = self._outgoing.run(connection, outline, tier, there)
         return made is None or await self._put(tier, row, name, made)
 
     async def _put(self, tier: GuardedTier, row: Upload, name: str, content: bytes) -> bool:

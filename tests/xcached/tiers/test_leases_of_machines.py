@@ -17,9 +17,9 @@ import pytest
 from support.command_line import Shell
 from support.conversation import Conversation, key_of, talking
 from support.engines import Engine, Where, listens, running
-from support.sharing import CONTENT, KEY, host, put_and_upload, remote_of
 from support.leasing import begin_to_wait, outcome
 from support.places import Place, free_port, get_message, until
+from support.sharing import CONTENT, KEY, host, put_and_upload, remote_of
 from support.signing import STRANGER
 
 from xcache.wire import protocol

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 import pytest
 from support.conversation import talking
 from support.engines import running
-from support.sharing import CONTENT, KEY, host, remote_of
 from support.leasing import begin_to_wait, outcome
 from support.places import get_message, until
+from support.sharing import CONTENT, KEY, host, remote_of
 
 from xcache.wire import protocol
 
