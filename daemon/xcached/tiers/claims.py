@@ -101,7 +101,8 @@ class Claims:
         """``fetch`` keeps an entry of the tier here if it is of use; ``send`` returns whether one is there now.
 
         ``signer`` returns the id of the key that signs here, and may take a while or raise; ``trusts`` says whether
-        what a key signs is of use here. ``longest`` returns the seconds after which a tier counts as failing that has not answered.
+        what a key signs is of use here. ``longest`` returns the seconds after which a tier counts as failing that has
+        not answered.
         """
         self._tier = tier
         self._lease_name = lease_name
