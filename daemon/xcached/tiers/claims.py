@@ -276,14 +276,15 @@ class Claims:
 
     async def _beat(self, claim: _Claim) -> bool:
         """Change the lease; return whether it is still this machine's, as far as is known."""
-        if self._tier.reads.problem:
-            return True
+        name = self._lease_name(claim.compile.key)
         try:
-            if not await self._is_ours(claim):
-                return False
-            claim.beats += 1
-            await self._do(self._tier.engine.put(self._lease_name(claim.compile.key), self._object(claim)))
-        except TierError:
+            # Also while the tier fails, and not noted: else others take the lease of a machine that is there again.
+            async with asyncio.timeout(self._longest()):
+                if not self._shows_ours(await self._tier.engine.get(name, lease_object.MOST_BYTES)):
+                    return False
+                claim.beats += 1
+                await self._tier.engine.put(name, self._object(claim))
+        except (TierError, TimeoutError):
             pass
         return True
 
@@ -295,8 +296,10 @@ class Claims:
         return ARRIVED if await self._fetch(key, claim.compile.unusable) else ALONE
 
     async def _is_ours(self, claim: _Claim) -> bool:
-        found = await self._read(claim)
-        held = None if found is None else decoded(found)
+        return self._shows_ours(await self._read(claim))
+
+    def _shows_ours(self, content: bytes | None) -> bool:
+        held = None if content is None else decoded(content)
         return held is not None and held.holder == self._holder
 
     async def _read(self, claim: _Claim) -> bytes | None:

@@ -127,7 +127,7 @@ def test_a_creation_that_seems_to_have_failed_is_ones_own_all_the_same(trouble, 
         assert not there.decided.done()
         here.claims.end(KEY, STORED)
         assert await there.decided == ARRIVED
-        await gone(folder)
+        await here.claims.close()
         await there.folder.close()
 
     run(scenario())
@@ -139,9 +139,7 @@ def test_of_many_that_find_a_lease_dead_one_takes_it(folder, run):
         machines = [Machine(folder) for _ in range(6)]
         for machine in machines:
             machine.begin()
-        done, _ = await asyncio.wait(
-            [machine.decided for machine in machines], return_when=asyncio.FIRST_COMPLETED, timeout=10.0
-        )
+        await asyncio.wait([machine.decided for machine in machines], return_when=asyncio.FIRST_COMPLETED, timeout=10.0)
         await asyncio.sleep(2 * PERIODS.settling)
         (taken,) = (machine for machine in machines if machine.decided.done())
         assert taken.decided.result() == TAKEN
