@@ -91,7 +91,7 @@ class Claims:
         tier: GuardedTier,
         lease_name: Callable[[str], str],
         entry_name: Callable[[str], str],
-        fetch: Callable[[str, str], Awaitable[bool]],
+        fetch: Callable[[str, str], Coroutine[Any, Any, bool]],
         send: Callable[[str], Coroutine[Any, Any, bool]],
         signer: Callable[[], str],
         trusts: Callable[[str], bool],
@@ -193,7 +193,7 @@ class Claims:
 
     async def _create(self, claim: _Claim, *, must_settle: bool) -> bool:
         """Return whether the lease is this machine's."""
-        claim.is_sent, claim.beats = True, 1
+        claim.is_sent, claim.beats, claim.since = True, 1, time.monotonic()
         name = self._lease_name(claim.compile.key)
         created = await self._do(self._tier.engine.create(name, self._object(claim)))
         self._tier.leases.succeed(self._tier.name)
@@ -293,7 +293,13 @@ class Claims:
         key = claim.compile.key
         if not await self._do(self._tier.engine.contains(self._entry_name(key))):
             return ""
-        return ARRIVED if await self._fetch(key, claim.compile.unusable) else ALONE
+        fetching = asyncio.get_running_loop().create_task(self._fetch(key, claim.compile.unusable))
+        # Who has waited long for a compile waits as long for its entry, which may be large.
+        await asyncio.wait({fetching}, timeout=max(self._longest(), time.monotonic() - claim.since))
+        if not fetching.done():
+            self._tier.note_overdue(fetching)
+            return ALONE
+        return ARRIVED if fetching.result() else ALONE
 
     async def _is_ours(self, claim: _Claim) -> bool:
         return self._shows_ours(await self._read(claim))

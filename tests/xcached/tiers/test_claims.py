@@ -24,11 +24,12 @@ PERIODS = Periods(beat=0.05, dead=0.5, first_look=0.02, longest_look=0.05, settl
 class Machine:
     """A daemon's part in leases."""
 
-    def __init__(self, folder: Folder, *, trusts: bool = True) -> None:
+    def __init__(self, folder: Folder, longest: float = 5.0) -> None:
         self.tier = GuardedTier(Remote("file:///tier"), folder, 5.0)
         self.folder = folder
         self.decided: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.sends = True
+        self.hangs = False
         self.claims = Claims(
             self.tier,
             lambda key: f"leases/{key}",
@@ -36,8 +37,8 @@ class Machine:
             fetch=self._fetch,
             send=self._send,
             signer=lambda: "a key",
-            trusts=lambda _: trusts,
-            longest=lambda: 5.0,
+            trusts=lambda _: True,
+            longest=lambda: longest,
             periods=PERIODS,
         )
 
@@ -50,6 +51,8 @@ class Machine:
         self.claims.begin(Compile(KEY, "", 1, "train.py", 0.0, lambda held: None, self.decided.set_result))
 
     async def _fetch(self, key: str, unusable: str) -> bool:
+        if self.hangs:
+            await asyncio.sleep(60.0)
         return await self.folder.get(f"entries/{key}", 100) == b"good"
 
     async def _send(self, key: str) -> bool:
@@ -105,6 +108,19 @@ def test_an_entry_of_no_use_has_everybody_compile(folder, run):
 
     async def scenario() -> None:
         assert await Machine(folder).asks() == ALONE
+        await gone(folder)
+
+    run(scenario())
+
+
+def test_an_entry_that_takes_long_to_come_is_not_waited_for(folder, run):
+    folder.before_create = lambda: folder.put(ENTRY, b"good")
+
+    async def scenario() -> None:
+        here = Machine(folder, longest=0.5)
+        here.hangs = True
+        assert await here.asks() == ALONE
+        assert not here.tier.may_read
         await gone(folder)
 
     run(scenario())
