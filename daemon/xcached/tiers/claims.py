@@ -91,7 +91,7 @@ class Claims:
         tier: GuardedTier,
         lease_name: Callable[[str], str],
         entry_name: Callable[[str], str],
-        fetch: Callable[[str, str], Awaitable[bool]],
+        fetch: Callable[[str, str], Coroutine[Any, Any, bool]],
         send: Callable[[str], Coroutine[Any, Any, bool]],
         signer: Callable[[], str],
         trusts: Callable[[str], bool],
@@ -193,7 +193,7 @@ class Claims:
 
     async def _create(self, claim: _Claim, *, must_settle: bool) -> bool:
         """Return whether the lease is this machine's."""
-        claim.is_sent, claim.beats = True, 1
+        claim.is_sent, claim.beats, claim.since = True, 1, time.monotonic()
         name = self._lease_name(claim.compile.key)
         created = await self._do(self._tier.engine.create(name, self._object(claim)))
         self._tier.leases.succeed(self._tier.name)
@@ -276,14 +276,15 @@ class Claims:
 
     async def _beat(self, claim: _Claim) -> bool:
         """Change the lease; return whether it is still this machine's, as far as is known."""
-        if self._tier.reads.problem:
-            return True
+        name = self._lease_name(claim.compile.key)
         try:
-            if not await self._is_ours(claim):
-                return False
-            claim.beats += 1
-            await self._do(self._tier.engine.put(self._lease_name(claim.compile.key), self._object(claim)))
-        except TierError:
+            # Also while the tier fails, and not noted: else others take the lease of a machine that is there again.
+            async with asyncio.timeout(self._longest()):
+                if not self._shows_ours(await self._tier.engine.get(name, lease_object.MOST_BYTES)):
+                    return False
+                claim.beats += 1
+                await self._tier.engine.put(name, self._object(claim))
+        except (TierError, TimeoutError):
             pass
         return True
 
@@ -292,11 +293,19 @@ class Claims:
         key = claim.compile.key
         if not await self._do(self._tier.engine.contains(self._entry_name(key))):
             return ""
-        return ARRIVED if await self._fetch(key, claim.compile.unusable) else ALONE
+        fetching = asyncio.get_running_loop().create_task(self._fetch(key, claim.compile.unusable))
+        # Who has waited long for a compile waits as long for its entry, which may be large.
+        await asyncio.wait({fetching}, timeout=max(self._longest(), time.monotonic() - claim.since))
+        if not fetching.done():
+            self._tier.note_overdue(fetching)
+            return ALONE
+        return ARRIVED if fetching.result() else ALONE
 
     async def _is_ours(self, claim: _Claim) -> bool:
-        found = await self._read(claim)
-        held = None if found is None else decoded(found)
+        return self._shows_ours(await self._read(claim))
+
+    def _shows_ours(self, content: bytes | None) -> bool:
+        held = None if content is None else decoded(content)
         return held is not None and held.holder == self._holder
 
     async def _read(self, claim: _Claim) -> bytes | None:

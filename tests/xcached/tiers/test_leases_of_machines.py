@@ -112,7 +112,14 @@ def content_of(talk: Conversation, answer: protocol.Message) -> bytes:
 
 
 def test_one_machine_compiles_and_the_other_waits(any_tier, machine):
-    with machine(any_tier) as here, machine(any_tier) as there, talking(here) as holder, talking(there) as other:
+    # SeaweedFS makes room at its first write, which may take seconds.
+    patient = {"XCACHE_REMOTE_TIMEOUT": "20s"}
+    with (
+        machine(any_tier, **patient) as here,
+        machine(any_tier, **patient) as there,
+        talking(here) as holder,
+        talking(there) as other,
+    ):
         take(holder, KEY)
         waiting = begin_to_wait(other, KEY)
         words = iter(lambda: other.hear()[1], None)
