@@ -124,7 +124,7 @@ def test_a_sync_covers_what_was_asked_before_it(shelved):
     with shelved.busy():
         done = shelved.begin_put(key_of("a"), b"a", b"program")
         synced = shelved.begin_call(
-            lambda store: protocol.Status(dict(shelved.query("SELECT name, amount FROM statistics")), [])
+            lambda store: protocol.Status(dict(shelved.query("SELECT name, amount FROM statistics")), [], [])
         )
     assert done.result(20).kept
     assert synced.result(20).facts["stores"] == 1
