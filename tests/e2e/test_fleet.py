@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import socket
 import subprocess
 import sys
+import time
 
 import pytest
 from support.command_line import Shell
+from support.conversation import key_of, talking
 from support.engines import Engine, Where
 from support.engines import folder_engine as folder_engine
 from support.engines import redis_engine as redis_engine
 from support.engines import s3_engine as s3_engine
 from support.hosts import has_uploaded, host, remote_of
-from support.places import Place
+from support.places import Place, digest
 from support.program_files import program_path
+
+from xcache.client.client import Client
+from xcache.client.launcher import Launcher
+from xcache.wire import protocol
 
 pytestmark = pytest.mark.once
 
@@ -115,3 +123,19 @@ def test_programs_go_along_only_if_the_tier_is_given_them(folder_engine):
         source = program_path("train_a_little").read_text().replace("0.1 * g", "0.2 * g")
         assert there.run(source, **ON).returncode == 0
         assert "stayed on the machine that lowered it" in shell.say("why", "train_step")
+
+
+def test_a_tier_that_is_silent_makes_no_slow_daemon():
+    """The client would ask it nothing more for a while, not even what the store of its own machine has."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        tier = Where(f"redis://127.0.0.1:{server.getsockname()[1]}", {})
+        with host(tier, XCACHE_REMOTE_TIMEOUT="2s") as here, talking(here) as talk:
+            assert talk.put(key_of("here"), b"content") == protocol.Stored(True)
+            client = Client(here.config(), "test", Launcher(here.config()))
+            with contextlib.closing(client):
+                began = time.monotonic()
+                found, _ = client.predict(protocol.Predict("train.py", digest(b"arguments")))
+                assert not found.items
+                # It did wait, for longer than a daemon may take that asks nobody.
+                assert time.monotonic() - began > 1.5
+                client.fetch(key_of("here"))

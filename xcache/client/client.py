@@ -319,13 +319,17 @@ class Client:
     ) -> Result:
         """Ask something that the program does not wait for; this also tries a failed daemon again."""
 
+        # The daemon may be asking remote stores meanwhile, and is not slow.
+        elsewhere = self._config.remote_timeout if is_read and self._config.remote else 0.0
+        patience += elsewhere
+
         def timed(connection: Connection, timeout: float) -> Result:
             # The clock starts once there is a connection: starting a daemon does not make it slow.
             start = monotonic()
             try:
                 return work(connection, timeout)
             finally:
-                self._breaker.note_slow_read(monotonic() - start)
+                self._breaker.note_slow_read(monotonic() - start - elsewhere)
 
         thread = threading.current_thread()
         with self._lock:

@@ -78,7 +78,7 @@ def works(
                 talk.say(protocol.Missing(0))
             elif isinstance(asked, protocol.AskStatus):
                 status()
-                talk.say(protocol.Status({}, []))
+                talk.say(protocol.Status({}, [], []))
             else:
                 talk.say(protocol.Done())
 
