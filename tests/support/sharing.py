@@ -13,7 +13,7 @@ from xcache.wire import protocol
 from xcache.wire.signatures import PrivateKey
 
 # Seconds that a program waits for the tiers.
-BOUND = 1.0
+BOUND = 3.0
 KEY, CONTENT = key_of("shared"), b"an executable"
 
 
