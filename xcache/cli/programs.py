@@ -22,7 +22,7 @@ class ProgramElsewhere(Failure):
 
 def is_here(program: Row) -> bool:
     """Return whether the store has the content of a program; of entries from remote stores it may have none."""
-    return int(program["stored_size"]) > 0
+    return int(program["raw_size"]) > 0
 
 
 def bytecode(store: StoreReader, program: Row) -> bytes:

@@ -64,7 +64,7 @@ def test_the_daemon_is_nobodys_child(place):
     assert os.getpgid(pid) != os.getpgid(0)
     assert Path(f"/proc/{pid}/cwd").readlink() == Path("/")
     with pytest.raises(ChildProcessError):
-        os.waitpid(-1, os.WNOHANG)
+        os.waitpid(pid, os.WNOHANG)
 
 
 def test_the_daemon_keeps_nothing_of_its_starter_open(place):
