@@ -17,9 +17,9 @@ from support.engines import Engine, Where
 from support.engines import folder_engine as folder_engine
 from support.engines import redis_engine as redis_engine
 from support.engines import s3_engine as s3_engine
-from support.hosts import has_uploaded, host, remote_of
-from support.places import Place, digest
+from support.places import PATIENCE, Place, digest, until
 from support.program_files import program_path
+from support.sharing import host, remote_of
 
 from xcache.client.client import Client
 from xcache.client.launcher import Launcher
@@ -38,6 +38,17 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn."""
     found: Engine = request.getfixturevalue(f"{request.param}_engine")
     return found
+
+
+def on(tier: Where, **settings: str) -> contextlib.AbstractContextManager[Place]:
+    """Return a host that shares by this tier."""
+    # On a busy machine everything takes long.
+    return host(tier.url, **({"XCACHE_REMOTE_TIMEOUT": f"{PATIENCE}s"} | tier.environment | settings))
+
+
+def has_uploaded(place: Place) -> bool:
+    """Wait until nothing is to be uploaded; return whether it came to that."""
+    return until(lambda: not place.query("SELECT 1 FROM uploads"), 3 * PATIENCE)
 
 
 def train(place: Place) -> dict[str, object]:
@@ -63,11 +74,11 @@ def at(engine: Engine) -> Where:
 
 def test_what_one_host_compiled_the_next_one_loads(engine):
     tier = at(engine)
-    with host(tier) as here:
+    with on(tier) as here:
         first = train(here)
         assert first["hits"] == 0
         assert has_uploaded(here)
-    with host(tier) as there:
+    with on(tier) as there:
         second = train(there)
         assert second["computed"] == first["computed"]
         assert (second["misses"], second["hits"]) == (0, first["misses"])
@@ -79,10 +90,10 @@ def test_what_one_host_compiled_the_next_one_loads(engine):
 
 def test_a_program_with_another_name_finds_the_same_entries(folder_engine):
     tier = at(folder_engine)
-    with host(tier) as here:
+    with on(tier) as here:
         first = train(here)
         assert has_uploaded(here)
-    with host(tier) as there:
+    with on(tier) as there:
         source = program_path("train_a_little").read_text()
         done = there.run(source, **ON)
         assert done.returncode == 0, done.stderr
@@ -95,15 +106,15 @@ def test_programs_go_along_only_if_the_tier_is_given_them(folder_engine):
     without, with_programs = at(folder_engine), at(folder_engine)
     with_programs = with_programs._replace(url=f"{with_programs.url}?programs=1")
     for tier in (without, with_programs):
-        with host(tier) as here:
+        with on(tier) as here:
             train(here)
             assert has_uploaded(here)
-    with host(with_programs) as there:
+    with on(with_programs) as there:
         train(there)
         shell = Shell(there)
         assert "func.func public @main" in shell.say("show", "train_step", "--program")
         assert "func.func public @main" in shell.say("hlo", "train_step")
-    with host(without) as there:
+    with on(without) as there:
         train(there)
         shell = Shell(there)
         assert "stayed on the machine that lowered it" in shell.say("show", "train_step")
@@ -129,7 +140,7 @@ def test_a_tier_that_is_silent_makes_no_slow_daemon():
     """The client would ask it nothing more for a while, not even what the store of its own machine has."""
     with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
         tier = Where(f"redis://127.0.0.1:{server.getsockname()[1]}", {})
-        with host(tier, XCACHE_REMOTE_TIMEOUT="2s") as here, talking(here) as talk:
+        with on(tier, XCACHE_REMOTE_TIMEOUT="2s") as here, talking(here) as talk:
             assert talk.put(key_of("here"), b"content") == protocol.Stored(True)
             client = Client(here.config(), "test", Launcher(here.config()))
             with contextlib.closing(client):

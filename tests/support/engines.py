@@ -14,13 +14,15 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from support.places import free_port, until
+from xcached.tiers.engines import open_tier
+from xcached.tiers.tier import Tier, TierError
 
 SECRET = "secret-word-of-the-tests"  # noqa: S105 - of servers on loopback
 BUCKET = "bucket"
@@ -268,3 +270,20 @@ def _start_nginx(nginx: str, folder: Path, stack: contextlib.ExitStack) -> Engin
         folder=folder / "files",
         port=port,
     )
+
+
+async def using(address: str, use: Callable[[Tier], Any]) -> Any:
+    """Use the tier at an address, and close it."""
+    tier = open_tier(address, 10.0)
+    try:
+        return await use(tier)
+    finally:
+        await tier.close()
+
+
+async def kind_of(attempt: Awaitable[object]) -> str:
+    """Return the kind of trouble that an attempt meets; no secret may be in its text."""
+    with pytest.raises(TierError) as caught:
+        await attempt
+    assert SECRET not in f"{caught.value}"
+    return str(caught.value.kind)

@@ -69,7 +69,7 @@ class Keys:
                 if one.public.raw not in added:
                     revoked = known[one.public.raw].revoked
                     raise Failure(f"{one.public.id} was revoked on {revoked} ({self.path}), and stays so")
-            # What is trusted for another time gets a new line, at the end.
+            # A key that is trusted for another time gets a new line, at the end.
             added = {raw: one for raw, one in added.items() if raw not in known or known[raw].expires != one.expires}
             kept = [line.text for line in self.trusted.lines if not (line.key and line.key.public.raw in added)]
             lines += [*kept, *map(str, added.values())]

@@ -22,7 +22,7 @@ _TIMES = 3
 _PUSH_SECONDS = 600.0
 _NAMES_AT_ONCE = 200
 
-# What to do about each kind of trouble with a remote store.
+# Advice for each kind of trouble with a remote store.
 ADVICE = {
     "unreachable": "Is the address right, and does the server run? Programs compile meanwhile, and nothing is lost.",
     "denied": "The credentials that the daemon was started with are wrong, or do not allow this.",
@@ -134,7 +134,7 @@ class Remotes:
 
 
 class Problems:
-    """What goes wrong with one store, so that the others are looked at all the same."""
+    """The trouble with one store; the others are looked at all the same."""
 
     def __init__(self) -> None:
         self.found: list[dict[str, str]] = []

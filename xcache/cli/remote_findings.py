@@ -1,4 +1,4 @@
-"""What a check of the remote stores has found, in words, with what to do about it."""
+"""The findings of a check of the remote stores in words, each with advice."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Remote(NamedTuple):
     no_upload_below: float = 0.0
     # "keys": what a trusted key has signed is loaded. "tier": all that is there.
     trust: str = "keys"
-    # Whether the StableHLO goes along.
+    # The StableHLO goes along.
     programs: bool = False
     # Bytes a second that uploads may take; 0 for no limit.
     rate: int = 0
@@ -41,7 +41,7 @@ class Remote(NamedTuple):
 
     @property
     def id(self) -> str:
-        """What stands for the key of an unsigned entry from this tier, if it is trusted itself: a digest."""
+        """The digest that stands for the key of an unsigned entry from this tier, if the tier itself is trusted."""
         import hashlib
 
         return hashlib.sha256(f"tier {self.public_url}".encode()).hexdigest()

@@ -21,13 +21,13 @@ UNNAMED = "unnamed"
 _KEY_BYTES = 32
 _NAME = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+-]{0,99}")
 NAME_SAID = "at most 100 letters, digits and any of _.@+-"
-# What is signed begins so, and then says for what it is signed: a signature for one purpose is worth nothing elsewhere.
+# Signed bytes begin so, and then name a purpose: a signature for one purpose is worth nothing for another.
 _PREFIX = b"xcache signature 1\0"
 _LENGTHS = struct.Struct(">IQ")
 
 
 class PublicKey(NamedTuple):
-    """What a signature is checked with."""
+    """The key that checks signatures."""
 
     name: str
     raw: bytes
@@ -47,7 +47,7 @@ class PublicKey(NamedTuple):
 
 
 class PrivateKey:
-    """What signatures are made with. Nothing prints it."""
+    """The key that makes signatures. Nothing prints it."""
 
     def __init__(self, name: str, seed: bytes) -> None:
         self._made = _ed25519().Ed25519PrivateKey.from_private_bytes(seed)

@@ -1,4 +1,4 @@
-"""Where the private key comes from: a file, a variable, or a command that prints it."""
+"""The private key comes from a file, a variable, or a command that prints it."""
 
 from __future__ import annotations
 
@@ -103,5 +103,5 @@ def _read(descriptor: int, deadline: float) -> bytes:
 def _text(content: bytes) -> str:
     if len(content) > _MOST_BYTES:
         raise SigningKeyError("it is too long for a key")
-    # What is not ASCII is no key, and is refused as such.
+    # Text that is not ASCII is no key, and is refused as such.
     return content.decode("ascii", "replace")

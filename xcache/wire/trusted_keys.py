@@ -19,7 +19,7 @@ from xcache.errors import SigningKeyError, UntrustedError
 from xcache.wire.ownership import at_once, check_directory, trusted_uids
 from xcache.wire.signatures import NAME_SAID, PRIVATE, PUBLIC, PublicKey, parse_public
 
-# Of a file that is no list of keys, this much is read.
+# The most that is read of a file, which may be no list of keys.
 MOST_BYTES = 1024**2
 # Two changes within a tick of the file system's clock look alike, so a file that has just changed is read again.
 _SETTLED_NS = 2 * 10**9

@@ -29,13 +29,13 @@ class _Waiter:
     def __init__(self, caller: Caller, then: Callable[[], Answer], *, is_told: bool) -> None:
         self.caller = caller
         self.then = then
-        # Whether it understands heartbeats: it waits for other programs' compiles, too.
+        # It understands heartbeats: it waits for other programs' compiles, too.
         self.is_told = is_told
         self.answer = Later()
 
 
 class _Question:
-    """What the tiers are asked for, and who waits for it."""
+    """A question to the tiers, and the clients that wait for its answer."""
 
     def __init__(self, seconds: float) -> None:
         self.since = time.monotonic()
@@ -64,7 +64,7 @@ class Fetches:
         self._call_soon = call_soon
         self._call_later = call_later
         self._questions: dict[str, _Question] = {}
-        # What the prediction of a process waits for: most of its programs are among it.
+        # By process: the question that its prediction waits for, which will probably bring most of its programs.
         self._histories: dict[Process, str] = {}
         self._ticking = False
 

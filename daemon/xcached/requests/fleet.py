@@ -21,7 +21,7 @@ _NAMED = "remote stores"
 
 
 class Elsewhere(Caller):
-    """Who holds a lease on another machine; this daemon itself, until that is known."""
+    """The holder of a lease on another machine; this daemon itself, until that is known."""
 
     def __init__(self, uid: int) -> None:
         super().__init__(os.getpid(), uid)

@@ -20,7 +20,7 @@ _SHA256 = re.compile(rb"[0-9a-f]{64}")
 _FILE_NAME = b"object"
 # A message that names a file has about 90 bytes. Servers may add who wrote it and when.
 MOST_BYTES_OF_REFERENCE = 2048
-# What a message has beside a content inside.
+# The bytes of a message beside its content.
 MOST_BYTES_BESIDE = 2048
 
 

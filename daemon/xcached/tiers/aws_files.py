@@ -1,4 +1,4 @@
-"""What ~/.aws says of credentials: obstore reads the environment and asks Amazon's servers, and does not read files."""
+"""Credentials from ~/.aws: obstore reads the environment and asks Amazon's servers, and does not read these files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import configparser
 from collections.abc import Mapping
 from pathlib import Path
 
-# Where the environment has credentials or says where they are, the files do not count.
+# The files do not count if the environment has credentials or says where they are.
 _OTHER_SOURCES = (
     "AWS_ACCESS_KEY_ID",
     "AWS_WEB_IDENTITY_TOKEN_FILE",

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 
 logger = logging.getLogger("xcached")
 
-# What is decided about a key: this machine has the lease; the entry is here now; it compiles without a lease.
+# The decision about a key: this machine has the lease; the entry is here now; it compiles without a lease.
 TAKEN, ARRIVED, ALONE = "taken", "arrived", "alone"
 # How a lease ends: the entry may be stored; none will come; somebody else may compile.
 STORED, FAILED, RELEASED = "stored", "failed", "released"
@@ -50,7 +50,7 @@ PERIODS = Periods()
 
 
 class Compile(NamedTuple):
-    """What is to be compiled, for whom, and what to call; the functions are called on the tiers' thread."""
+    """A compile: its key, its client, and the functions to call, which run on the tiers' thread."""
 
     key: str
     # The digest of an entry that is of no use.
@@ -133,7 +133,7 @@ class Claims:
         claims = [*self._claims.values()]
         for claim in claims:
             claim.end(RELEASED)
-            # What is being sent stays queued, and the next machine need not wait for it.
+            # The entry that is being sent stays queued, and the next machine need not wait for it.
             claim.hurried.set()
         tasks = {claim.task for claim in claims if claim.task is not None}
         if tasks:
@@ -147,6 +147,7 @@ class Claims:
         except (XcacheError, TimeoutError) as error:
             logger.debug("no lease is taken on %s: %s", claim.compile.key[:12], error)
         except Exception:
+            # A defect here must not keep the clients that wait for a decision: they compile.
             logger.exception("the lease of another machine on %s cannot be waited for", claim.compile.key[:12])
         try:
             claim.compile.on_decided(decided)
@@ -165,7 +166,7 @@ class Claims:
         if before is None or before.task is None:
             return True
         if before.is_sending:
-            # Who asks now has no use for that entry.
+            # The client that asks now has no use for that entry.
             return False
         before.hurried.set()
         await asyncio.wait({before.task}, timeout=self._longest())
@@ -294,7 +295,7 @@ class Claims:
         if not await self._do(self._tier.engine.contains(self._entry_name(key))):
             return ""
         fetching = asyncio.get_running_loop().create_task(self._fetch(key, claim.compile.unusable))
-        # Who has waited long for a compile waits as long for its entry, which may be large.
+        # A client that has waited long for a compile waits as long for its entry, which may be large.
         await asyncio.wait({fetching}, timeout=max(self._longest(), time.monotonic() - claim.since))
         if not fetching.done():
             self._tier.note_overdue(fetching)

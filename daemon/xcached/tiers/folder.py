@@ -35,7 +35,7 @@ _T = TypeVar("_T")
 _KINDS = (
     {errno.EACCES: DENIED, errno.EPERM: DENIED, errno.EROFS: READ_ONLY, errno.EFBIG: TOO_LARGE}
     | dict.fromkeys((errno.ENOSPC, errno.EDQUOT), FULL)
-    # What a mount says whose server is gone.
+    # The errors of a mount whose server is gone.
     | dict.fromkeys(
         (errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH), UNREACHABLE
     )

@@ -69,7 +69,7 @@ class GuardedTier:
         self.engine = engine
         self.name = remote.public_url
         self.reads, self.writes = Breaker("reads"), Breaker("writes")
-        # Where objects can be written, it may still be that none can be created or removed.
+        # A tier may take objects, and yet let none be created or removed.
         self.leases = Breaker("leases")
         self.counts: Counter[str] = Counter()
         self._timeout = timeout

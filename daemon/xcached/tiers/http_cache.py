@@ -116,7 +116,7 @@ class HttpCache:
             await self._client.aclose()
 
     async def _sha256_of(self, content: bytes) -> str:
-        # Of a large object it takes long enough to hold up others.
+        # The digest of a large object takes long enough to hold up others.
         return await self._workers.do(lambda: _sha256(content))
 
     def _ac(self, name: str) -> str:
@@ -179,6 +179,6 @@ def _translated() -> Iterator[None]:
         raise TierError(UNREACHABLE, "the connection failed") from None
     except httpx.RemoteProtocolError:
         raise TierError(UNREACHABLE, "the server ended the connection, or does not speak HTTP") from None
-    # What it says may have the address in it.
+    # Its text may have the address in it.
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
         raise TierError(FAILED, f"the request failed ({type(error).__name__})") from None

@@ -1,4 +1,4 @@
-"""What a lease says that a machine holds in a tier.
+"""The object of a lease that a machine holds in a tier.
 
 It is not signed. Whoever writes there can make others wait, no longer than for a compile on their own machine, but not
 load anything.
@@ -18,7 +18,7 @@ _MOST_SHOWN, _LONGEST = 100, 1e9
 class Held(NamedTuple):
     """A lease: who holds it, and how far the compile is."""
 
-    # Of the daemon; a new one at each start.
+    # The daemon's; a new one at each start.
     holder: str
     # A number that changes while the holder lives.
     beats: int
@@ -30,7 +30,7 @@ class Held(NamedTuple):
     expected: float
     # The id of the key that will sign the entry; empty if none does.
     signer: str
-    # Whether the compile is over, and no entry comes of it.
+    # The compile is over, and no entry comes of it.
     ended: bool = False
 
     def encoded(self) -> bytes:

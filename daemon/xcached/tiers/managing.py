@@ -1,4 +1,4 @@
-"""What administrators ask of the tiers: a check, the objects that are there, and to remove some."""
+"""The requests of administrators to the tiers: a check, a listing of objects, and the removal of some."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Manager:
 
 async def _removed(tier: GuardedTier, name: str) -> bool:
     """Remove an object; return whether it was there, as far as that can be known."""
-    # Where objects are listed, the name comes from there.
+    # The listing gives the name, if there is one.
     was_there = tier.engine.can_list or await tier.engine.contains(name)
     if was_there:
         await tier.engine.remove(name)
@@ -166,6 +166,7 @@ async def _answered(work: Coroutine[Any, Any, protocol.Message]) -> protocol.Mes
     except XcacheError as error:
         return protocol.Refused("store error", str(error))
     except Exception:
+        # A defect of an engine must not leave an administrator without an answer.
         logger.exception("a request about the remote stores failed")
         return protocol.Refused("store error", "the daemon's log says more")
 

@@ -51,7 +51,7 @@ _IDLE_SECONDS = 30.0
 # Nothing else of what an error says is passed on: it has addresses in it, and these may have signatures.
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>|\(code: (\w{1,60})\)")
-# Where credentials are asked for when nothing else gives any.
+# The servers that are asked for credentials when nothing else gives any.
 _METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
 _CONNECTION = re.compile(r"HTTP error|HttpError|error sending request|connection|timed? ?out", re.IGNORECASE)
 
@@ -82,10 +82,10 @@ class ObjectStore:
                 **credentials,
             )
         except (exceptions.BaseError, OSError, ValueError) as error:
-            # What it says may have a credential in it.
+            # Its text may have a credential in it.
             name = "AZURE_STORAGE_ACCOUNT_NAME is not set" if "Account must be" in str(error) else type(error).__name__
             raise ConfigError(f"the credentials of {scheme}:// cannot be used: {name}") from None
-        # Whether an object that is not there may be so because nothing is.
+        # An object may be missing because the bucket is.
         self._doubtful = True
 
     async def get(self, name: str, most: int) -> bytes | None:

@@ -47,13 +47,13 @@ _OF_KEY = (
 
 
 class Outline(NamedTuple):
-    """What can be sent of what a program wanted: entries by key and writer, the first of a key if it is still there."""
+    """The part of a run that can be sent: entries by key and writer, the first of a key if it is still there."""
 
     history: protocol.Remember
     aliases: list[protocol.Alias]
     entries: list[tuple[str, int]]
     toolchain: str
-    # Of the key that signs; empty if none does.
+    # The id of the key that signs; empty if none does.
     key_id: str
 
     def digest(self) -> str:
@@ -83,7 +83,7 @@ class Outgoing:
         """Return what can be sent of what a user's program wanted; None if that is nothing."""
         signer = self.signer(tier)
         key_id = signer.public.id if signer else ""
-        # What this key signed elsewhere may be signed again.
+        # This key may sign again what it has signed elsewhere.
         writers = uid, signer_uid(key_id or tier.remote.id)
         items, options = newest_history(connection, [uid], wanted)
         entries: list[tuple[str, int]] = []

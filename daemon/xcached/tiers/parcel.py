@@ -1,4 +1,4 @@
-"""What leaves the machine: an entry with all that is known of it, signed.
+"""The signed form of an entry, in which it leaves the machine with all that is known of it.
 
     signed header (signed_header.py) | payload | program
 
@@ -38,7 +38,7 @@ class Parcel(NamedTuple):
     writer: str
     # When it was signed, by the writer's clock.
     signed_at: float
-    # Whose signature was checked; empty if none was.
+    # The key whose signature was checked; empty if none was.
     key_id: str
 
 

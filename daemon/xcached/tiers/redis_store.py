@@ -26,7 +26,7 @@ from xcached.tiers.tier import (
 
 # The parser in C takes an array's length at its word, and memory for as many elements. This one is as fast here.
 _PARSER = getattr(_parsers, "_AsyncRESP2Parser", redis.connection.DefaultParser)
-# What Redis takes in one value, unless its proto-max-bulk-len says otherwise.
+# Redis takes so many bytes in one value, unless its proto-max-bulk-len says otherwise.
 _MOST_BYTES = 512 * 1024**2
 _CONNECTIONS = 16
 _LISTED_AT_ONCE = 500
@@ -50,7 +50,7 @@ _KINDS: tuple[tuple[tuple[type[Exception], ...], str, str], ...] = (
 
 
 class Place(NamedTuple):
-    """Where a Redis is, and what the tier's address says beyond that."""
+    """The place of a Redis, and the options in the tier's address."""
 
     host: str
     port: int

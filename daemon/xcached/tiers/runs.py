@@ -1,4 +1,4 @@
-"""What a program wanted when it ran elsewhere, with its entries: one object, so that a fresh machine starts warm.
+"""One object that says what a program wanted when it ran elsewhere, with its entries: a fresh machine starts warm.
 
 The object is a sequence of parts, each after its length. Each part is of one signer and one toolchain, and whoever
 adds a part leaves the others as they are:
@@ -38,7 +38,7 @@ class Run(NamedTuple):
     history: protocol.Remember
     aliases: list[protocol.Alias]
     parcels: dict[str, parcel.Content]
-    # What the entries were made with; a digest.
+    # The digest of the toolchain that made the entries.
     toolchain: str
 
 

@@ -25,7 +25,7 @@ logger = logging.getLogger("xcached")
 _AT_ONCE, _ROWS = 4, 64
 # Seconds after which rows are looked at without being told.
 _LONGEST_PAUSE_SECONDS = 30.0
-# What a tier has is looked at again after this long: a rule may have deleted it there.
+# The sender looks again after this long whether a tier has an object: a rule may have deleted it there.
 _KNOWN_SECONDS, _MOST_KNOWN_RUNS = 86400.0, 2000
 
 

@@ -37,7 +37,7 @@ class Kind(NamedTuple):
 
     @property
     def domain(self) -> bytes:
-        """What a signature says it is for."""
+        """The purpose that a signature names."""
         return f"xcache {self.name}".encode()
 
 

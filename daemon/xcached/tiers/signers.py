@@ -1,4 +1,4 @@
-"""Whose signatures count here, seen as writers of the store."""
+"""The keys whose signatures count here, seen as writers of the store."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ class TierError(XcacheError):
         self.kind = kind
 
 
-# What is wrong with a tier that does not do what it was asked to. A tier that takes too long is cut off by its caller.
+# The kinds of trouble with a tier. A tier that takes too long is cut off by its caller.
 UNREACHABLE, DENIED, MISSING, FULL, READ_ONLY, TOO_LARGE, FAILED = KINDS = (
     "unreachable",  # nobody answers there
     "denied",  # the credentials are wrong, or do not allow this

@@ -1,4 +1,4 @@
-"""What every engine does, against real servers."""
+"""Every engine does the same, against real servers."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -119,12 +120,20 @@ def printed(program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_a_tier_is_opened_without_asking_it() -> None:
-    async def main() -> None:
-        for url in ("https://host.invalid", "redis://host.invalid", "file:///no/such/folder", "s3://bucket"):
-            await open_tier(url, 1.0).close()
+def test_a_tier_is_opened_without_asking_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        place = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{place}")
 
-    asyncio.run(main())
+        async def main() -> None:
+            for url in (f"http://{place}", f"redis://{place}", f"file://{tmp_path}/none", "s3://bucket"):
+                await open_tier(url, 1.0).close()
+
+        asyncio.run(main())
+        server.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            server.accept()
+    assert not any(tmp_path.iterdir())
 
 
 def test_keys_from_files(tmp_path: Path) -> None:

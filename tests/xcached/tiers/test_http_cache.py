@@ -8,32 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.engines import SECRET, Engine, status_of
+from support.engines import SECRET, Engine, kind_of, status_of, using
 
 from xcached.tiers import tier as tiers
-from xcached.tiers.engines import open_tier
-from xcached.tiers.tier import Tier, TierError
+from xcached.tiers.tier import Tier
 
 Run = Callable[[Any], Any]
 MOST = 2**21
-
-
-def using(address: str, use: Callable[[Tier], Any]) -> Any:
-    async def main() -> Any:
-        tier = open_tier(address, 10.0)
-        try:
-            return await use(tier)
-        finally:
-            await tier.close()
-
-    return main()
-
-
-async def kind_of(attempt: Any) -> str:
-    with pytest.raises(TierError) as caught:
-        await attempt
-    assert SECRET not in f"{caught.value}"
-    return str(caught.value.kind)
 
 
 def sha256(content: bytes) -> str:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import redis
-from support.engines import SECRET, Engine
+from support.engines import SECRET, Engine, kind_of, using
 
 from xcached.tiers import redis_store
 from xcached.tiers import tier as tiers
 from xcached.tiers.engines import open_tier
-from xcached.tiers.tier import Tier, TierError
+from xcached.tiers.tier import Tier
 
 Run = Callable[[Any], Any]
 MOST = 2**20
@@ -26,23 +26,6 @@ def client(redis_engine: Engine) -> Iterator[Any]:
     """Somebody else who uses the same Redis."""
     with contextlib.closing(redis.Redis(port=redis_engine.port, password=SECRET)) as made:
         yield made
-
-
-def using(address: str, use: Callable[[Tier], Any]) -> Any:
-    async def main() -> Any:
-        tier = open_tier(address, 10.0)
-        try:
-            return await use(tier)
-        finally:
-            await tier.close()
-
-    return main()
-
-
-async def kind_of(attempt: Any) -> str:
-    with pytest.raises(TierError) as caught:
-        await attempt
-    return str(caught.value.kind)
 
 
 def test_the_socket_of_a_redis(redis_engine: Engine, run: Run, client: Any) -> None:
