@@ -12,7 +12,8 @@ from support.signing import OURS
 from xcache.wire import protocol
 from xcache.wire.signatures import PrivateKey
 
-# Seconds that a program waits for the tiers.
+# Seconds that a program waits for the tiers: more than any busy machine takes, and less where a tier never answers.
+_PATIENCE = 30.0
 BOUND = 3.0
 KEY, CONTENT = key_of("shared"), b"an executable"
 
@@ -33,7 +34,7 @@ def host(
             (keys / "signing-key").write_text(signer.line())
             (keys / "signing-key").chmod(0o600)
         trust(place, *trusts)
-        place.env |= {"XCACHE_REMOTE": " ".join(tiers), "XCACHE_REMOTE_TIMEOUT": f"{BOUND}s"} | settings
+        place.env |= {"XCACHE_REMOTE": " ".join(tiers), "XCACHE_REMOTE_TIMEOUT": f"{_PATIENCE}s"} | settings
         place.start_daemon(*under)
         yield place
 
@@ -67,6 +68,13 @@ def put_and_upload(place: Place, key: str = KEY, content: bytes = CONTENT, **cha
     with talking(place) as talk:
         assert talk.put(key, content, **changes) == protocol.Stored(True)
     assert until(lambda: not remote_of(place)["waiting"])
+
+
+@contextlib.contextmanager
+def silent_host() -> Iterator[Place]:
+    """Give a place whose daemon has a tier that never answers."""
+    with silent_server() as port, host(f"redis://127.0.0.1:{port}", XCACHE_REMOTE_TIMEOUT=f"{BOUND}s") as here:
+        yield here
 
 
 @contextlib.contextmanager

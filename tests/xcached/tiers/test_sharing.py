@@ -11,7 +11,7 @@ from support.command_line import Shell
 from support.conversation import key_of, talking
 from support.leasing import outcome
 from support.places import Place, digest, free_port, get_message, new_place, put_message, until
-from support.sharing import BOUND, CONTENT, KEY, host, put_and_upload, remote_of, silent_server, trust
+from support.sharing import BOUND, CONTENT, KEY, host, put_and_upload, remote_of, silent_host, trust
 from support.signing import OURS, SECOND, STRANGER
 
 from xcache.wire import protocol
@@ -199,7 +199,7 @@ def test_what_the_tier_has_is_not_uploaded_again(folder):
 
 
 def test_a_tier_that_is_silent_is_waited_for_once():
-    with silent_server() as port, host(f"redis://127.0.0.1:{port}") as here:
+    with silent_host() as here:
         began = time.monotonic()
         for number in range(20):
             assert isinstance(got(here, key_of(f"{number}"))[0], protocol.Missing)
@@ -274,7 +274,7 @@ def test_after_a_miss_in_the_tier_one_compiles_and_the_others_wait(folder):
 
 
 def test_a_client_that_leaves_while_the_tier_is_asked_takes_no_lease():
-    with silent_server() as port, host(f"redis://127.0.0.1:{port}") as here:
+    with silent_host() as here:
         with talking(here) as gone:
             gone.say(get_message(KEY, 30.0))
         with talking(here) as talk:
