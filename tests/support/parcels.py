@@ -11,10 +11,9 @@ import zstandard
 from support.mutation import Mutator
 from support.signing import NOON, OURS, STRANGER, in_memory
 from xcache.errors import DamagedError, SignatureError
-from xcache.wire import protocol
+from xcache.wire import parcel, protocol
 from xcache.wire.hashing import digest
 from xcache.wire.signatures import PrivateKey, sign
-from xcached.tiers import parcel
 
 KEY, NAMESPACE = "ab" * 32, "team"
 PAYLOAD, PROGRAM = b"an executable, or what passes for one " * 5, b"a program"

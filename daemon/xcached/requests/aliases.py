@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from xcache.wire import protocol
+from xcache.wire.checks import alias_of
 from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.requests.lookup import Lookup
-from xcached.store.aliases import AliasRows, alias_of
+from xcached.store.aliases import AliasRows
 from xcached.store.writer import WriterThread
 
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable
 
 from xcache.errors import ProtocolError
 from xcache.wire import framing, protocol
+from xcache.wire.checks import is_sound
 from xcached.caller import Answer, Caller, Handlers, Reply, close_all
 from xcached.requests.fetches import Fetches
 from xcached.requests.lookup import Lookup
-from xcached.store.histories import Histories, Wanted, is_sound
+from xcached.store.histories import Histories, Wanted
 from xcached.store.reader import Hit
 from xcached.store.writer import WriterThread
 

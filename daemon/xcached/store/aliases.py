@@ -8,11 +8,9 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
-from xcache.errors import ProtocolError
-from xcache.wire import framing, protocol
-from xcache.wire.hashing import is_digest
+from xcache.wire import protocol
+from xcache.wire.checks import alias_of
 from xcached.store.store import Store
 
 # One program's aliases, and records of calls, of one user. More means that something in them changes with every run.
@@ -84,14 +82,3 @@ def newest_aliases(
         (program, *writers, most),
     )
     return [alias for row in rows if (alias := alias_of([*row])) is not None]
-
-
-def alias_of(fields: list[Any]) -> protocol.Alias | None:
-    """Return the alias that has these fields, or None if there can be no such alias."""
-    try:
-        alias = protocol.Alias(*fields)
-        framing.check(alias)
-    except (TypeError, ProtocolError):
-        return None
-    digests = alias.structure, alias.program, alias.seal
-    return alias if all(map(is_digest, digests)) and len(alias.facts) <= protocol.MAX_RECORD else None

@@ -6,9 +6,9 @@ import json
 import sqlite3
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from xcache.wire import protocol
+from xcache.wire.checks import FIELDS_OF_ITEM
 from xcached.store.row_groups import RowGroups
 from xcached.store.store import Store
 
@@ -17,10 +17,8 @@ _MOST_OF_ONE_USER = 200
 _MOST_OF_ONE_PROGRAM = 8
 # Limit for the histories of all users together; a small store allows less.
 _MOST_BYTES = 256 * 1024**2
-_MOST_OPTIONS_BYTES = 1 << 18
 # A row's bytes beside its texts, roughly; m007 in schema.py uses the same number.
 _ROW_BYTES = 60
-_FIELDS = {"key": str, "options": str, "devices": str, "platform": str, "seconds": float}
 
 # An item of Remember or Prediction.
 Wanted = dict[str, protocol.Scalar]
@@ -58,7 +56,7 @@ class Histories:
         )
         program = uid, message.program, message.arguments
         options = json.dumps({name: content.hex() for name, content in message.options.items()})
-        rows = [tuple(item[name] for name in _FIELDS) for item in message.items]
+        rows = [tuple(item[name] for name in FIELDS_OF_ITEM) for item in message.items]
         texts = [message.program, message.arguments, options, *(text for *some, _ in rows for text in some)]
         size = sum(len(str(text).encode()) for text in texts) + _ROW_BYTES * (1 + len(rows))
         with self._store.transaction():
@@ -98,20 +96,6 @@ def newest_history(
         "SELECT key, options, devices, platform, seconds FROM wanted WHERE history = ? ORDER BY position LIMIT ?",
         (history, most),
     )
-    return [dict(zip(_FIELDS, fields, strict=True)) for fields in rows], {
+    return [dict(zip(FIELDS_OF_ITEM, fields, strict=True)) for fields in rows], {
         name: bytes.fromhex(text) for name, text in json.loads(options).items()
     }
-
-
-def is_sound(message: protocol.Remember) -> bool:
-    """Return whether a client's list is within the limits and well formed."""
-    return (
-        len(message.items) <= protocol.MAX_WANTED
-        and sum(map(len, message.options.values())) <= _MOST_OPTIONS_BYTES
-        and all(_is_item(item, message.options) for item in message.items)
-    )
-
-
-def _is_item(item: dict[str, Any], options: Sequence[str] | dict[str, bytes]) -> bool:
-    types = {name: type(value) for name, value in item.items()}
-    return types == _FIELDS and item["options"] in options and all(len(str(value)) < 5000 for value in item.values())

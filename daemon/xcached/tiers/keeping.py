@@ -9,19 +9,18 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 
 from xcache.errors import DamagedError, SignatureError
-from xcache.wire import protocol
+from xcache.wire import parcel, protocol
 from xcache.wire.hashing import digest
 from xcache.wire.ownership import signer_uid
+from xcache.wire.runs import Found, Run, parts_of, unpack
 from xcached.store.aliases import AliasRows
 from xcached.store.entries import Source, Writer
 from xcached.store.histories import Histories
 from xcached.store.intake import Intake
 from xcached.store.memory_files import memory_file
 from xcached.store.writer import PutJob, WriterThread
-from xcached.tiers import parcel
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
-from xcached.tiers.runs import Found, Run, parts_of, unpack
 
 logger = logging.getLogger("xcached")
 

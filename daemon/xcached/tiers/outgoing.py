@@ -11,18 +11,17 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from xcache.errors import SigningKeyError
-from xcache.wire import protocol
+from xcache.wire import parcel, protocol
 from xcache.wire.hashing import digest
 from xcache.wire.ownership import signer_uid
+from xcache.wire.runs import Found, Run, is_worth_a_part, joined, pack
 from xcache.wire.signatures import PrivateKey
 from xcached.store.aliases import newest_aliases
 from xcached.store.blobs import BlobFiles
 from xcached.store.histories import newest_history
-from xcached.tiers import parcel
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
 from xcached.tiers.names import Names
-from xcached.tiers.runs import Found, Run, is_worth_a_part, joined, pack
 
 _COMPONENTS = tuple(f"{name}_component" for name in protocol.DESCRIBED_COMPONENTS)
 _COLUMNS = (

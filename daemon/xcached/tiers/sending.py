@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable
 
 from xcache.errors import ConfigError, SigningKeyError
 from xcache.wire import protocol
+from xcache.wire.runs import Found
 from xcached.store import uploads
 from xcached.store.uploads import Upload, Uploads
 from xcached.store.writer import WriterThread
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import Keeper
 from xcached.tiers.outgoing import MOST_RUN_BYTES, Outgoing, Outline
-from xcached.tiers.runs import Found
 
 logger = logging.getLogger("xcached")
 

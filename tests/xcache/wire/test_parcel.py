@@ -26,10 +26,9 @@ from support.parcels import (
 from support.signing import DAY, NOON, OURS, SECOND, STRANGER, listing
 
 from xcache.errors import DamagedError, SignatureError
-from xcache.wire import protocol
+from xcache.wire import parcel, protocol
 from xcache.wire.hashing import digest
 from xcache.wire.signatures import sign
-from xcached.tiers import parcel
 
 BAD = (DamagedError, SignatureError)
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from xcache.errors import DamagedError, ProtocolError
-from xcache.wire import framing, protocol
+from xcache.wire import framing, protocol, signed_header
 from xcache.wire.hashing import digest, is_digest
 from xcache.wire.signatures import PrivateKey
 from xcache.wire.trusted_keys import TrustedKeys
-from xcached.tiers import signed_header
 
 # The fields of a Put that say what to do with it, and its contents.
 _LEFT_OUT: dict[str, Any] = {"overwrite": False, "payload": None, "program": None}

@@ -16,13 +16,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from xcache.errors import DamagedError
-from xcache.wire import protocol
+from xcache.wire import parcel, protocol, signed_header
+from xcache.wire.checks import alias_of, is_sound
 from xcache.wire.hashing import is_digest
 from xcache.wire.signatures import PrivateKey
 from xcache.wire.trusted_keys import TrustedKeys
-from xcached.store.aliases import alias_of
-from xcached.store.histories import is_sound
-from xcached.tiers import parcel, signed_header
 
 _LENGTH = struct.Struct(">Q")
 _MOST_PARTS = 4
