@@ -59,7 +59,7 @@ def packed(
 ) -> bytes:
     """Return a parcel."""
     message = put(payload, program or b"") if message is None else message
-    return parcel.pack(message, payload, program, namespace=namespace, writer="ci@host", now=NOON, signer=signer)
+    return parcel.pack(message, payload, program, namespace=namespace, writer="ci@host", stored_at=NOON, signer=signer)
 
 
 def parts(content: bytes) -> tuple[bytes, bytes, bytes, bytes]:
@@ -112,7 +112,7 @@ def check(content: bytes) -> bool:
     assert found.put.key == KEY
     assert digest(found.payload) == found.put.digest
     assert found.program is None or digest(found.program) == found.put.program_stored_digest
-    said = {"namespace": NAMESPACE, "writer": found.writer, "now": found.signed_at}
+    said = {"namespace": NAMESPACE, "writer": found.writer, "stored_at": found.stored_at}
     made = parcel.pack(found.put, found.payload, found.program, signer=None, **said)
     again = parcel.unpack(made, KEY, NAMESPACE, _TRUSTED, NOON, MOST, trust_unsigned=True)
     assert again == found._replace(key_id="")

@@ -35,8 +35,8 @@ class Parcel(NamedTuple):
     # None if the writer kept it back.
     program: memoryview | None
     writer: str
-    # When it was signed, by the writer's clock.
-    signed_at: float
+    # When it was stored there, by the writer's clock: the same entry makes the same bytes.
+    stored_at: float
     # The key whose signature was checked; empty if none was.
     key_id: str
 
@@ -48,15 +48,15 @@ def pack(
     *,
     namespace: str,
     writer: str,
-    now: float,
+    stored_at: float,
     signer: PrivateKey | None,
 ) -> bytes:
     """Return the parcel of an entry; raise DamagedError rather than sign contents that are not what they should be."""
     put = put._replace(**_LEFT_OUT)
-    _check(put, namespace, writer, now)
+    _check(put, namespace, writer, stored_at)
     _check_contents(put, payload, program)
     values = [getattr(put, name) for name in _FIELDS]
-    header = signed_header.written(_KIND, [namespace, writer, float(now), program is not None, *values], signer)
+    header = signed_header.written(_KIND, [namespace, writer, float(stored_at), program is not None, *values], signer)
     return b"".join((header, payload, program or b""))
 
 
@@ -80,7 +80,7 @@ def unpack(
     if len(view) > most:
         raise DamagedError(f"its {len(view)} bytes are more than the {most} that are accepted")
     key_id, values, rest = signed_header.read(_KIND, view, trusted, now, trust_unsigned=trust_unsigned)
-    found, writer, signed_at, has_program, put = _read(values)
+    found, writer, stored_at, has_program, put = _read(values)
     if put.key != key:
         raise DamagedError("it belongs to another key")
     if found != namespace:
@@ -90,22 +90,22 @@ def unpack(
         raise DamagedError(f"its contents have {len(rest)} bytes, not {size}")
     payload, program = rest[: put.stored_size], rest[put.stored_size :] if has_program else None
     _check_contents(put, payload, program)
-    return Parcel(put, payload, program, writer, signed_at, key_id)
+    return Parcel(put, payload, program, writer, stored_at, key_id)
 
 
 def _read(values: list[Any]) -> tuple[str, str, float, bool, protocol.Put]:
     """Return the namespace, the writer, the time, whether a program follows, and the fields of the Put."""
     if len(values) != len(_FIELDS) + 4:
         raise DamagedError("its header is malformed")
-    namespace, writer, signed_at, has_program, *fields = values
+    namespace, writer, stored_at, has_program, *fields = values
     if type(has_program) is not bool:
         raise DamagedError("its header is malformed")
     put = protocol.Put(**dict(zip(_FIELDS, fields, strict=True)), **_LEFT_OUT)
-    _check(put, namespace, writer, signed_at)
-    return namespace, writer, signed_at, has_program, put
+    _check(put, namespace, writer, stored_at)
+    return namespace, writer, stored_at, has_program, put
 
 
-def _check(put: protocol.Put, namespace: object, writer: object, signed_at: object) -> None:
+def _check(put: protocol.Put, namespace: object, writer: object, stored_at: object) -> None:
     """Raise DamagedError unless every field is of the right type and within its bounds."""
     try:
         framing.check(put)
@@ -125,7 +125,7 @@ def _check(put: protocol.Put, namespace: object, writer: object, signed_at: obje
     # Neither is true of a NaN.
     if not all(0 <= number <= _LARGEST for number in numbers):
         raise DamagedError("a size or time in its header is out of range")
-    if type(signed_at) is not float or not 0 <= signed_at <= _LARGEST:
+    if type(stored_at) is not float or not 0 <= stored_at <= _LARGEST:
         raise DamagedError("its time is out of range")
 
 

@@ -24,7 +24,7 @@ from xcache.wire.trusted_keys import TrustedKeys
 
 _LENGTH = struct.Struct(">Q")
 _MOST_PARTS = 4
-_FIELDS = 8
+_FIELDS = 7
 _MOST_HEADER = 8 * 1024**2
 # A history may have as many items; an alias has four fields, an item five.
 _KIND = signed_header.Kind("run", b"xcachrun", 1, _MOST_HEADER, protocol.MAX_WANTED, protocol.MAX_DICTIONARY)
@@ -49,12 +49,12 @@ class Found(NamedTuple):
     part: parcel.Content
 
 
-def pack(run: Run, *, namespace: str, now: float, signer: PrivateKey | None) -> bytes:
+def pack(run: Run, *, namespace: str, signer: PrivateKey | None) -> bytes:
     """Return a part."""
     history = run.history
     sizes = [[key, len(content)] for key, content in run.parcels.items()]
     values: list[Any] = [
-        *(namespace, float(now), history.program, history.arguments, run.toolchain),
+        *(namespace, history.program, history.arguments, run.toolchain),
         *([history.items, history.options], [[*alias] for alias in run.aliases], sizes),
     ]
     return b"".join((signed_header.written(_KIND, values, signer), *run.parcels.values()))
@@ -95,7 +95,7 @@ def unpack(
     key_id, values, rest = signed_header.read(_KIND, memoryview(part), trusted, now, trust_unsigned=trust_unsigned)
     if len(values) != _FIELDS:
         raise DamagedError("its header is malformed")
-    said, _, program, arguments, toolchain, listed, aliases, sizes = values
+    said, program, arguments, toolchain, listed, aliases, sizes = values
     if said != namespace:
         raise DamagedError(f"it belongs to the namespace {said!r:.100}, not to {namespace!r}")
     if (program, arguments) != (wanted.program, wanted.arguments):

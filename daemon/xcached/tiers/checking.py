@@ -8,9 +8,9 @@ import time
 
 from xcache.errors import XcacheError
 from xcache.wire import protocol
+from xcache.wire.names import Names
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
-from xcached.tiers.names import Names
 from xcached.tiers.tier import FAILED, UNREACHABLE, TierError
 
 _BYTES = 64

@@ -11,10 +11,10 @@ from typing import Any
 
 from xcache.errors import XcacheError
 from xcache.wire import commands, protocol
+from xcache.wire.names import Names
 from xcached.tiers import checking
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
-from xcached.tiers.names import Names
 from xcached.tiers.tier import UNREACHABLE, Listed, TierError, is_name
 from xcached.tiers.tiers import Tiers
 

@@ -6,13 +6,13 @@ import json
 import os
 import socket
 import sqlite3
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from xcache.errors import SigningKeyError
 from xcache.wire import parcel, protocol
 from xcache.wire.hashing import digest
+from xcache.wire.names import Names
 from xcache.wire.ownership import signer_uid
 from xcache.wire.runs import Found, Run, is_worth_a_part, joined, pack
 from xcache.wire.signatures import PrivateKey
@@ -21,12 +21,11 @@ from xcached.store.blobs import BlobFiles
 from xcached.store.histories import newest_history
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
-from xcached.tiers.names import Names
 
 _COMPONENTS = tuple(f"{name}_component" for name in protocol.DESCRIBED_COMPONENTS)
 _COLUMNS = (
     *("key", "module_name", "platform", "device_kind", "jaxlib_version", "codec", "raw_size", "compile_seconds"),
-    *("blob", "stored_size", "program", "writer_program"),
+    *("blob", "stored_size", "program", "writer_program", "created_at"),
 )
 _SELECT = (
     f"SELECT {', '.join(f'entries.{name}' for name in (*_COLUMNS, *_COMPONENTS))},"  # noqa: S608 - names of our own
@@ -121,7 +120,7 @@ class Outgoing:
             return None
         mine = outline.key_id, outline.toolchain
         others = [each.part for each in there if (each.key_id, each.run.toolchain) != mine]
-        return joined([pack(run, namespace=self._namespace, now=time.time(), signer=signer), *others])
+        return joined([pack(run, namespace=self._namespace, signer=signer), *others])
 
     def signer(self, tier: GuardedTier) -> PrivateKey | None:
         """Return the key to sign with; None if the tier itself is trusted. Raise SigningKeyError if one is missing."""
@@ -162,7 +161,7 @@ class Outgoing:
             program if with_program else None,
             namespace=self._namespace,
             writer=f"{found['writer_program']} of uid {uid} on {self._host}"[: protocol.MAX_NAME],
-            now=time.time(),
+            stored_at=found["created_at"],
             signer=signer,
         )
 

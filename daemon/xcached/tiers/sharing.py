@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from xcache.config.remotes import remote
 from xcache.wire import protocol
+from xcache.wire.names import Names
 from xcached.host.reload import LiveSettings
 from xcached.store.aliases import AliasRows
 from xcached.store.histories import Histories
@@ -18,7 +19,6 @@ from xcached.store.writer import WriterThread
 from xcached.tiers.identity import Identity
 from xcached.tiers.keeping import Keeper
 from xcached.tiers.managing import Manager
-from xcached.tiers.names import Names
 from xcached.tiers.outgoing import Outgoing
 from xcached.tiers.sending import Sender
 from xcached.tiers.signers import Signers

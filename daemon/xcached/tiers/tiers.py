@@ -13,11 +13,11 @@ from typing import Any, TypeVar
 from xcache.config.remotes import Remote
 from xcache.errors import XcacheError
 from xcache.wire import protocol
+from xcache.wire.names import Names
 from xcached.tiers.claims import ALONE, Claims, Compile
 from xcached.tiers.engines import open_tier
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import Keeper
-from xcached.tiers.names import Names
 from xcached.tiers.sending import Sender
 
 logger = logging.getLogger("xcached")

@@ -19,10 +19,10 @@ from support.signing import OURS, SECOND, STRANGER
 from xcache.cli import main, remote_asking
 from xcache.errors import RefusedError
 from xcache.wire import commands, protocol
+from xcache.wire.names import Names
 from xcached.caller import Caller, Reply
 from xcached.requests.remotes import RemoteRequests
 from xcached.requests.trust import NOT_PERMITTED, Trust
-from xcached.tiers.names import Names
 from xcached.tiers.tier import KINDS
 
 FIRST, SECOND_KEY, OTHER = "abcd" + "1" * 60, "abcd" + "2" * 60, "ef01" + "3" * 60

@@ -53,7 +53,7 @@ def test_what_was_packed_comes_back(trusted):
     found = opened(packed(), trusted)
     assert (bytes(found.payload), bytes(found.program)) == (PAYLOAD, PROGRAM)
     assert found.put == put()._replace(overwrite=False, payload=None, program=None)
-    assert (found.writer, found.signed_at, found.key_id) == ("ci@host", NOON, OURS.public.id)
+    assert (found.writer, found.stored_at, found.key_id) == ("ci@host", NOON, OURS.public.id)
 
 
 def test_the_program_may_be_kept_back(trusted):
@@ -285,7 +285,7 @@ def test_a_header_of_a_size_that_is_not_accepted(trusted, size):
 
 def header_values(**changes: object) -> bytes:
     """Return the header of a parcel in which fields were changed by somebody who can sign."""
-    names = ["namespace", "writer", "signed_at", "has_program", *parcel._FIELDS]
+    names = ["namespace", "writer", "stored_at", "has_program", *parcel._FIELDS]
     values = dict(zip(names, msgpack.unpackb(plain_header(packed())), strict=True))
     return msgpack.packb([*(values | changes).values()])
 
@@ -309,8 +309,8 @@ WRONG = {
     "infinite": {"compile_seconds": math.inf},
     "negative time": {"compile_seconds": -1.0},
     "huge time": {"compile_seconds": 1e300},
-    "signed at no time": {"signed_at": math.nan},
-    "signed at a whole number": {"signed_at": 5},
+    "signed at no time": {"stored_at": math.nan},
+    "signed at a whole number": {"stored_at": 5},
     "long name": {"module_name": "x" * (protocol.MAX_TEXT + 1)},
     "long writer": {"writer": "x" * (protocol.MAX_NAME + 1)},
     "long namespace": {"namespace": "x" * 201},
@@ -328,7 +328,7 @@ WRONG = {
     "a description as bytes": {"details": {"flags": b"x"}},
     "deep": {"details": DEEP},
     "an extension": {"details": msgpack.ExtType(5, b"x")},
-    "a time of msgpack": {"signed_at": msgpack.Timestamp(5)},
+    "a time of msgpack": {"stored_at": msgpack.Timestamp(5)},
 }
 
 

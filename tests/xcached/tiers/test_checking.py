@@ -10,10 +10,10 @@ import pytest
 from support.engines import Engine, Where
 
 from xcache.config.remotes import remote
+from xcache.wire.names import Names
 from xcached.tiers import checking
 from xcached.tiers.engines import open_tier
 from xcached.tiers.guarded import GuardedTier
-from xcached.tiers.names import Names
 from xcached.tiers.tier import DENIED, FAILED, MISSING, READ_ONLY, UNREACHABLE, Tier, TierError
 
 SECONDS = 20.0

@@ -23,8 +23,8 @@ from support.sharing import CONTENT, KEY, host, put_and_upload, remote_of
 from support.signing import STRANGER
 
 from xcache.wire import protocol
+from xcache.wire.names import Names
 from xcached.tiers import lease_object
-from xcached.tiers.names import Names
 
 # Of an entry by which the next compile of the same program is expected to take so long.
 OF_PROGRAM = {"program_digest": get_message(KEY).program_digest, "compile_seconds": 0.1}

@@ -15,8 +15,8 @@ from support.sharing import BOUND, CONTENT, KEY, host, put_and_upload, remote_of
 from support.signing import OURS, SECOND, STRANGER
 
 from xcache.wire import protocol
+from xcache.wire.names import Names
 from xcache.wire.ownership import signer_uid
-from xcached.tiers.names import Names
 
 
 @pytest.fixture
