@@ -36,6 +36,7 @@ from xcached.requests.removals import Removals
 from xcached.requests.runs import RunRequests
 from xcached.requests.service import Service
 from xcached.requests.strikes import Strikes
+from xcached.requests.transfers import TransferRequests
 from xcached.requests.trust import ROOT, Trust
 from xcached.requests.watchers import Watchers
 from xcached.store.aliases import AliasRows
@@ -52,6 +53,7 @@ from xcached.toolchains.toolchains import Toolchains
 
 if TYPE_CHECKING:
     from xcached.tiers.signers import Signers
+    from xcached.tiers.transfers import Transfers
 
 logger = logging.getLogger("xcached")
 
@@ -115,7 +117,7 @@ def assemble(
     )
     alias_rows = AliasRows(store, trust.reads)
     sharing = None
-    if settings.now.remote:
+    if settings.now.has_tiers:
         # Without tiers none of this is imported.
         from xcached.tiers.sharing import share
 
@@ -130,6 +132,19 @@ def assemble(
 
     def remotes() -> list[dict[str, protocol.Scalar]]:
         return sharing.describe() if sharing else []
+
+    def transfers() -> Transfers:
+        # Only the command line needs this, and seldom.
+        from xcached.tiers.transfers import Transfers
+
+        return Transfers(
+            store, settings, writer, intake, alias_rows, histories, lambda digest: strikes.bars(digest, os.getuid())
+        )
+
+    def trust_signers() -> None:
+        from xcached.tiers.sharing import signers_of_before
+
+        trust.signers = trust.signers or signers_of_before(settings)
 
     fetches = None
     if sharing is not None:
@@ -154,6 +169,7 @@ def assemble(
         | Removals(store, writer, trust, rows, strikes, clear_other_data).handlers
         | Administration(store, evictor, writer, trust, watchers, stop).handlers
         | RemoteRequests(sharing, writer, trust).handlers
+        | TransferRequests(store, settings, lookup, trust, transfers, trust_signers).handlers
         | watchers.handlers
     )
 

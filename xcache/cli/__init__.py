@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import keyword
 import os
 from typing import Any
 
@@ -39,6 +40,9 @@ _COMMANDS = {
     "gc": "gc",
     "key": "key",
     "remote": "remote",
+    "export": "exporting",
+    "import": "importing",
+    "bundle": "bundle",
     "config": "config",
     "start": "control",
     "stop": "control",
@@ -82,7 +86,8 @@ class Commands(click.Group):
         if cmd_name not in _COMMANDS:
             return None
         module = importlib.import_module(f"{__name__}.{_COMMANDS[cmd_name]}")
-        command: click.Command = getattr(module, cmd_name)
+        # A function cannot be called import.
+        command: click.Command = getattr(module, f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -66,9 +66,8 @@ def complete_remote(_context: click.Context, _parameter: click.Parameter, typed:
     try:
         # Not loaded by every command that has something to complete.
         from xcache.config import config
-        from xcache.config.remotes import remote
 
-        urls = [remote(address).public_url for address in config.load().remote]
+        urls = [tier.public_url for tier in config.load().tiers()]
     except Exception:  # noqa: BLE001 - the user is typing a command, and this is no place to complain
         return []
     places = [(url.partition("://")[2], url) for url in urls]

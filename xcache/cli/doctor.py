@@ -285,7 +285,7 @@ def _programs() -> Iterator[Check]:
 def _remotes() -> Iterator[Check]:
     """Have the daemon ask each remote store, if there is any; it is started if none runs."""
     settings, _ = config.load_usable()
-    if not settings.remote:
+    if not settings.has_tiers:
         # The machine's daemon may have some, which are its administrator's.
         return
     try:

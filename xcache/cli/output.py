@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -64,6 +65,16 @@ def emit(document: dict[str, Any]) -> None:
 def note(message: str) -> None:
     """Print a remark on stderr."""
     click.echo(f"xcache: {message}", err=True)
+
+
+@contextlib.contextmanager
+def progress(length: int, label: str) -> Iterator[Callable[[int], object]]:
+    """Yield a function that is told of each step; on a terminal a bar on stderr shows them."""
+    if not length or sys.stderr is None or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
+        yield bar.update
 
 
 def print_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:

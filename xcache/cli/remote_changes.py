@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -12,7 +10,7 @@ import click
 
 from xcache.cli import Failure, remote_keys
 from xcache.cli.completion import complete_key
-from xcache.cli.output import counted, emit, json_option, note, print_line, printable, size
+from xcache.cli.output import counted, emit, json_option, note, print_line, printable, progress, size
 from xcache.cli.remote_asking import Object, Problems, Remotes, asking, tier_option
 from xcache.cli.selection import SHORT_KEY, older_than_option
 from xcache.config import config
@@ -142,14 +140,10 @@ def _old(objects: Iterable[Object], before: float, row: dict[str, Any]) -> list[
 
 def _remove(remotes: Remotes, old: Sequence[Object], row: dict[str, Any]) -> None:
     """Remove objects of one store, with a bar on a terminal."""
-    with contextlib.ExitStack() as stack:
-        bar = None
-        if old and sys.stderr is not None and sys.stderr.isatty():
-            bar = stack.enter_context(click.progressbar(length=len(old), label=row["name"], file=sys.stderr))
-        at = 0
+    at = 0
+    with progress(len(old), row["name"]) as advance:
         for done, removed in remotes.remove(row["name"], [each.name for each in old]):
             row["removed"] += removed
             row["bytes"] += sum(each.size for each in old[at : at + done])
             at += done
-            if bar is not None:
-                bar.update(done)
+            advance(done)

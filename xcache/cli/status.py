@@ -15,7 +15,6 @@ from xcache.client.connection import Connection
 from xcache.client.launcher import Launcher
 from xcache.config import config
 from xcache.config.config import Config
-from xcache.config.remotes import remote
 from xcache.errors import ClosedStoreError, ConfigError, UnavailableError, UntrustedError
 from xcache.wire import protocol
 
@@ -99,7 +98,7 @@ def status(as_json: bool) -> None:
         _print(found)
     for path in found["damaged_databases"]:
         note(f"a damaged database was set aside and a fresh one begun; inspect or delete it: {path}")
-    wanted = {remote(address).public_url for address in settings.remote}
+    wanted = {tier.public_url for tier in settings.tiers()}
     if facts and (missing := wanted - {each["name"] for each in remotes}):
         listed = ", ".join(sorted(missing))
         note(f"the daemon began without {listed}, which the settings name; restart it: xcache restart")

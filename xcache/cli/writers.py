@@ -24,12 +24,11 @@ def writer_name(uid: int) -> str:
 @functools.cache
 def trusted_signers() -> dict[int, str]:
     """Return the names of the keys that are trusted now, and of the tiers that are trusted without keys, by uid."""
-    from xcache.config.remotes import remote
     from xcache.wire.trusted_keys import TrustedKeys
 
     settings, _ = config.load_usable()
     listed, now = TrustedKeys.load(settings.trusted_keys), time.time()
-    of_tiers = [each for each in map(remote, settings.remote) if each.trust == "tier"]
+    of_tiers = [each for each in settings.tiers() if each.trust == "tier"]
     return {signer_uid(each.id): f"tier {each.public_url}" for each in of_tiers} | {
         signer_uid(key.public.id): f"key {key.public.name}"
         for key in listed.keys

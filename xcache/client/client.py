@@ -320,7 +320,7 @@ class Client:
         """Ask something that the program does not wait for; this also tries a failed daemon again."""
 
         # The daemon may be asking remote stores meanwhile, and is not slow.
-        elsewhere = self._config.remote_timeout if is_read and self._config.remote else 0.0
+        elsewhere = self._config.remote_timeout if is_read and self._config.has_tiers else 0.0
         patience += elsewhere
 
         def timed(connection: Connection, timeout: float) -> Result:

@@ -56,6 +56,7 @@ class Config(NamedTuple):
     max_payload: int
     metrics: str
     remote: tuple[str, ...]
+    bundles: tuple[str, ...]
     remote_timeout: float
     namespace: str
     signing_key: str
@@ -86,6 +87,15 @@ class Config(NamedTuple):
             return None
         with self.blamed("daemon_user"):
             return uid_of_account(self.daemon_user)
+
+    @property
+    def has_tiers(self) -> bool:
+        """Whether the daemon looks for entries anywhere else than in its store."""
+        return bool(self.remote or self.bundles)
+
+    def tiers(self) -> list[remotes.Remote]:
+        """Return where the daemon looks for entries that its store has not, in this order: on this machine first."""
+        return [*map(remotes.bundle, self.bundles), *map(remotes.remote, self.remote)]
 
     @property
     def has_signing_key(self) -> bool:

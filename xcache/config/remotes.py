@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 from xcache.config import parsing
 
 SCHEMES = ("s3", "gs", "az", "file", "redis", "rediss", "redis+unix", "http", "https")
+# The scheme of a bundle; no setting names it.
+BUNDLE = "bundle"
 _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}|")
 _CREDENTIALS = re.compile(r"//[^/@\s]*@")
 _ADDRESS_BYTES = 2000
@@ -38,6 +40,11 @@ class Remote(NamedTuple):
 
         parts = urlsplit(self.url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
+
+    @property
+    def is_bundle(self) -> bool:
+        """Whether it is a file on this machine."""
+        return self.url.startswith(f"{BUNDLE}:")
 
     @property
     def id(self) -> str:
@@ -72,6 +79,29 @@ def parse_remotes(text: str) -> tuple[str, ...]:
     if len(found) != len(set(found)):
         raise ValueError(text)
     return addresses
+
+
+def parse_bundles(text: str) -> tuple[str, ...]:
+    """Return the paths of bundles, which blanks separate; raise ValueError for one that cannot be used."""
+    paths = tuple(text.split())
+    found = [bundle(path).public_url for path in paths]
+    if len(found) != len(set(found)):
+        raise ValueError(text)
+    return paths
+
+
+def bundle(path: str) -> Remote:
+    """Return the bundle of a path such as ``/opt/app/cache.xcb?trust=tier`` as a tier that is only read."""
+    from urllib.parse import parse_qsl, urlsplit
+
+    parts = urlsplit(path)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query)))
+    if parts.scheme or parts.netloc or parts.fragment or not parts.path.startswith("/") or len(path) > _ADDRESS_BYTES:
+        raise ValueError(path)
+    trust = _trust(options.pop("trust", "keys"))
+    if options:
+        raise ValueError(path)
+    return Remote(f"{BUNDLE}://{parts.path}", readonly=True, trust=trust)
 
 
 def remote(address: str) -> Remote:

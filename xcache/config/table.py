@@ -9,7 +9,7 @@ from xcache.config import parsing, remotes
 # A Unix socket's path has 108 bytes, the last of them zero.
 MAX_SOCKET_PATH = 107
 # These settings identify a daemon; with other values it would be another daemon, so it never reloads them.
-FIXED = ("dir", "socket", "daemon_user", "metrics", "remote", "namespace")
+FIXED = ("dir", "socket", "daemon_user", "metrics", "remote", "bundles", "namespace")
 # The settings that say how much a store may hold.
 LIMITS = ("max_size", "max_entries", "max_age", "min_free", "user_quota", "max_ledger")
 # The Python types that a value may have in a file or in code, by the kind of setting.
@@ -246,6 +246,14 @@ SETTINGS = (
         f"addresses such as s3://bucket/prefix or redis://host ({', '.join(remotes.SCHEMES)}), with options such as"
         " ?readonly=1",
         remotes.parse_remotes,
+    ),
+    Setting(
+        "bundles",
+        "list",
+        (),
+        "files made by `xcache export` that the daemon serves in place, before it asks any remote store",
+        "absolute paths such as /opt/app/cache.xcb; ?trust=tier behind one trusts whoever can write that file",
+        remotes.parse_bundles,
     ),
     Setting(
         "remote_timeout",

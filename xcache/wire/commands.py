@@ -221,6 +221,72 @@ class Pushed(NamedTuple):
     remotes: list[dict[str, Scalar]]
 
 
+class AskHistory(NamedTuple):
+    """Ask what a program of the client wanted: at position 0, or at that of the last answer."""
+
+    position: int
+
+
+class WantedBefore(NamedTuple):
+    """The keys that a program wanted with these arguments (a digest), and the next position; 0: that was the last.
+
+    Without a program there is none.
+    """
+
+    program: str
+    arguments: str
+    keys: list[str]
+    position: int
+
+
+class ExportEntry(NamedTuple):
+    """Ask for an entry that the client may load in its signed form, perhaps with its StableHLO.
+
+    ``unsigned``: nobody needs to sign it.
+    """
+
+    key: str
+    programs: bool
+    unsigned: bool
+
+
+class ExportHistory(NamedTuple):
+    """Ask for what a program of the client wanted with these arguments in the signed form, with aliases."""
+
+    program: str
+    arguments: str
+    unsigned: bool
+
+
+class Exported(NamedTuple):
+    """The signed form; in a file that comes along if it is large (None)."""
+
+    content: bytes | None
+    size: int
+
+
+class ImportEntry(NamedTuple):
+    """Store an entry of another machine in its signed form, which is in a file if it is None.
+
+    ``unsigned``: the client vouches for it if no key that the daemon knows has signed it; it is stored as the client's.
+    """
+
+    key: str
+    unsigned: bool
+    content: bytes | None
+    size: int
+
+
+class ImportHistory(NamedTuple):
+    """Remember what a program wanted elsewhere, as ``ImportEntry`` stores an entry."""
+
+    program: str
+    arguments: str
+    unsigned: bool
+    content: bytes | None
+    size: int
+
+
 class Stop(NamedTuple):
     """Finish the requests in progress and exit; the connection ends when that is done."""
 
@@ -230,5 +296,6 @@ class Stop(NamedTuple):
 Message = (
     AskRuns | Runs | AskLedger | LedgerRows | Remove | Clear | Removed | Pin | Unpin | Pinned | AskEntries | Entries
     | AskProgram | StoredProgram | CollectGarbage | Collected | Sync | ZeroStatistics | Watch | Seen
-    | CheckRemotes | RemotesChecked | AskObjects | Objects | RemoveObjects | ObjectsRemoved | Push | Pushed | Stop
+    | CheckRemotes | RemotesChecked | AskObjects | Objects | RemoveObjects | ObjectsRemoved | Push | Pushed
+    | AskHistory | WantedBefore | ExportEntry | ExportHistory | Exported | ImportEntry | ImportHistory | Stop
 )  # fmt: skip

@@ -16,10 +16,12 @@ class Names:
         self._root = f"{_LAYOUT}/in-{namespace}" if namespace else f"{_LAYOUT}/all"
         self.root = f"{self._root}/"
         """How the names of all objects of the namespace begin."""
+        self.entries, self.runs = f"{self.root}entries/", f"{self.root}runs/"
+        """How those of entries begin, and of what programs wanted."""
 
     def entry(self, key: str) -> str:
         """Return the name of an entry."""
-        return f"{self._root}/entries/{key[:2]}/{key}"
+        return f"{self.entries}{key[:2]}/{key}"
 
     def lease(self, key: str) -> str:
         """Return the name of the lease on a key."""
@@ -28,7 +30,7 @@ class Names:
     def run(self, program: str, arguments: str) -> str:
         """Return the name of what a program wanted when it ran with these arguments (a digest)."""
         named = hashlib.sha256(f"{program}\0{arguments}".encode()).hexdigest()
-        return f"{self._root}/runs/{named[:2]}/{named}"
+        return f"{self.runs}{named[:2]}/{named}"
 
     def check(self) -> str:
         """Return the name of an object for one check, which nobody else has."""

@@ -84,21 +84,21 @@ def parts_of(content: parcel.Content) -> list[memoryview]:
 
 def unpack(
     part: parcel.Content,
-    wanted: protocol.Predict,
+    wanted: protocol.Predict | None,
     namespace: str,
     trusted: TrustedKeys,
     now: float,
     *,
     trust_unsigned: bool = False,
 ) -> Found:
-    """Return what a part says of a program; raise SignatureError or DamagedError as ``parcel.unpack`` does."""
+    """Return what a part says of a program (None: of any); raise as ``parcel.unpack`` does."""
     key_id, values, rest = signed_header.read(_KIND, memoryview(part), trusted, now, trust_unsigned=trust_unsigned)
     if len(values) != _FIELDS:
         raise DamagedError("its header is malformed")
     said, program, arguments, toolchain, listed, aliases, sizes = values
     if said != namespace:
         raise DamagedError(f"it belongs to the namespace {said!r:.100}, not to {namespace!r}")
-    if (program, arguments) != (wanted.program, wanted.arguments):
+    if wanted not in (None, (program, arguments)):
         raise DamagedError("it belongs to another program")
     try:
         items, options = listed

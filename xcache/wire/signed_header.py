@@ -69,6 +69,15 @@ def read(
     return key_id, _decoded(kind, header), rest
 
 
+def signer_of(view: memoryview) -> str:
+    """Return the id of the key that should have signed an object, which is not checked; empty if none is named."""
+    if len(view) < _START.size:
+        return ""
+    _, _, signed, size = _START.unpack_from(view)
+    begin = _START.size + size
+    return bytes(view[begin : begin + ID_BYTES]).hex() if signed == _SIGNED else ""
+
+
 def _parts(kind: Kind, view: memoryview) -> tuple[bool, memoryview, memoryview, memoryview]:
     """Return whether it is signed, the header, the key id with the signature, and the rest."""
     if len(view) < _START.size:

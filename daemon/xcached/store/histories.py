@@ -77,6 +77,15 @@ class Histories:
             self.after_remember(uid, message)
 
 
+def history_at(connection: sqlite3.Connection, uid: int, position: int) -> tuple[str, str] | None:
+    """Return the program and the arguments of a user's history, in a fixed order; None after the last."""
+    found: tuple[str, str] | None = connection.execute(
+        "SELECT DISTINCT program, arguments FROM histories WHERE uid = ? ORDER BY program, arguments LIMIT 1 OFFSET ?",
+        (uid, position),
+    ).fetchone()
+    return found
+
+
 def newest_history(
     connection: sqlite3.Connection, uids: Sequence[int], wanted: protocol.Predict, most: int = protocol.MAX_WANTED
 ) -> tuple[list[Wanted], dict[str, bytes]]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from xcache.config.parsing import parse_duration
+from xcache.config.remotes import BUNDLE
 from xcache.errors import ConfigError
 from xcached.tiers.bounded import Bounded
 from xcached.tiers.tier import Tier
@@ -99,6 +100,12 @@ def _open_folder(address: _Address, _timeout: float) -> Tier:
     return Folder(Path(address.path))
 
 
+def _open_bundle(address: _Address, _timeout: float) -> Tier:
+    from xcached.tiers.bundle import BundleFile
+
+    return BundleFile(Path(address.path))
+
+
 def _open_object_store(address: _Address, timeout: float) -> Tier:
     from xcached.tiers.aws_files import settings_of_files
     from xcached.tiers.object_store import ObjectStore
@@ -160,6 +167,7 @@ def _refuse_credentials(address: _Address) -> None:
 _Opener = Callable[[_Address, float], Tier]
 _ENGINES: dict[str, tuple[_Opener, tuple[str, ...]]] = {
     "file": (_open_folder, ()),
+    BUNDLE: (_open_bundle, ()),
     "s3": (_open_object_store, ()),
     "gs": (_open_object_store, ()),
     "az": (_open_object_store, ()),

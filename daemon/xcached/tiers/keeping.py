@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from xcache.errors import DamagedError, SignatureError
 from xcache.wire import parcel, protocol
 from xcache.wire.hashing import digest
+from xcache.wire.names import Names
 from xcache.wire.ownership import signer_uid
 from xcache.wire.runs import Found, Run, parts_of, unpack
 from xcached.store.aliases import AliasRows
@@ -24,6 +25,11 @@ from xcached.tiers.identity import Identity
 
 logger = logging.getLogger("xcached")
 
+# Bytes of the largest object that is fetched; it is held in memory.
+MOST_BYTES = 1024**3
+# Entries of a bundle that are looked at together.
+_AT_ONCE = 8
+
 
 class Keeper:
     """Writes entries of tiers to the store, each as one of the key that signed it."""
@@ -31,6 +37,7 @@ class Keeper:
     def __init__(
         self,
         identity: Identity,
+        names: Names,
         namespace: str,
         writer: WriterThread,
         intake: Intake,
@@ -40,6 +47,7 @@ class Keeper:
     ) -> None:
         """``is_barred`` says of a digest that processes here have ended while they loaded exactly these bytes."""
         self._identity = identity
+        self._names = names
         self._namespace = namespace
         self._writer = writer
         self._intake = intake
@@ -67,6 +75,8 @@ class Keeper:
         for found in reversed(await asyncio.to_thread(self.runs_in, tier, content, wanted)):
             parcels = await asyncio.to_thread(self._all_unpacked, tier, found.run.parcels)
             await asyncio.gather(*(self.keep(tier, each) for each in parcels))
+            if tier.remote.is_bundle:
+                await self._keep_beside(tier, found.run)
             uid = signer_uid(found.key_id or tier.remote.id)
 
             def note(uid: int = uid, run: Run = found.run) -> None:
@@ -76,6 +86,18 @@ class Keeper:
             answer = await asyncio.wrap_future(self._writer.call(note, uid))
             kept |= answer == protocol.Done()
         return kept
+
+    async def _keep_beside(self, tier: GuardedTier, run: Run) -> None:
+        """Keep the entries of a run that are objects of their own in a bundle, which has everything once."""
+        room = asyncio.Semaphore(_AT_ONCE)
+
+        async def keep(key: str) -> None:
+            async with room:
+                content = await tier.get(self._names.entry(key), MOST_BYTES)
+                for each in await asyncio.to_thread(self._all_unpacked, tier, {key: content} if content else {}):
+                    await self.keep(tier, each)
+
+        await asyncio.gather(*(keep(str(item["key"])) for item in run.history.items))
 
     def runs_in(self, tier: GuardedTier, content: bytes, wanted: protocol.Predict) -> list[Found]:
         """Return the parts of an object that somebody trusted has signed, the newest first; others are noted."""
@@ -114,7 +136,14 @@ class Keeper:
 
     async def keep(self, tier: GuardedTier, found: parcel.Parcel) -> bool:
         """Write an entry whose signature was checked; return whether it is stored."""
-        uid = signer_uid(found.key_id or tier.remote.id)
+        answer = await self.put(found, signer_uid(found.key_id or tier.remote.id))
+        if isinstance(answer, protocol.Stored):
+            return True
+        logger.info("%s of %s is not kept here: %s", found.put.module_name, tier.name, answer)
+        return False
+
+    async def put(self, found: parcel.Parcel, uid: int) -> protocol.Message:
+        """Write an entry whose signature was checked, as one of this writer."""
         program = found.program
         put = found.put
         if program is None:
@@ -129,11 +158,7 @@ class Keeper:
             self._writer.submit(job, uid)
         else:
             self._intake.submit(job, uid)
-        answer = await asyncio.wrap_future(done)
-        if isinstance(answer, protocol.Stored):
-            return True
-        logger.info("%s of %s is not kept here: %s", put.module_name, tier.name, answer)
-        return False
+        return await asyncio.wrap_future(done)
 
 
 async def _source(digest: str, content: memoryview) -> Source:

@@ -19,6 +19,7 @@ from xcache.wire.signatures import PrivateKey
 from xcached.store.aliases import newest_aliases
 from xcached.store.blobs import BlobFiles
 from xcached.store.histories import newest_history
+from xcached.store.store import Store
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
 
@@ -73,7 +74,7 @@ class Outgoing:
 
     def entry(self, connection: sqlite3.Connection, key: str, uid: int, tier: GuardedTier) -> bytes | None:
         """Return the parcel of an entry for a tier; None if it has gone."""
-        return self._parcel(connection, key, uid, self.signer(tier), with_program=tier.remote.programs)
+        return self.parcel(connection, key, uid, self.signer(tier), with_program=tier.remote.programs)
 
     def outline(
         self, connection: sqlite3.Connection, wanted: protocol.Predict, uid: int, tier: GuardedTier
@@ -112,7 +113,7 @@ class Outgoing:
         room = MOST_RUN_BYTES // 2
         for key, writer in outline.entries:
             if key not in parcels and room > 0:
-                made = self._parcel(connection, key, writer, signer, with_program=tier.remote.programs)
+                made = self.parcel(connection, key, writer, signer, with_program=tier.remote.programs)
                 if made is not None and len(made) <= room:
                     parcels[key], room = made, room - len(made)
         run = Run(outline.history, outline.aliases, parcels, outline.toolchain)
@@ -129,9 +130,10 @@ class Outgoing:
             raise SigningKeyError("there is no key to sign what is sent there; `xcache key new NAME` makes one")
         return signer
 
-    def _parcel(
+    def parcel(
         self, connection: sqlite3.Connection, key: str, uid: int, signer: PrivateKey | None, *, with_program: bool
     ) -> bytes | None:
+        """Return the parcel of an entry; None if it has gone."""
         row = connection.execute(_SELECT, (key, uid)).fetchone()
         if row is None:
             return None
@@ -182,3 +184,8 @@ def _descriptions(connection: sqlite3.Connection, components: dict[str, str]) ->
     sql = "SELECT name, description FROM components WHERE digest IN (SELECT value FROM json_each(?))"
     rows = connection.execute(sql, (json.dumps([*components.values()]),))
     return {name: text for name, text in rows if text is not None}
+
+
+def reader_of(store: Store) -> sqlite3.Connection:
+    """Return a connection to the store that only reads, for a thread of its own."""
+    return sqlite3.connect(f"{store.database.path.as_uri()}?mode=ro", uri=True, timeout=1.0, isolation_level=None)

@@ -6,7 +6,6 @@ import sqlite3
 from collections.abc import Callable
 from typing import NamedTuple
 
-from xcache.config.remotes import remote
 from xcache.wire import protocol
 from xcache.wire.names import Names
 from xcached.host.reload import LiveSettings
@@ -19,7 +18,7 @@ from xcached.store.writer import WriterThread
 from xcached.tiers.identity import Identity
 from xcached.tiers.keeping import Keeper
 from xcached.tiers.managing import Manager
-from xcached.tiers.outgoing import Outgoing
+from xcached.tiers.outgoing import Outgoing, reader_of
 from xcached.tiers.sending import Sender
 from xcached.tiers.signers import Signers
 from xcached.tiers.tiers import Tiers
@@ -51,12 +50,12 @@ def share(
 ) -> Sharing:
     """Return what shares entries by the tiers of the settings; nothing has begun yet."""
     config = settings.now
-    remotes = [remote(address) for address in config.remote]
+    remotes = config.tiers()
     identity, names = Identity(settings), Names(config.namespace)
     outgoing = Outgoing(store.files, identity, names, config.namespace)
-    keeper = Keeper(identity, config.namespace, writer, intake, aliases, histories, is_barred)
+    keeper = Keeper(identity, names, config.namespace, writer, intake, aliases, histories, is_barred)
     uploads = Uploads(store, may_share, lambda: tiers.wake())
-    sender = Sender(lambda: _reading(store), uploads, writer, outgoing, keeper)
+    sender = Sender(lambda: reader_of(store), uploads, writer, outgoing, keeper)
     tiers = Tiers(remotes, names, keeper, sender, lambda: settings.now.remote_timeout)
     kept_from = {each.public_url: each.no_upload_below for each in remotes if not each.readonly}
     histories.after_remember = uploads.note_history
@@ -67,7 +66,3 @@ def share(
 def signers_of_before(settings: LiveSettings) -> Signers:
     """Return whose signatures count for entries that came from tiers which the settings no longer name."""
     return Signers(Identity(settings), ())
-
-
-def _reading(store: Store) -> sqlite3.Connection:
-    return sqlite3.connect(f"{store.database.path.as_uri()}?mode=ro", uri=True, timeout=1.0, isolation_level=None)

@@ -1,0 +1,178 @@
+"""The requests of ``xcache export`` and ``xcache import``: entries and histories in their signed form."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from xcache.errors import RefusedError
+from xcache.wire import commands, protocol
+from xcache.wire.hashing import is_digest
+from xcached.caller import Answer, Caller, Handlers, Later, Reply
+from xcached.host.reload import LiveSettings
+from xcached.requests.lookup import Lookup
+from xcached.requests.trust import NOT_PERMITTED, Trust
+from xcached.store.blobs import read_chunks
+from xcached.store.histories import history_at, newest_history
+from xcached.store.memory_files import check, close_files, memory_file
+from xcached.store.store import Store
+from xcached.store.writer import refusal
+
+if TYPE_CHECKING:
+    from xcached.tiers.transfers import Transfers
+
+# Aliases of one program that go along.
+_MOST_ALIASES = 4
+_NOT_A_KEY = Reply(protocol.Refused("protocol error", "that is not a key"))
+_NONE = Reply(protocol.Refused("no entry", "there is no such entry that you may load"))
+
+
+class TransferRequests:
+    """Finds on the serving thread what a client may have; a thread of its own packs, signs and checks."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: LiveSettings,
+        lookup: Lookup,
+        trust: Trust,
+        transfers: Callable[[], Transfers],
+        on_import: Callable[[], None],
+    ) -> None:
+        """``transfers`` is called once, when it is needed; ``on_import`` before anything signed is stored."""
+        self._store = store
+        self._settings = settings
+        self._lookup = lookup
+        self._trust = trust
+        self._make_transfers = transfers
+        self._on_import = on_import
+        self._transfers: Transfers | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._loop = asyncio.get_running_loop()
+        self.handlers: Handlers = {
+            commands.AskHistory: self._history,
+            commands.ExportEntry: self._export_entry,
+            commands.ExportHistory: self._export_history,
+            commands.ImportEntry: self._import_entry,
+            commands.ImportHistory: self._import_history,
+        }
+
+    def _history(self, caller: Caller, message: commands.AskHistory) -> Answer:
+        reading, position = self._store.database.reading, message.position
+        found = history_at(reading, caller.uid, position) if position >= 0 else None
+        if found is None:
+            return Reply(commands.WantedBefore("", "", [], 0))
+        items, _ = newest_history(reading, [caller.uid], protocol.Predict(*found))
+        keys = [str(item["key"]) for item in items]
+        return Reply(commands.WantedBefore(*found, keys, position + 1))
+
+    def _export_entry(self, caller: Caller, message: commands.ExportEntry) -> Answer:
+        if not self._trust.administers(caller.uid):
+            # It would be signed with the daemon's key.
+            return Reply(NOT_PERMITTED)
+        hits = self._lookup.readable(caller, message.key) if is_digest(message.key) else []
+        if not hits:
+            return _NONE
+        uid, key = hits[0].writer_uid, message.key
+        return self._begin(
+            lambda transfers: _exported(
+                transfers.entry(key, uid, with_program=message.programs, unsigned=message.unsigned)
+            )
+        )
+
+    def _export_history(self, caller: Caller, message: commands.ExportHistory) -> Answer:
+        if not self._trust.administers(caller.uid):
+            return Reply(NOT_PERMITTED)
+        from xcache.wire.runs import Run
+
+        wanted = protocol.Predict(message.program, message.arguments)
+        items, options = newest_history(self._store.database.reading, [caller.uid], wanted)
+        hits = [hits[0] for item in items if (hits := self._lookup.readable(caller, str(item["key"])))]
+        if not hits:
+            return _NONE
+        aliases = self._lookup.aliases_of(caller, dict.fromkeys(hit.program for hit in hits), _MOST_ALIASES)
+        run = Run(protocol.Remember(*wanted, items, options), [*aliases][: protocol.MAX_WANTED], {}, hits[0].toolchain)
+        return self._begin(lambda transfers: _exported(transfers.history(run, unsigned=message.unsigned)))
+
+    def _import_entry(self, caller: Caller, message: commands.ImportEntry) -> Answer:
+        def keep(transfers: Transfers, content: bytes) -> Reply:
+            from xcached.tiers.transfers import Came
+
+            return Reply(transfers.keep_entry(Came(content, caller.uid if message.unsigned else None), message.key))
+
+        files = caller.take_files()
+        if not is_digest(message.key):
+            close_files(files)
+            return _NOT_A_KEY
+        return self._import(message, files, keep)
+
+    def _import_history(self, caller: Caller, message: commands.ImportHistory) -> Answer:
+        def keep(transfers: Transfers, content: bytes) -> Reply:
+            from xcached.tiers.transfers import Came
+
+            wanted = protocol.Predict(message.program, message.arguments)
+            return Reply(transfers.keep_history(Came(content, caller.uid if message.unsigned else None), wanted))
+
+        return self._import(message, caller.take_files(), keep)
+
+    def _import(
+        self,
+        message: commands.ImportEntry | commands.ImportHistory,
+        files: Sequence[int],
+        keep: Callable[[Transfers, bytes], Reply],
+    ) -> Answer:
+        self._on_import()
+        inline = message.content
+        if inline is not None:
+            close_files(files)
+            return self._begin(lambda transfers: keep(transfers, inline))
+        try:
+            if len(files) != 1 or message.size > self._settings.now.max_payload:
+                raise RefusedError("too large", f"{message.size} bytes are not accepted")
+            check(files[0], message.size, shared=self._store.shared)
+        except RefusedError as error:
+            close_files(files)
+            return Reply(refusal(error))
+
+        def kept(transfers: Transfers) -> Reply:
+            try:
+                content = b"".join(read_chunks(files[0], message.size))
+            finally:
+                close_files(files)
+            return keep(transfers, content)
+
+        return self._begin(kept)
+
+    def _begin(self, work: Callable[[Transfers], Reply]) -> Later:
+        """Do something on the thread of transfers, and answer then."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="xcached-transfers")
+        later = Later()
+
+        def do() -> None:
+            try:
+                if self._transfers is None:
+                    self._transfers = self._make_transfers()
+                reply = work(self._transfers)
+            except Exception as error:  # noqa: BLE001 - each request gets an answer
+                reply = Reply(refusal(error))
+            self._loop.call_soon_threadsafe(later.give, reply)
+
+        self._pool.submit(do)
+        return later
+
+
+def _exported(content: bytes) -> Reply:
+    if len(content) <= protocol.INLINE_LIMIT:
+        return Reply(commands.Exported(content, len(content)))
+    descriptor = memory_file()
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return Reply(commands.Exported(None, len(content)), (descriptor,))

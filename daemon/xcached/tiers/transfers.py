@@ -1,0 +1,139 @@
+"""Entries and histories in their signed form, for a file that leaves this machine or came from another one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from xcache.errors import DamagedError, RefusedError, SignatureError, SigningKeyError
+from xcache.wire import parcel, protocol, runs
+from xcache.wire.names import Names
+from xcache.wire.ownership import signer_uid
+from xcache.wire.signatures import PrivateKey
+from xcached.host.reload import LiveSettings
+from xcached.store.aliases import AliasRows
+from xcached.store.histories import Histories
+from xcached.store.intake import Intake
+from xcached.store.store import Store
+from xcached.store.writer import WriterThread
+from xcached.tiers.identity import Identity
+from xcached.tiers.keeping import Keeper
+from xcached.tiers.outgoing import Outgoing, reader_of
+
+NOT_SIGNED, NOT_TRUSTED, DAMAGED = "not signed", "not trusted", "damaged"
+
+
+class Came(NamedTuple):
+    """An object from a file, and whose it becomes if no known key signed it; None: then it is refused."""
+
+    content: bytes
+    vouching_uid: int | None
+
+
+class Transfers:
+    """Its methods wait, and are not for the serving thread."""
+
+    def __init__(
+        self,
+        store: Store,
+        settings: LiveSettings,
+        writer: WriterThread,
+        intake: Intake,
+        aliases: AliasRows,
+        histories: Histories,
+        is_barred: Callable[[str], bool],
+    ) -> None:
+        self._store = store
+        self._writer = writer
+        self._aliases = aliases
+        self._histories = histories
+        self._is_barred = is_barred
+        self._identity = Identity(settings)
+        # A daemon keeps its namespace, whatever the settings say later.
+        self._namespace = settings.now.namespace
+        names = Names(self._namespace)
+        self._outgoing = Outgoing(store.files, self._identity, names, self._namespace)
+        self._keeper = Keeper(self._identity, names, self._namespace, writer, intake, aliases, histories, is_barred)
+
+    def entry(self, key: str, uid: int, *, with_program: bool, unsigned: bool) -> bytes:
+        """Return the signed form of a writer's entry; raise RefusedError if it cannot be had."""
+        signer = self._signer(unsigned=unsigned)
+        with contextlib.closing(reader_of(self._store)) as connection:
+            try:
+                made = self._outgoing.parcel(connection, key, uid, signer, with_program=with_program)
+            except (DamagedError, sqlite3.Error) as error:
+                raise RefusedError(DAMAGED, f"the entry {key[:12]} is left out: {error}") from None
+        if made is None:
+            raise RefusedError("no entry", f"the entry {key[:12]} has gone")
+        return made
+
+    def history(self, run: runs.Run, *, unsigned: bool) -> bytes:
+        """Return the signed form of what a program wanted."""
+        return runs.joined([runs.pack(run, namespace=self._namespace, signer=self._signer(unsigned=unsigned))])
+
+    def keep_entry(self, came: Came, key: str) -> protocol.Message:
+        """Store an entry; return the answer for whoever sent it. Raise RefusedError."""
+        with _translated():
+            found = parcel.unpack(
+                came.content,
+                key,
+                self._namespace,
+                self._identity.trusted(),
+                time.time(),
+                len(came.content),
+                trust_unsigned=came.vouching_uid is not None,
+            )
+        if self._is_barred(found.put.digest):
+            raise RefusedError(protocol.SET_ASIDE, "processes ended here while they loaded exactly these bytes")
+        return asyncio.run(self._keeper.put(found, _writer(found.key_id, came)))
+
+    def keep_history(self, came: Came, wanted: protocol.Predict) -> protocol.Message:
+        """Remember what a program wanted; return the answer for whoever sent it. Raise RefusedError."""
+        trusted, now, trust_unsigned = self._identity.trusted(), time.time(), came.vouching_uid is not None
+        with _translated():
+            parts = runs.parts_of(came.content)
+            found = [
+                runs.unpack(part, wanted, self._namespace, trusted, now, trust_unsigned=trust_unsigned)
+                for part in parts
+            ]
+        for each in reversed(found):
+            uid = _writer(each.key_id, came)
+
+            def note(uid: int = uid, run: runs.Run = each.run) -> None:
+                self._aliases.remember(uid, run.aliases)
+                self._histories.remember(uid, run.history)
+
+            answer = self._writer.call(note, uid).result()
+            if answer != protocol.Done():
+                return answer
+        return protocol.Done()
+
+    def _signer(self, *, unsigned: bool) -> PrivateKey | None:
+        try:
+            signer = self._identity.signer()
+        except SigningKeyError as error:
+            raise RefusedError(NOT_SIGNED, str(error)) from None
+        if signer is None and not unsigned:
+            raise RefusedError(NOT_SIGNED, "there is no key to sign with")
+        return None if unsigned else signer
+
+
+def _writer(key_id: str, came: Came) -> int:
+    """Return whose an object is that was checked: of the key that signed it, or else of who vouches for it."""
+    if key_id or came.vouching_uid is None:
+        return signer_uid(key_id)
+    return came.vouching_uid
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except DamagedError as error:
+        raise RefusedError(DAMAGED, str(error)) from None
+    except SignatureError as error:
+        raise RefusedError(NOT_TRUSTED, str(error)) from None

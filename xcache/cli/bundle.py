@@ -1,0 +1,133 @@
+"""``xcache bundle``: look into a file that ``xcache export`` made."""
+
+from __future__ import annotations
+
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xcache.cli.bundle_file import Object, namespace_of, objects, opened, tell_problems
+from xcache.cli.output import (
+    Column,
+    counted,
+    duration,
+    emit,
+    json_option,
+    print_facts,
+    print_table,
+    progress,
+    size,
+)
+from xcache.cli.selection import SHORT_KEY
+from xcache.config import config
+from xcache.wire import parcel
+from xcache.wire.trusted_keys import TrustedKeys
+
+_COLUMNS = (
+    Column("key", lambda row: row["key"][:SHORT_KEY]),
+    Column("module", itemgetter("module_name"), cut=True),
+    Column("platform", itemgetter("platform")),
+    Column("jaxlib", itemgetter("jaxlib_version")),
+    Column("size", lambda row: size(row["stored_size"]), "right"),
+    Column("compile", lambda row: duration(row["compile_seconds"]), "right"),
+    Column("made by", itemgetter("writer"), cut=True),
+)
+# Nobody is trusted, so that all are shown alike.
+_NOBODY = TrustedKeys(Path(), frozenset(), [], "", ())
+_file_argument = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+
+
+@click.group(short_help="Look into a file of entries that xcache export made.")
+def bundle() -> None:
+    """Look into a file of entries that xcache export made. Nothing is imported, and no daemon is needed."""
+
+
+@bundle.command()
+@_file_argument
+@json_option
+def inspect(path: Path, as_json: bool) -> None:
+    """Show what is in a bundle: entries, and the programs that want them. Signatures are not checked; see verify.
+
+    \b
+    JSON: {"file": str, "bytes": int, "namespace": str, "signers": [str (the id of a key; "" for unsigned)],
+           "entries": [{"key": str, "module_name": str, "platform": str, "device_kind": str,
+           "jaxlib_version": str, "toolchain": str, "stored_size": int, "compile_seconds": float,
+           "stored_at": float, "writer": str, "has_program": bool}],
+           "programs": [{"program": str, "keys": [str]}], "damaged": int}
+    """
+    entries: list[dict[str, Any]] = []
+    programs: list[dict[str, Any]] = []
+    signers: set[str] = set()
+    damaged: list[Object] = []
+    with opened(path) as file:
+        namespace, total = namespace_of(file), file.status.st_size
+        for each in objects(file, _NOBODY, trust_unsigned=True):
+            signers.add(each.signer)
+            if each.entry is not None:
+                entries.append(_described(each.entry))
+            elif each.history is not None:
+                keys = [item["key"] for item in each.history.items]
+                programs.append({"program": each.history.program, "keys": keys})
+            else:
+                damaged.append(each._replace(content=b""))
+    document = {"file": str(path), "bytes": total, "namespace": namespace, "signers": sorted(signers)}
+    if as_json:
+        emit(document | {"entries": entries, "programs": programs, "damaged": len(damaged)})
+        return
+    settings = config.load()
+    known = {key.public.id: key.public.name for key in TrustedKeys.load(settings.trusted_keys).keys}
+    named = [known.get(each, f"the key {each}, not known here") if each else "nobody" for each in sorted(signers)]
+    rows = [
+        ("file", f"{path}, {size(total)}"),
+        ("namespace", namespace or "none"),
+        ("entries", str(len(entries))),
+        ("programs", ", ".join(sorted({each["program"] for each in programs})) or "none"),
+        ("signed by", ", ".join(named)),
+    ]
+    print_facts(rows)
+    if entries:
+        click.echo()
+        print_table(_COLUMNS, entries)
+    tell_problems(damaged, settings)
+
+
+def _described(entry: parcel.Parcel) -> dict[str, Any]:
+    put = entry.put
+    names = "key", "module_name", "platform", "device_kind", "jaxlib_version", "stored_size", "compile_seconds"
+    return {name: getattr(put, name) for name in names} | {
+        "toolchain": put.components["toolchain"],
+        "stored_at": entry.stored_at,
+        "writer": entry.writer,
+        "has_program": entry.program is not None,
+    }
+
+
+@bundle.command()
+@_file_argument
+@json_option
+def verify(path: Path, as_json: bool) -> None:
+    """Check that a bundle is whole, and that keys which are trusted here have signed all of it.
+
+    \b
+    JSON: {"file": str, "objects": int, "problems": [{"name": str, "problem": str}]}
+
+    Exit status 1 if anything is wrong.
+    """
+    settings = config.load()
+    wrong: list[Object] = []
+    with opened(path) as file:
+        trusted, total = TrustedKeys.load(settings.trusted_keys), sum(1 for _ in file.names())
+        with progress(total, "checking") as advance:
+            for each in objects(file, trusted, trust_unsigned=False):
+                if each.problem:
+                    wrong.append(each._replace(content=b""))
+                advance(1)
+    if as_json:
+        problems = [{"name": each.name, "problem": each.problem} for each in wrong]
+        emit({"file": str(path), "objects": total, "problems": problems})
+    elif not wrong:
+        click.echo(f"{counted(total, 'object')}: all are whole, and signed by keys that are trusted here")
+    if tell_problems(wrong, settings):
+        click.get_current_context().exit(1)

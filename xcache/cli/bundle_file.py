@@ -1,0 +1,110 @@
+"""Read a bundle for the command line: its objects, whether they are whole, and who signed them."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from xcache.cli import Failure
+from xcache.cli.output import counted, note, printable
+from xcache.config.config import Config
+from xcache.errors import DamagedError, SignatureError
+from xcache.wire import parcel, protocol, runs, signed_header
+from xcache.wire.bundles import Bundle
+from xcache.wire.names import Names
+from xcache.wire.trusted_keys import TrustedKeys
+
+_NAMESPACE = re.compile(r"v1/(?:all|in-([^/]+))/")
+_MOST_TOLD = 10
+
+
+class Object(NamedTuple):
+    """An object of a bundle: an entry, or what a program wanted; with what is wrong with it."""
+
+    name: str
+    content: bytes
+    # The id of the key that should have signed it; empty if none is named.
+    signer: str
+    entry: parcel.Parcel | None = None
+    history: protocol.Remember | None = None
+    problem: str = ""
+
+    @property
+    def shown(self) -> str:
+        """What people know it by."""
+        return self.name.rpartition("/")[2][:12]
+
+
+@contextlib.contextmanager
+def opened(path: Path) -> Iterator[Bundle]:
+    """Yield an open bundle."""
+    try:
+        bundle = Bundle(path)
+    except DamagedError as error:
+        raise Failure(str(error)) from None
+    with contextlib.closing(bundle):
+        yield bundle
+
+
+def namespace_of(bundle: Bundle) -> str:
+    """Return the namespace of a bundle's objects."""
+    found = {_NAMESPACE.match(name) for name, _ in bundle.names()}
+    names = {each[1] or "" for each in found if each}
+    if None in found or len(names) > 1:
+        raise Failure(f"{bundle.path} is damaged: names in it are not those of one namespace")
+    return names.pop() if names else ""
+
+
+def objects(bundle: Bundle, trusted: TrustedKeys, *, trust_unsigned: bool) -> Iterator[Object]:
+    """Yield the objects, each checked: entries first."""
+    namespace = namespace_of(bundle)
+    names, now = Names(namespace), time.time()
+
+    def entry(name: str, content: bytes) -> dict[str, Any]:
+        key = name.rpartition("/")[2]
+        if name != names.entry(key):
+            raise DamagedError("its name is not one of an entry")
+        return {
+            "entry": parcel.unpack(content, key, namespace, trusted, now, len(content), trust_unsigned=trust_unsigned)
+        }
+
+    def history(name: str, content: bytes) -> dict[str, Any]:
+        found = [
+            runs.unpack(part, None, namespace, trusted, now, trust_unsigned=trust_unsigned)
+            for part in runs.parts_of(content)
+        ]
+        wanted = {(each.run.history.program, each.run.history.arguments) for each in found}
+        if [names.run(*each) for each in wanted] != [name]:
+            raise DamagedError("it belongs to another program")
+        return {"history": found[0].run.history}
+
+    def checked(name: str, read: Callable[[str, bytes], dict[str, Any]]) -> Object:
+        content = bundle.get(name) or b""
+        signer = signed_header.signer_of(memoryview(content)[8 * (read is history) :])
+        try:
+            return Object(name, content, signer, **read(name, content))
+        except (DamagedError, SignatureError) as error:
+            return Object(name, content, signer, problem=str(error))
+
+    for name, _ in bundle.names(names.entries):
+        yield checked(name, entry)
+    for name, _ in bundle.names(names.runs):
+        yield checked(name, history)
+
+
+def tell_problems(found: Iterable[Object], settings: Config) -> int:
+    """Say on stderr what is wrong, a line for each reason; return how many objects that were."""
+    by_reason: dict[str, list[str]] = {}
+    for each in found:
+        if each.problem:
+            by_reason.setdefault(each.problem, []).append(each.shown)
+    for reason, names in by_reason.items():
+        some = ", ".join(names[:_MOST_TOLD]) + (", ..." if len(names) > _MOST_TOLD else "")
+        note(printable(f"{counted(len(names), 'object')}: {reason} ({some})"))
+    if any("is not in" in reason or "does not exist" in reason for reason in by_reason):
+        note(f"`xcache key trust` adds a key to {settings.trusted_keys}")
+    return sum(map(len, by_reason.values()))

@@ -1,0 +1,186 @@
+"""``xcache export``: write entries, and what programs wanted, into one file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+import click
+
+from xcache.cli import Failure, WrongUsage, daemon, daemon_listing, store_file
+from xcache.cli.completion import complete_run
+from xcache.cli.ledger_file import open_ledger
+from xcache.cli.output import counted, emit, json_option, note, printable, progress, size
+from xcache.cli.selection import newer_than_option, older_than_option
+from xcache.client.connection import Connection
+from xcache.config import config
+from xcache.config.config import Config
+from xcache.errors import RefusedError
+from xcache.wire import commands
+from xcache.wire.bundles import BundleWriter
+from xcache.wire.names import Names
+
+# Seconds that packing and signing one entry may take.
+_PACK_SECONDS = 60.0
+_NOT_SIGNED = "not signed"
+_GONE = "no entry"
+
+
+class _History(NamedTuple):
+    """What a program wanted with these arguments."""
+
+    program: str
+    arguments: str
+    keys: list[str]
+
+
+@click.command()
+@click.option(
+    "-o", "--output", metavar="FILE", type=click.Path(path_type=Path), required=True, help="The file to write."
+)
+@click.option("--run", "run", metavar="RUN", shell_complete=complete_run, help="What one run used; see xcache runs.")
+@click.option("--program", metavar="TEXT", help="What programs wanted whose name is or contains this (train.py).")
+@click.option("--name", metavar="TEXT", help="Modules whose name contains this text or matches this pattern (jit_*).")
+@click.option("--platform", help="Entries for this platform (cpu, cuda, tpu).")
+@click.option("--jaxlib", metavar="VERSION", help="Entries of this jaxlib: 0.10.2, or 0.10 for 0.10.*.")
+@older_than_option
+@newer_than_option
+@click.option("--programs", is_flag=True, help="With the StableHLO of each entry, for xcache hlo and xcache diff.")
+@click.option("--unsigned", is_flag=True, help="Sign nothing; whoever imports the file has to vouch for it.")
+@json_option
+def export(
+    output: Path,
+    run: str | None,
+    program: str | None,
+    programs: bool,
+    unsigned: bool,
+    as_json: bool,
+    **filters: Any,
+) -> None:
+    """Write entries into one file, a bundle, for other machines: all that are in use here, or those that match.
+
+    A bundle is imported (xcache import), or served in place (XCACHE_BUNDLES). With the entries goes what programs
+    wanted, so that they start warm. Each object is signed with the daemon's key (xcache key new). The same entries
+    make the same file. Stale entries are left out.
+
+    \b
+    JSON: {"file": str, "entries": int, "programs": int (whose wants go along), "bytes": int, "signed": bool}
+    """
+    settings = config.load()
+    keys = _chosen(settings, run, filters)
+    with contextlib.closing(daemon.connect_for_change(settings)) as connection:
+        histories = [each for each in _histories(settings, connection) if program is None or program in each.program]
+        if program is not None:
+            wanted = {key for each in histories for key in each.keys}
+            if not histories:
+                raise Failure(f"no program is remembered whose name contains {printable(program)}")
+            keys = [key for key in keys if key in wanted]
+        if not keys:
+            raise Failure("no entry matches, so there is nothing to export")
+        chosen = set(keys)
+        histories = [each for each in histories if not chosen.isdisjoint(each.keys)]
+        with _written(output) as file:
+            count, told = _write(settings, connection, file, keys, histories, programs=programs, unsigned=unsigned)
+    if as_json:
+        emit({"file": str(output), "entries": count, "programs": told, "bytes": _bytes(output), "signed": not unsigned})
+    else:
+        what = f"{counted(count, 'entry')} and what {counted(told, 'program')} wanted"
+        click.echo(printable(f"wrote {what} to {output}, {size(_bytes(output))}"))
+
+
+def _chosen(settings: Config, run: str | None, filters: dict[str, Any]) -> list[str]:
+    """Return the keys of the entries that are not stale and match, without those of other users."""
+    now = time.time()
+    ages = {
+        end: None if filters[option] is None else now - filters[option]
+        for end, option in (("created_before", "older_than"), ("created_after", "newer_than"))
+    }
+    wanted = store_file.Wanted(**{name: filters[name] for name in ("name", "platform", "jaxlib")}, **ages)
+    with daemon_listing.open_store_or_listing(settings, latest=True) as store:
+        rows = store.entries(wanted)[0] if store else []
+    keys = {str(row["key"]) for row in rows if not row["stale"]}
+    if run is not None:
+        with open_ledger(settings) as (ledger, _):
+            keys &= {row.key for row in ledger.rows(ledger.run(run))}
+    return sorted(keys)
+
+
+def _histories(settings: Config, connection: Connection) -> Iterator[_History]:
+    position = 0
+    while True:
+        found = connection.demand(commands.AskHistory(position), commands.WantedBefore, settings.timeout)
+        if not found.program:
+            return
+        yield _History(found.program, found.arguments, found.keys)
+        position = found.position
+
+
+def _write(
+    settings: Config,
+    connection: Connection,
+    file: BinaryIO,
+    keys: list[str],
+    histories: list[_History],
+    *,
+    programs: bool,
+    unsigned: bool,
+) -> tuple[int, int]:
+    """Write the objects in the order of their names; return how many entries, and programs, there are."""
+    names, writer, counts = Names(settings.namespace), BundleWriter(file), {True: 0, False: 0}
+    asked: dict[str, commands.ExportEntry | commands.ExportHistory] = {
+        names.entry(key): commands.ExportEntry(key, programs, unsigned) for key in keys
+    }
+    asked |= {
+        names.run(each.program, each.arguments): commands.ExportHistory(each.program, each.arguments, unsigned)
+        for each in histories
+    }
+    with progress(len(asked), "exporting") as advance:
+        for name, message in sorted(asked.items()):
+            try:
+                content = _demand(settings, connection, message)
+            except RefusedError as error:
+                if error.kind == _NOT_SIGNED:
+                    raise Failure(f"{error}; `xcache key new NAME` makes one, and --unsigned does without") from None
+                if error.kind != _GONE:
+                    note(printable(str(error)))
+            else:
+                writer.add(name, content)
+                counts[isinstance(message, commands.ExportEntry)] += 1
+            advance(1)
+    if not counts[True]:
+        raise Failure("none of the entries can be exported")
+    writer.finish()
+    return counts[True], counts[False]
+
+
+def _demand(settings: Config, connection: Connection, message: commands.ExportEntry | commands.ExportHistory) -> bytes:
+    found = connection.demand(message, commands.Exported, settings.timeout + _PACK_SECONDS)
+    if found.content is not None:
+        return found.content
+    with open(connection.take_descriptor(), "rb") as content:
+        return content.read(found.size)
+
+
+@contextlib.contextmanager
+def _written(path: Path) -> Iterator[BinaryIO]:
+    """Yield a file that takes the place of the one at ``path`` once it is whole."""
+    if path.is_dir():
+        raise WrongUsage(f"{path} is a folder; name a file, such as {path / 'cache.xcb'}")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        with open(unfinished, "xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _bytes(path: Path) -> int:
+    return path.stat().st_size

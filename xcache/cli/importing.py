@@ -1,0 +1,142 @@
+"""``xcache import``: take over the entries of a bundle, after all of it was checked."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import click
+
+from xcache.cli import Failure, daemon, installed, store_file
+from xcache.cli.bundle_file import Object, namespace_of, objects, opened, tell_problems
+from xcache.cli.output import counted, emit, json_option, note, print_line, printable, progress, size
+from xcache.client.connection import Connection
+from xcache.client.contents import hand_over
+from xcache.config import config
+from xcache.config.config import Config
+from xcache.errors import ClosedStoreError, RefusedError
+from xcache.wire import commands, protocol
+from xcache.wire.trusted_keys import TrustedKeys
+
+# Seconds that checking and storing one entry may take.
+_STORE_SECONDS = 60.0
+
+
+@click.command("import")
+@click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--unsigned", is_flag=True, help="Take what no trusted key signed, too: you vouch for it.")
+@click.option("--all", "even_foreign", is_flag=True, help="Take entries of compilers that are not here, too.")
+@json_option
+def import_(path: Path, unsigned: bool, even_foreign: bool, as_json: bool) -> None:
+    """Take over the entries of a bundle, and what programs wanted, into the store.
+
+    Everything in the file is checked first: if anything is damaged, or is not signed by a key that is trusted here
+    (xcache key trust), nothing is taken over. Entries of compilers that are not installed here are left out: no
+    program here can want them. An executable is code, so --unsigned is for files of your own.
+
+    \b
+    JSON: {"file": str, "stored": int, "there": int (already), "programs": int (whose wants were remembered),
+           "left_out": {REASON: int}}
+
+    Exit status 1 if nothing could be taken over.
+    """
+    settings = config.load()
+    counts, left_out = Counter[str](), Counter[str]()
+    with opened(path) as bundle:
+        namespace = namespace_of(bundle)
+        if namespace != settings.namespace:
+            raise Failure(
+                f"{path} belongs to {_said(namespace)}, and the settings name {_said(settings.namespace)}"
+                " (XCACHE_NAMESPACE)"
+            )
+        trusted = TrustedKeys.load(settings.trusted_keys)
+        total = sum(1 for _ in bundle.names())
+        with progress(total, "checking") as advance:
+            found = _told_to(advance, objects(bundle, trusted, trust_unsigned=unsigned))
+            if count := tell_problems(found, settings):
+                raise Failure(f"nothing is taken over: {counted(count, 'object')} of {total} cannot be used")
+        here = {} if even_foreign else _toolchains(settings)
+        with (
+            contextlib.closing(daemon.connect_for_change(settings)) as connection,
+            progress(total, "importing") as advance,
+        ):
+            for each in _told_to(advance, objects(bundle, trusted, trust_unsigned=unsigned)):
+                why = _why_not(each, here)
+                if not why:
+                    why = _take_over(settings, connection, each, counts, unsigned=unsigned)
+                if why:
+                    left_out[why] += 1
+    if as_json:
+        document = {"file": str(path), **{name: counts[name] for name in ("stored", "there", "programs")}}
+        emit(document | {"left_out": dict(left_out)})
+    else:
+        stored = f"stored {counted(counts['stored'], 'entry')}, {size(counts['bytes'])}"
+        there = f"; {counts['there']} were here already" if counts["there"] else ""
+        click.echo(f"{stored}, and what {counted(counts['programs'], 'program')} wanted{there}")
+        for why, count in left_out.most_common():
+            print_line(printable(f"  left out {counted(count, 'entry')}: {why}"))
+    if left_out and not counts["stored"] and not counts["there"]:
+        note("nothing of it is of use here")
+        click.get_current_context().exit(1)
+
+
+def _told_to(advance: Callable[[int], object], found: Iterable[Object]) -> Iterator[Object]:
+    for each in found:
+        yield each
+        advance(1)
+
+
+def _said(namespace: str) -> str:
+    return f"the namespace {namespace}" if namespace else "no namespace"
+
+
+def _toolchains(settings: Config) -> dict[str, dict[str, str]]:
+    """Return the states of the toolchains that are known here, by platform and digest."""
+    found: dict[str, dict[str, str]] = {}
+    # Only the daemon may read the store of a whole machine.
+    with contextlib.suppress(ClosedStoreError), store_file.open_store(settings) as store:
+        for row in store.toolchains() if store else ():
+            if row["platform"] and row["installations"]:
+                found.setdefault(row["platform"], {})[row["digest"]] = row["state"]
+    if (own := installed.cpu_toolchain(settings.own_dir)) is not None:
+        found.setdefault("cpu", {})[own] = "live"
+    return found
+
+
+def _why_not(found: Object, here: dict[str, dict[str, str]]) -> str:
+    """Return why no program here can want an entry; empty if one may."""
+    if found.entry is None:
+        return ""
+    put = found.entry.put
+    known = here.get(put.platform, {})
+    state = known.get(put.components["toolchain"])
+    about = f"jaxlib {put.jaxlib_version} for {put.platform}"
+    if state == "stale":
+        return f"the compiler that made it, {about}, is no longer installed"
+    return f"another compiler made it, {about}, which is not installed here" if known and state is None else ""
+
+
+def _take_over(settings: Config, connection: Connection, found: Object, counts: Counter[str], *, unsigned: bool) -> str:
+    """Have the daemon store an object; return why it did not."""
+    content, size = found.content, len(found.content)
+    inline = content if size <= protocol.INLINE_LIMIT else None
+    if inline is None:
+        hand_over(connection, [content], settings.timeout + _STORE_SECONDS)
+    message: commands.ImportEntry | commands.ImportHistory
+    if found.entry is not None:
+        message = commands.ImportEntry(found.entry.put.key, unsigned, inline, size)
+    else:
+        assert found.history is not None  # noqa: S101 - a checked object is one or the other
+        message = commands.ImportHistory(found.history.program, found.history.arguments, unsigned, inline, size)
+    try:
+        answer = connection.request(message, settings.timeout + _STORE_SECONDS)
+    except RefusedError as error:
+        return str(error)
+    if isinstance(answer, protocol.Stored):
+        counts["stored" if answer.kept else "there"] += 1
+        counts["bytes"] += size if answer.kept else 0
+    elif isinstance(answer, protocol.Done):
+        counts["programs"] += 1
+    return ""

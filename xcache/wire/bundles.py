@@ -1,0 +1,148 @@
+"""Bundles: many objects, as tiers have them, in one file that is read in place.
+
+    magic (8) | version (1) | place of the index (8) | objects, one after the other | index
+
+The index is a zstd frame of a msgpack array of names, sorted, each with the size of its object. Each object is signed
+by itself (``parcel.py``, ``runs.py``), so the index needs no signature: whoever alters it can only hide objects, or
+have them refused. The same objects make the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import msgpack
+import zstandard
+
+from xcache.errors import DamagedError
+
+_START = struct.Struct(">8sBQ")
+_MAGIC, _VERSION = b"xcbundle", 1
+_LEVEL = 3
+# Names in one bundle, and bytes of the index when it is decompressed.
+_MOST_NAMES, _MOST_INDEX = 1_000_000, 256 * 1024**2
+_LONGEST_NAME = 1000
+
+
+class BundleWriter:
+    """Writes a bundle into a new file. Objects are added in the order of their names."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._objects: list[tuple[str, int]] = []
+        self._at = file.write(bytes(_START.size))
+
+    def add(self, name: str, content: bytes) -> None:
+        """Add an object."""
+        if self._objects and name <= self._objects[-1][0]:
+            raise ValueError(f"{name} comes after {self._objects[-1][0]}")
+        self._objects.append((name, len(content)))
+        self._at += self._file.write(content)
+
+    def finish(self) -> None:
+        """Write the index; the file is a bundle now."""
+        self._file.write(zstandard.ZstdCompressor(level=_LEVEL).compress(msgpack.packb(self._objects)))
+        self._file.seek(0)
+        self._file.write(_START.pack(_MAGIC, _VERSION, self._at))
+
+
+class Bundle:
+    """An open bundle, for any thread. It is not mapped: a file that is cut meanwhile would kill the process."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a file; raise OSError, or DamagedError if it is no bundle."""
+        self.path = path
+        # Opening a pipe would wait.
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            self.status = os.fstat(self._descriptor)
+            self._places = self._read_places()
+        except BaseException:
+            self.close()
+            raise
+
+    def get(self, name: str) -> bytes | None:
+        """Return an object; None if there is none. Raise OSError, or DamagedError if the file has become shorter."""
+        place = self._places.get(name)
+        return None if place is None else self._read(*place)
+
+    def size(self, name: str) -> int | None:
+        """Return the size of an object; None if there is none."""
+        place = self._places.get(name)
+        return None if place is None else place[1]
+
+    def names(self, prefix: str = "") -> Iterator[tuple[str, int]]:
+        """Yield the names that begin so, each with the size of its object."""
+        return ((name, size) for name, (_, size) in self._places.items() if name.startswith(prefix))
+
+    def is_still_there(self) -> bool:
+        """Return whether the path still names this file, unchanged; raise OSError if it names none."""
+        return _identity(self.path.stat()) == _identity(self.status)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    # A thread may read while another lets go of the bundle: the last one closes the file.
+    __del__ = close
+
+    def _read_places(self) -> dict[str, tuple[int, int]]:
+        """Return the offset and size of each object."""
+        size = self.status.st_size
+        if not stat.S_ISREG(self.status.st_mode) or size < _START.size:
+            raise DamagedError(f"{self.path} is no bundle of xcache")
+        magic, version, end = _START.unpack(self._read(0, _START.size))
+        if magic != _MAGIC:
+            raise DamagedError(f"{self.path} is no bundle of xcache")
+        if version != _VERSION:
+            raise DamagedError(f"{self.path} is a bundle of version {version}, and this xcache reads {_VERSION}")
+        if not _START.size <= end < size or size - end > _MOST_INDEX:
+            raise self._damaged("it is cut off, or was not written to its end")
+        at, places = _START.size, {}
+        for name, length in self._decoded(self._read(end, size - end)):
+            places[name] = at, length
+            at += length
+        if at != end:
+            raise self._damaged(f"its objects have {end - at:+d} bytes against its index")
+        return places
+
+    def _decoded(self, index: bytes) -> list[tuple[str, int]]:
+        try:
+            if not 0 < zstandard.get_frame_parameters(index).content_size <= _MOST_INDEX:
+                raise self._damaged("its index is malformed")
+            plain = zstandard.ZstdDecompressor().decompress(index, allow_extra_data=False)
+            rows = msgpack.unpackb(
+                plain, max_array_len=_MOST_NAMES, max_str_len=_LONGEST_NAME, max_bin_len=0, max_ext_len=0
+            )
+            found = [(name, size) for name, size in rows]
+            are_sound = all(type(name) is str and type(size) is int and size >= 0 for name, size in found)
+        except (zstandard.ZstdError, ValueError, TypeError, msgpack.UnpackException):
+            raise self._damaged("its index is malformed") from None
+        names = [name for name, _ in found]
+        if not are_sound or names != sorted(set(names)):
+            raise self._damaged("its index is malformed")
+        return found
+
+    def _read(self, at: int, size: int) -> bytes:
+        parts = []
+        while size > 0:
+            part = os.pread(self._descriptor, size, at)
+            if not part:
+                raise self._damaged("it has become shorter")
+            parts.append(part)
+            at, size = at + len(part), size - len(part)
+        return b"".join(parts)
+
+    def _damaged(self, why: str) -> DamagedError:
+        return DamagedError(f"{self.path} is damaged: {why}")
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
