@@ -96,11 +96,13 @@ def export(
 def _chosen(settings: Config, run: str | None, filters: dict[str, Any]) -> list[str]:
     """Return the keys of the entries that are not stale and match, without those of other users."""
     now = time.time()
-    ages = {
-        end: None if filters[option] is None else now - filters[option]
-        for end, option in (("created_before", "older_than"), ("created_after", "newer_than"))
-    }
-    wanted = store_file.Wanted(**{name: filters[name] for name in ("name", "platform", "jaxlib")}, **ages)
+    wanted = store_file.Wanted(
+        name=filters["name"],
+        platform=filters["platform"],
+        jaxlib=filters["jaxlib"],
+        created_before=None if filters["older_than"] is None else now - filters["older_than"],
+        created_after=None if filters["newer_than"] is None else now - filters["newer_than"],
+    )
     with daemon_listing.open_store_or_listing(settings, latest=True) as store:
         rows = store.entries(wanted)[0] if store else []
     keys = {str(row["key"]) for row in rows if not row["stale"]}

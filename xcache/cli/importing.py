@@ -131,7 +131,7 @@ def _take_over(settings: Config, connection: Connection, found: Object, counts: 
         assert found.history is not None  # noqa: S101 - a checked object is one or the other
         message = commands.ImportHistory(found.history.program, found.history.arguments, unsigned, inline, size)
     try:
-        answer = connection.request(message, settings.timeout + _STORE_SECONDS)
+        answer = connection.ask(message, settings.timeout + _STORE_SECONDS)
     except RefusedError as error:
         return str(error)
     if isinstance(answer, protocol.Stored):

@@ -38,6 +38,8 @@ class Remote(NamedTuple):
         """The address without names, passwords and parameters, for logs and for people."""
         from urllib.parse import urlsplit, urlunsplit
 
+        if self.is_bundle:
+            return self.url
         parts = urlsplit(self.url)
         return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
