@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from xcache.cli.bundle_file import Object, namespace_of, objects, opened, tell_problems
+from xcache.cli.bundle_file import NOBODY, Object, namespace_of, objects, opened, tell_problems
 from xcache.cli.output import (
     Column,
     counted,
@@ -34,8 +34,6 @@ _COLUMNS = (
     Column("compile", lambda row: duration(row["compile_seconds"]), "right"),
     Column("made by", itemgetter("writer"), cut=True),
 )
-# Nobody is trusted, so that all are shown alike.
-_NOBODY = TrustedKeys(Path(), frozenset(), [], "", ())
 _file_argument = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 
 
@@ -63,7 +61,7 @@ def inspect(path: Path, as_json: bool) -> None:
     damaged: list[Object] = []
     with opened(path) as file:
         namespace, total = namespace_of(file), file.status.st_size
-        for each in objects(file, _NOBODY, trust_unsigned=True):
+        for each in objects(file, NOBODY, trust_unsigned=True):
             signers.add(each.signer)
             if each.entry is not None:
                 entries.append(_described(each.entry))

@@ -13,6 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 import click
 
 from xcache.cli import Failure, WrongUsage, daemon, daemon_listing, store_file
+from xcache.cli.bundle_file import executable_in
 from xcache.cli.completion import complete_run
 from xcache.cli.ledger_file import open_ledger
 from xcache.cli.output import counted, emit, json_option, note, printable, progress, size
@@ -151,7 +152,10 @@ def _write(
                 if error.kind != _GONE:
                     note(printable(str(error)))
             else:
-                writer.add(name, content)
+                if isinstance(message, commands.ExportEntry):
+                    writer.add(name, content, executable_in(content, message.key, settings.namespace))
+                else:
+                    writer.add(name, content)
                 counts[isinstance(message, commands.ExportEntry)] += 1
             advance(1)
     if not counts[True]:

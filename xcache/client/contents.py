@@ -17,6 +17,8 @@ from xcache.signals import reraise_if_the_programs
 from xcache.wire import protocol, seals
 from xcache.wire.envelope import MAX_RAW_SIZE
 
+_MAX_OFFSET = 2**53
+
 logger = logging.getLogger("xcache")
 
 # With these seals nobody can change the file or its size again.
@@ -90,7 +92,11 @@ def predicted_in(connection: Connection, found: protocol.Prediction) -> Iterator
     try:
         told = {
             str(item["key"]): protocol.Found(
-                str(item["digest"]), int(item["stored_size"] or 0), float(item["compile_seconds"] or 0), None
+                str(item["digest"]),
+                int(item["stored_size"] or 0),
+                float(item["compile_seconds"] or 0),
+                None,
+                offset=int(item["offset"] or 0),
             )
             for item in found.items
             if "digest" in item
@@ -130,9 +136,13 @@ def _read_descriptor(descriptor: int, found: protocol.Found) -> SealedEntry:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):
             raise ProtocolError("the daemon handed over a descriptor that is not a file")
-        if status.st_size != found.stored_size or not 0 < found.stored_size <= MAX_RAW_SIZE:
-            raise DamagedError(f"its file has {status.st_size} bytes and not {found.stored_size}", found.digest)
-        sealed = b"".join(_chunks(descriptor, found.stored_size))
+        if not 0 < found.stored_size <= MAX_RAW_SIZE or not 0 <= found.offset <= _MAX_OFFSET:
+            raise DamagedError(f"it cannot have {found.stored_size} bytes at {found.offset}", found.digest)
+        end = found.offset + found.stored_size
+        # A file of its own has nothing else; a bundle goes on.
+        if status.st_size < end or (status.st_size > end and not found.offset):
+            raise DamagedError(f"its file has {status.st_size} bytes and not {end}", found.digest)
+        sealed = b"".join(_chunks(descriptor, found.offset, end))
         return SealedEntry(found.digest, found.compile_seconds, sealed, daemon_seconds=found.seconds)
     except OSError as error:
         reraise_if_the_programs(error)
@@ -141,9 +151,8 @@ def _read_descriptor(descriptor: int, found: protocol.Found) -> SealedEntry:
         os.close(descriptor)
 
 
-def _chunks(descriptor: int, size: int) -> Iterator[bytes]:
-    at = 0
-    while at < size and (chunk := os.pread(descriptor, size - at, at)):
+def _chunks(descriptor: int, at: int, end: int) -> Iterator[bytes]:
+    while at < end and (chunk := os.pread(descriptor, end - at, at)):
         at += len(chunk)
         yield chunk
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcache.config import parsing
@@ -47,6 +48,13 @@ class Remote(NamedTuple):
     def is_bundle(self) -> bool:
         """Whether it is a file on this machine."""
         return self.url.startswith(f"{BUNDLE}:")
+
+    @property
+    def path(self) -> Path:
+        """The path of a bundle."""
+        from urllib.parse import unquote
+
+        return Path(unquote(self.url.removeprefix(f"{BUNDLE}://")))
 
     @property
     def id(self) -> str:

@@ -2,9 +2,9 @@
 
     magic (8) | version (1) | place of the index (8) | objects, one after the other | index
 
-The index is a zstd frame of a msgpack array of names, sorted, each with the size of its object. Each object is signed
-by itself (``parcel.py``, ``runs.py``), so the index needs no signature: whoever alters it can only hide objects, or
-have them refused. The same objects make the same bytes.
+The index is a zstd frame of a msgpack array of names, sorted, each with the size of its object, and with the digest,
+offset and size of the executable in it. Each object is signed by itself (``parcel.py``, ``runs.py``), so the index
+needs no signature: whoever alters it can only hide objects, or have them refused. The same objects make the same bytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import msgpack
 import zstandard
@@ -29,24 +29,36 @@ _MOST_NAMES, _MOST_INDEX = 1_000_000, 256 * 1024**2
 _LONGEST_NAME = 1000
 
 
+class Part(NamedTuple):
+    """Where the executable is in an object; an object without one has no digest."""
+
+    digest: str = ""
+    offset: int = 0
+    size: int = 0
+
+
+_NONE = Part()
+
+
 class BundleWriter:
     """Writes a bundle into a new file. Objects are added in the order of their names."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._objects: list[tuple[str, int]] = []
+        self._objects: list[tuple[str, int, Part]] = []
         self._at = file.write(bytes(_START.size))
 
-    def add(self, name: str, content: bytes) -> None:
+    def add(self, name: str, content: bytes, executable: Part = _NONE) -> None:
         """Add an object."""
         if self._objects and name <= self._objects[-1][0]:
             raise ValueError(f"{name} comes after {self._objects[-1][0]}")
-        self._objects.append((name, len(content)))
+        self._objects.append((name, len(content), executable))
         self._at += self._file.write(content)
 
     def finish(self) -> None:
         """Write the index; the file is a bundle now."""
-        self._file.write(zstandard.ZstdCompressor(level=_LEVEL).compress(msgpack.packb(self._objects)))
+        index = msgpack.packb([[name, size, *part] for name, size, part in self._objects])
+        self._file.write(zstandard.ZstdCompressor(level=_LEVEL).compress(index))
         self._file.seek(0)
         self._file.write(_START.pack(_MAGIC, _VERSION, self._at))
 
@@ -61,6 +73,7 @@ class Bundle:
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             self.status = os.fstat(self._descriptor)
+            self._executables: dict[str, tuple[int, int]] = {}
             self._places = self._read_places()
         except BaseException:
             self.close()
@@ -70,6 +83,14 @@ class Bundle:
         """Return an object; None if there is none. Raise OSError, or DamagedError if the file has become shorter."""
         place = self._places.get(name)
         return None if place is None else self._read(*place)
+
+    def executable(self, digest: str) -> tuple[int, int] | None:
+        """Return a descriptor of the file, which the caller closes, and where an executable is in it; None if nowhere.
+
+        Its bytes may have been altered, as those of any file.
+        """
+        place = self._executables.get(digest)
+        return None if place is None else (os.dup(self._descriptor), place[0])
 
     def size(self, name: str) -> int | None:
         """Return the size of an object; None if there is none."""
@@ -106,14 +127,16 @@ class Bundle:
         if not _START.size <= end < size or size - end > _MOST_INDEX:
             raise self._damaged("it is cut off, or was not written to its end")
         at, places = _START.size, {}
-        for name, length in self._decoded(self._read(end, size - end)):
+        for name, length, part in self._decoded(self._read(end, size - end)):
             places[name] = at, length
+            if part.digest:
+                self._executables[part.digest] = at + part.offset, part.size
             at += length
         if at != end:
             raise self._damaged(f"its objects have {end - at:+d} bytes against its index")
         return places
 
-    def _decoded(self, index: bytes) -> list[tuple[str, int]]:
+    def _decoded(self, index: bytes) -> list[tuple[str, int, Part]]:
         try:
             if not 0 < zstandard.get_frame_parameters(index).content_size <= _MOST_INDEX:
                 raise self._damaged("its index is malformed")
@@ -121,11 +144,17 @@ class Bundle:
             rows = msgpack.unpackb(
                 plain, max_array_len=_MOST_NAMES, max_str_len=_LONGEST_NAME, max_bin_len=0, max_ext_len=0
             )
-            found = [(name, size) for name, size in rows]
-            are_sound = all(type(name) is str and type(size) is int and size >= 0 for name, size in found)
+            found = [(name, size, Part(*part)) for name, size, *part in rows]
+            are_sound = all(
+                type(name) is str
+                and type(part.digest) is str
+                and all(type(number) is int and number >= 0 for number in (size, part.offset, part.size))
+                and part.offset + part.size <= size
+                for name, size, part in found
+            )
         except (zstandard.ZstdError, ValueError, TypeError, msgpack.UnpackException):
             raise self._damaged("its index is malformed") from None
-        names = [name for name, _ in found]
+        names = [name for name, *_ in found]
         if not are_sound or names != sorted(set(names)):
             raise self._damaged("its index is malformed")
         return found

@@ -101,7 +101,8 @@ class Get(NamedTuple):
 class Found(NamedTuple):
     """The entry: its digest, size and compile time, and its bytes (or a descriptor).
 
-    ``seconds`` is what the daemon took to find it; 0 if the client has waited for it.
+    ``seconds`` is what the daemon took to find it; 0 if the client has waited for it. ``offset`` is where the bytes
+    begin in the descriptor's file.
     """
 
     digest: str
@@ -109,6 +110,7 @@ class Found(NamedTuple):
     compile_seconds: float
     payload: bytes | None
     seconds: float = 0.0
+    offset: int = 0
 
 
 class Missing(NamedTuple):
@@ -191,9 +193,9 @@ class Prediction(NamedTuple):
     """The items that a program of this name wanted last time, in order, as in Remember.
 
     ``made_with`` in an item is an index into the list ``made_with``, which holds digests of the flags, platform and
-    toolchain that the entry was made with. The first entries come along: their items have ``digest``,
-    ``compile_seconds`` and ``stored_size``, small payloads are in ``payloads`` by key, and a descriptor follows for
-    each key in ``files``. ``aliases`` has the newest aliases of the entries' programs, each as the fields of Alias.
+    toolchain that the entry was made with. The first entries come along: their items have ``digest``, ``stored_size``,
+    ``compile_seconds`` and ``offset``, small payloads are in ``payloads`` by key, and a descriptor follows for each key
+    in ``files``. ``aliases`` has the newest aliases of the entries' programs, each as the fields of Alias.
     ``structures`` has the first bytes of each structure of which there is any alias, one after the other; None if there
     are too many. So a client need not ask for the others.
     """

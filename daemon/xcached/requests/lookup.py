@@ -164,11 +164,11 @@ class Lookup:
         ``ahead``: the client has not asked for it. It is used only when the client begins to load it.
         """
         entry = EntryKey(key, hit.writer_uid)
-        descriptor = payload = None
+        place = payload = None
         wrong, lost = "" if hit.is_sound else "its row is damaged", False
         if not wrong and hit.inline_bytes is None:
-            descriptor = self._store.files.open(hit.digest)
-            lost = descriptor is None
+            place = self._store.files.open(hit.digest)
+            lost = place is None
             wrong = "its file is gone" if lost else ""
         if wrong:
             work = partial(self._quarantine.set_aside_if_same, entry, hit.digest, wrong, lost=lost)
@@ -182,7 +182,9 @@ class Lookup:
         # Watch from now on: the process may end as soon as it loads this.
         self._endings.watch(caller.process)
         caller.process.give(key, hit.digest, hit.writer_uid if ahead else None)
-        return Reply(hit.answer(payload), () if descriptor is None else (descriptor,))
+        if place is None:
+            return Reply(hit.answer(payload))
+        return Reply(hit.answer(None)._replace(offset=place.offset), (place.descriptor,))
 
     def note_use(self, entry: EntryKey) -> None:
         """Note a use of an entry."""

@@ -122,7 +122,7 @@ class Predictions:
                 if reply is None or not isinstance(reply.message, protocol.Found):
                     continue
                 answer = reply.message
-                item |= {name: getattr(answer, name) for name in ("digest", "compile_seconds", "stored_size")}
+                item |= {name: getattr(answer, name) for name in ("digest", "compile_seconds", "stored_size", "offset")}
                 if answer.payload is not None:
                     prediction.payloads[key] = answer.payload
                 else:

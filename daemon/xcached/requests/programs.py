@@ -25,5 +25,5 @@ class Programs:
             return nothing
         if found.content is not None:
             return Reply(found)
-        descriptor = self._store.files.open(found.blob)
-        return nothing if descriptor is None else Reply(found, (descriptor,))
+        place = self._store.files.open(found.blob)
+        return nothing if place is None else Reply(found, (place.descriptor,))

@@ -11,8 +11,9 @@ import re
 import shutil
 import stat
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from xcache.errors import RefusedError
 from xcached.store.deleted_files import DeletedFiles
@@ -24,6 +25,13 @@ _CHUNK_BYTES = 4 << 20
 _SYNC_EVERY_BYTES = 64 << 20
 # macOS has no fdatasync.
 _sync_data = getattr(os, "fdatasync", os.fsync)
+
+
+class Place(NamedTuple):
+    """An open file, and where a content begins in it."""
+
+    descriptor: int
+    offset: int = 0
 
 
 class _Copy:
@@ -45,6 +53,8 @@ class BlobFiles:
         self._numbers = itertools.count()
         # Names in ``unfinished`` being written; a killed daemon left the others.
         self._in_progress: dict[str, _Copy] = {}
+        self.elsewhere: Callable[[str], tuple[int, int] | None] = lambda _: None
+        """Returns a descriptor of another file that has a content, and where in it; None if there is none."""
         self._lock = threading.Lock()
         self._unfinished.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -52,12 +62,20 @@ class BlobFiles:
         """Return where the content with this digest is, if it is stored."""
         return self._folder / digest[:2] / digest
 
-    def open(self, digest: str) -> int | None:
-        """Return a descriptor to read the content from, or None if it is gone; raise OSError for any other failure."""
+    def open(self, digest: str) -> Place | None:
+        """Return where to read the content, or None if it is gone; raise OSError for any other failure."""
         try:
-            return os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC)
+            return Place(os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC))
         except FileNotFoundError:
-            return None
+            elsewhere = self.elsewhere(digest)
+            return None if elsewhere is None else Place(*elsewhere)
+
+    def is_elsewhere(self, digest: str) -> bool:
+        """Return whether the content is in place in another file."""
+        found = self.elsewhere(digest)
+        if found is not None:
+            os.close(found[0])
+        return found is not None
 
     def copy_in(self, source: int, size: int, digest: str) -> Generator[None, None, Path | None]:
         """Check ``size`` bytes of a descriptor and copy them to a temporary file if the disk has room, in small steps.
@@ -213,11 +231,11 @@ class BlobFiles:
                 yield [path.name for path in folder.iterdir() if _DIGEST.fullmatch(path.name)]
 
 
-def read_chunks(source: int, size: int) -> Iterator[bytes]:
-    """Yield exactly ``size`` bytes from the start of a client's descriptor, whatever its file offset."""
+def read_chunks(source: int, size: int, start: int = 0) -> Iterator[bytes]:
+    """Yield exactly ``size`` bytes of a descriptor from ``start`` on, whatever its file offset."""
     at = 0
     while at < size:
-        chunk = os.pread(source, min(_CHUNK_BYTES, size - at), at)
+        chunk = os.pread(source, min(_CHUNK_BYTES, size - at), start + at)
         if not chunk:
             raise RefusedError("wrong size", f"{size} bytes were announced, and the file has only {at}")
         at += len(chunk)

@@ -91,7 +91,8 @@ class Quarantine:
         """
         if entry not in self._entries_with(entry.key, digest):
             return
-        if lost and (self._content(entry)[1] is not None or self._store.files.path(digest).exists()):
+        files = self._store.files
+        if lost and (self._content(entry)[1] is not None or files.path(digest).exists() or files.is_elsewhere(digest)):
             return
         self.set_aside(entry, reason)
 
@@ -151,20 +152,23 @@ class Quarantine:
         if content is not None:
             whole = content if isinstance(content, bytes) else str(content).encode()
             return hashlib.sha256(whole).hexdigest() == digest and _is_of(entry, whole)
-        descriptor = self._store.files.open(digest)
-        if descriptor is None:
+        place = self._store.files.open(digest)
+        if place is None:
             return False
         found, is_of_entry = hashlib.sha256(), True
-        with contextlib.closing(os.fdopen(descriptor, "rb")) as file:
+        with contextlib.closing(os.fdopen(place.descriptor, "rb")) as file:
             status = os.fstat(file.fileno())
             row = self._db.execute("SELECT stored_size FROM blobs WHERE digest = ?", (digest,)).fetchone()
-            if row is not None and row[0] != status.st_size:
+            size = row[0] if row is not None and place.offset else status.st_size
+            if (row is not None and row[0] != size) or place.offset + size > status.st_size:
                 # A reader refuses the bytes for a damaged size, and would refuse them for ever.
                 return False
-            for number, chunk in enumerate(read_chunks(file.fileno(), status.st_size)):
+            for number, chunk in enumerate(read_chunks(file.fileno(), size, place.offset)):
                 is_of_entry = is_of_entry and (number > 0 or _is_of(entry, chunk))
                 found.update(chunk)
                 yield
+            if place.offset:
+                return found.hexdigest() == digest and is_of_entry
             try:
                 if not os.path.samestat(status, self._store.files.path(digest).stat()):
                     return None

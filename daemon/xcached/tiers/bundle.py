@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 from xcache.errors import DamagedError
@@ -50,6 +50,13 @@ class BundleFile:
         """Do nothing: a thread may still read, and the last reader closes the file."""
         self._opened = None
 
+    def executable(self, digest: str) -> tuple[int, int] | None:
+        """Return a descriptor of the file and where this executable is in it; None if it has none such, or is gone."""
+        try:
+            return self._bundle().executable(digest)
+        except (TierError, OSError):
+            return None
+
     def _get(self, name: str, most: int) -> bytes | None:
         bundle = self._bundle()
         size = bundle.size(name)
@@ -76,3 +83,15 @@ class BundleFile:
 
     def _is_read_only(self, name: str) -> TierError:
         return TierError(READ_ONLY, f"{name} cannot be changed: a bundle is only read")
+
+
+class InPlace:
+    """The executables in the bundles of the settings, which the store does not copy. Any thread may look."""
+
+    def __init__(self, paths: Iterable[Path]) -> None:
+        self._files = [BundleFile(path) for path in paths]
+
+    def open(self, digest: str) -> tuple[int, int] | None:
+        """Return a descriptor of a file and where this executable is in it; None if no bundle has it."""
+        found = (file.executable(digest) for file in self._files)
+        return next((each for each in found if each is not None), None)

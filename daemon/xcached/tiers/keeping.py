@@ -44,8 +44,13 @@ class Keeper:
         aliases: AliasRows,
         histories: Histories,
         is_barred: Callable[[str], bool],
+        is_in_place: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """``is_barred`` says of a digest that processes here have ended while they loaded exactly these bytes."""
+        """``is_barred`` says of a digest that processes here have ended while they loaded exactly these bytes.
+
+        ``is_in_place`` says whether an executable can be read where it is.
+        """
+        self._is_in_place = is_in_place
         self._identity = identity
         self._names = names
         self._namespace = namespace
@@ -136,14 +141,15 @@ class Keeper:
 
     async def keep(self, tier: GuardedTier, found: parcel.Parcel) -> bool:
         """Write an entry whose signature was checked; return whether it is stored."""
-        answer = await self.put(found, signer_uid(found.key_id or tier.remote.id))
+        uid = signer_uid(found.key_id or tier.remote.id)
+        answer = await self.put(found, uid, in_place=tier.remote.is_bundle and self._is_in_place(found.put.digest))
         if isinstance(answer, protocol.Stored):
             return True
         logger.info("%s of %s is not kept here: %s", found.put.module_name, tier.name, answer)
         return False
 
-    async def put(self, found: parcel.Parcel, uid: int) -> protocol.Message:
-        """Write an entry whose signature was checked, as one of this writer."""
+    async def put(self, found: parcel.Parcel, uid: int, *, in_place: bool = False) -> protocol.Message:
+        """Write an entry whose signature was checked, as one of this writer; a large one may stay ``in_place``."""
         program = found.program
         put = found.put
         if program is None:
@@ -151,7 +157,10 @@ class Keeper:
             program = memoryview(b"")
             put = put._replace(program_stored_digest=digest(program), program_stored_size=0, program_raw_size=0)
         done: Future[protocol.Message] = Future()
-        executable = await _source(put.digest, found.payload)
+        if in_place and put.stored_size > protocol.INLINE_LIMIT:
+            executable = Source(put.digest, put.stored_size, None, None, checked=True)
+        else:
+            executable = await _source(put.digest, found.payload)
         of_program = await _source(put.program_stored_digest, program)
         job = PutJob(put, executable, of_program, Writer(uid, 0, found.writer), done)
         if executable.descriptor is None and of_program.descriptor is None:

@@ -17,7 +17,7 @@ from xcache.wire.ownership import signer_uid
 from xcache.wire.runs import Found, Run, is_worth_a_part, joined, pack
 from xcache.wire.signatures import PrivateKey
 from xcached.store.aliases import newest_aliases
-from xcached.store.blobs import BlobFiles
+from xcached.store.blobs import BlobFiles, read_chunks
 from xcached.store.histories import newest_history
 from xcached.store.store import Store
 from xcached.tiers.guarded import GuardedTier
@@ -168,16 +168,16 @@ class Outgoing:
         )
 
     def _content(self, connection: sqlite3.Connection, digest: str) -> bytes | None:
-        row = connection.execute("SELECT content FROM blobs WHERE digest = ?", (digest,)).fetchone()
+        row = connection.execute("SELECT content, stored_size FROM blobs WHERE digest = ?", (digest,)).fetchone()
         if row is None:
             return None
         if row[0] is not None:
             return bytes(row[0])
-        file = self._files.open(digest)
-        if file is None:
+        place = self._files.open(digest)
+        if place is None:
             return None
-        with os.fdopen(file, "rb") as content:
-            return content.read()
+        with os.fdopen(place.descriptor, "rb") as file:
+            return b"".join(read_chunks(file.fileno(), row[1], place.offset))
 
 
 def _descriptions(connection: sqlite3.Connection, components: dict[str, str]) -> dict[str, str]:

@@ -15,6 +15,7 @@ from xcached.store.intake import Intake
 from xcached.store.store import Store
 from xcached.store.uploads import Uploads, waiting
 from xcached.store.writer import WriterThread
+from xcached.tiers.bundle import InPlace
 from xcached.tiers.identity import Identity
 from xcached.tiers.keeping import Keeper
 from xcached.tiers.managing import Manager
@@ -53,7 +54,12 @@ def share(
     remotes = config.tiers()
     identity, names = Identity(settings), Names(config.namespace)
     outgoing = Outgoing(store.files, identity, names, config.namespace)
-    keeper = Keeper(identity, names, config.namespace, writer, intake, aliases, histories, is_barred)
+    keeper = Keeper(
+        *(identity, names, config.namespace, writer, intake, aliases, histories, is_barred),
+        is_in_place=store.files.is_elsewhere,
+    )
+    if config.bundles:
+        store.files.elsewhere = InPlace(each.path for each in remotes if each.is_bundle).open
     uploads = Uploads(store, may_share, lambda: tiers.wake())
     sender = Sender(lambda: reader_of(store), uploads, writer, outgoing, keeper)
     tiers = Tiers(remotes, names, keeper, sender, lambda: settings.now.remote_timeout)
