@@ -124,7 +124,7 @@ class Conversation:
         if found.payload is not None:
             return found.payload
         with open(self.descriptors.pop(0), "rb") as file:
-            return file.read()
+            return os.pread(file.fileno(), found.stored_size, found.offset)
 
     def status(self) -> dict[str, protocol.Scalar]:
         """Return the daemon's status."""

@@ -168,8 +168,10 @@ def _demand(settings: Config, connection: Connection, message: commands.ExportEn
     found = connection.demand(message, commands.Exported, settings.timeout + _PACK_SECONDS)
     if found.content is not None:
         return found.content
-    with open(connection.take_descriptor(), "rb") as content:
-        return content.read(found.size)
+    with open(connection.take_descriptor(), "rb") as file:
+        # The daemon has written it, and shares the place in it.
+        file.seek(0)
+        return file.read(found.size)
 
 
 @contextlib.contextmanager
