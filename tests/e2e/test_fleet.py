@@ -6,8 +6,6 @@ import contextlib
 import itertools
 import json
 import socket
-import subprocess
-import sys
 import time
 
 import pytest
@@ -19,7 +17,7 @@ from support.engines import redis_engine as redis_engine
 from support.engines import s3_engine as s3_engine
 from support.places import PATIENCE, Place, digest, until
 from support.program_files import program_path
-from support.sharing import host, remote_of
+from support.sharing import host, remote_of, train
 
 from xcache.client.client import Client
 from xcache.client.launcher import Launcher
@@ -49,23 +47,6 @@ def on(tier: Where, **settings: str) -> contextlib.AbstractContextManager[Place]
 def has_uploaded(place: Place) -> bool:
     """Wait until nothing is to be uploaded; return whether it came to that."""
     return until(lambda: not place.query("SELECT 1 FROM uploads"), 3 * PATIENCE)
-
-
-def train(place: Place) -> dict[str, object]:
-    """Run the training program on a host, and return what it says."""
-    done = subprocess.run(
-        [sys.executable, program_path("train_a_little")],
-        env=place.env | ON,
-        cwd=place.root,
-        capture_output=True,
-        text=True,
-        timeout=150,
-        check=False,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    said: dict[str, object] = json.loads(done.stdout)
-    assert said.pop("errors") == {}
-    return said
 
 
 def at(engine: Engine) -> Where:

@@ -28,8 +28,9 @@ NAMES = (
     *("status", "stats", "ls", "show", "hlo", "graph", "cost"),
     *("toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
     *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace", "report", "monitor"),
-    *("key new", "key show", "key trust", "key list", "key revoke"),
+    *("key new", "key show", "key trust"),
     *("export", "import", "bundle inspect", "bundle verify"),
+    *("key list", "key revoke"),
     *("remote check", "remote push", "remote ls", "remote stats", "remote gc", "remote rm"),
 )
 

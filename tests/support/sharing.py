@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 from support.conversation import key_of, talking
 from support.places import Place, new_place, until
+from support.program_files import program_path
 from support.signing import OURS
 from xcache.wire import protocol
 from xcache.wire.signatures import PrivateKey
@@ -15,6 +19,7 @@ from xcache.wire.signatures import PrivateKey
 # Seconds that a program waits for the tiers: more than any busy machine takes, and less where a tier never answers.
 _PATIENCE = 30.0
 BOUND = 3.0
+_TRAINING_SECONDS = 150
 KEY, CONTENT = key_of("shared"), b"an executable"
 
 
@@ -44,6 +49,23 @@ def trust(place: Place, *lines: object) -> None:
     path = place.root / "config" / "xcache" / "trusted-keys"
     path.write_text("".join(f"{line}\n" for line in lines))
     path.chmod(0o644)
+
+
+def train(place: Place) -> dict[str, object]:
+    """Run the training program on a host, and return what it says."""
+    done = subprocess.run(
+        [sys.executable, program_path("train_a_little")],
+        env=place.env | {"XCACHE": "1", "JAX_PLATFORMS": "cpu"},
+        cwd=place.root,
+        capture_output=True,
+        text=True,
+        timeout=_TRAINING_SECONDS,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    said: dict[str, object] = json.loads(done.stdout)
+    assert said.pop("errors") == {}
+    return said
 
 
 def remote_of(place: Place) -> dict[str, protocol.Scalar]:

@@ -55,6 +55,7 @@ def inspect(path: Path, as_json: bool) -> None:
            "stored_at": float, "writer": str, "has_program": bool}],
            "programs": [{"program": str, "keys": [str]}], "damaged": int}
     """
+    settings = config.load()
     entries: list[dict[str, Any]] = []
     programs: list[dict[str, Any]] = []
     signers: set[str] = set()
@@ -74,7 +75,6 @@ def inspect(path: Path, as_json: bool) -> None:
     if as_json:
         emit(document | {"entries": entries, "programs": programs, "damaged": len(damaged)})
         return
-    settings = config.load()
     known = {key.public.id: key.public.name for key in TrustedKeys.load(settings.trusted_keys).keys}
     named = [known.get(each, f"the key {each}, not known here") if each else "nobody" for each in sorted(signers)]
     rows = [

@@ -321,8 +321,9 @@ def test_without_systemd_service_says_so_and_that_none_is_needed(monkeypatch, tm
 @pytest.mark.parametrize("command", [name for name in NAMES if name not in ("status", "stop", "config", "doctor")])
 def test_a_setting_that_cannot_be_used_is_one_line(shell, command):
     named = ("show", "hlo", "graph", "cost", "rm", "pin", "unpin", "compare", "key new", "key trust", "key revoke")
-    named += ("remote rm",)
-    arguments = [*command.split(), "12"] if command in named else command.split()
+    named += ("remote rm", "import", "bundle inspect", "bundle verify")
+    given = {"export": ["-o", "12"]} | {name: ["12"] for name in named}
+    arguments = [*command.split(), *given.get(command, [])]
     failed = shell.run(*arguments, XCACHE_TIMEOUT="never")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.startswith("xcache: XCACHE_TIMEOUT='never'")
@@ -362,6 +363,10 @@ def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
         if command == "monitor":
             shell.say("start")
             shell.record_run(key)
+        if command == "export":
+            # The commands before have cleared the store, and made a key.
+            shell.put("jit_f", key=key)
+            shell.say("key", "trust", shell.say("key", "show").strip())
         if command == "remote check":
             shell.say("stop")
             (tmp_path / "tier").mkdir()
@@ -374,7 +379,11 @@ def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
         arguments |= {"report": ["-o", str(tmp_path / "report.html")]}
         arguments |= {"hlo": [key, "--python", sys.executable]}
         arguments |= {"graph": [key, "--stage", "hlo", "-o", str(tmp_path / "f.dot"), "--python", sys.executable]}
-        arguments |= {"key new": ["ci"], "key trust": [f"ci xcache-ed25519:{'A' * 43}="], "key revoke": ["ci"]}
+        arguments |= {"key new": ["ci"], "key trust": [f"other xcache-ed25519:{'A' * 43}="]}
+        arguments |= {"key revoke": ["other"]}
+        bundle = str(tmp_path / "cache.xcb")
+        arguments |= {"export": ["-o", bundle], "import": ["--all", bundle]}
+        arguments |= {"bundle inspect": [bundle], "bundle verify": [bundle]}
         found = documented(shell.json(*command.split(), *arguments.get(command, [])))
         text = shell.say(*command.split(), "--help")
         for name in found - set(protocol.DESCRIBED_COMPONENTS):

@@ -223,12 +223,12 @@ def test_nothing_of_a_bundle_is_imported_that_nobody_trusted_signed(bundle, tmp_
         Shell(stranger).say("export", "-o", str(tmp_path / "strange"))
         Shell(stranger).say("export", "--unsigned", "-o", str(unsigned))
     mixed = tmp_path / "mixed"
-    with contextlib.closing(Bundle(bundle)) as good, contextlib.closing(Bundle(tmp_path / "strange")) as bad:
-        with mixed.open("wb") as file:
-            writer = BundleWriter(file)
-            for number, (name, _) in enumerate(sorted(good.names())):
-                writer.add(name, (bad if number == 1 else good).get(name))
-            writer.finish()
+    good, bad = Bundle(bundle), Bundle(tmp_path / "strange")
+    with mixed.open("wb") as file:
+        writer = BundleWriter(file)
+        for number, (name, _) in enumerate(sorted(good.names())):
+            writer.add(name, (bad if number == 1 else good).get(name))
+        writer.finish()
     with host() as there:
         shell = Shell(there)
         for path in (tmp_path / "strange", unsigned, mixed):
