@@ -365,7 +365,7 @@ def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
             shell.record_run(key)
         if command == "export":
             # The commands before have cleared the store, and made a key.
-            shell.put("jit_f", key=key)
+            shell.put("jit_g")
             shell.say("key", "trust", shell.say("key", "show").strip())
         if command == "remote check":
             shell.say("stop")
