@@ -16,6 +16,7 @@ from xcache.wire import commands, protocol
 
 _COUNTS = ("requests", "hits", "misses", "stores", "evictions", "quarantined", "invalidated")
 _INVALIDATED = ("invalidated_by_hand", "stale_removed")
+_OF_TIERS = ("uploads_dropped",)
 _BYTES = ("bytes_read", "bytes_written")
 _SECONDS = ("compile_seconds", "load_seconds", "wait_seconds", "saved_seconds")
 _SHOWN_CHANGES = 10
@@ -37,7 +38,8 @@ def stats(zero: bool, as_json: bool) -> None:
     JSON: {"since": float or null (the beginning), "requests": int, "hits": int, "misses": int,
            "hit_rate": float or null, "stores": int, "evictions": int, "quarantined": int, "invalidated": int,
            "invalidated_by_hand": int (and removed at once), "stale_removed": int (of the others, since),
-           "bytes_read": int, "bytes_written": int,
+           "uploads_dropped": int (that waited for remote stores too long), "bytes_read": int,
+           "bytes_written": int,
            "compile_seconds": float, "load_seconds": float, "wait_seconds": float, "saved_seconds": float,
            "uncacheable": {REASON: int}, "errors": {KIND: int},
            "lowerings": {"skipped": int, REASON: int}, "calls": {"skipped": int, REASON: int},
@@ -74,7 +76,7 @@ def _arranged(amounts: Mapping[str, float]) -> dict[str, Any]:
     """Arrange the rows of the statistics table in the shape that --json documents."""
     left = dict(amounts)
     since = left.pop("since", None)
-    counts: dict[str, Any] = {name: int(left.pop(name, 0)) for name in (*_COUNTS, *_INVALIDATED, *_BYTES)}
+    counts: dict[str, Any] = {name: int(left.pop(name, 0)) for name in (*_COUNTS, *_INVALIDATED, *_OF_TIERS, *_BYTES)}
     seconds = {name: float(left.pop(name, 0.0)) for name in _SECONDS}
     groups: dict[str, dict[str, int]] = {}
     for group in _GROUPS:
@@ -105,6 +107,7 @@ def _lines(counted: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("evicted", str(counted["evictions"])),
         ("set aside", str(counted["quarantined"])),
         ("invalidated", _invalidated(counted)),
+        *([("uploads dropped", str(counted["uploads_dropped"]))] if counted["uploads_dropped"] else []),
         ("read", size(counted["bytes_read"])),
         ("compiling took", duration(counted["compile_seconds"])),
         ("loading took", duration(counted["load_seconds"])),

@@ -9,14 +9,14 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable
 
-from xcache.errors import ConfigError, SigningKeyError
+from xcache.errors import ConfigError, DamagedError, SigningKeyError
 from xcache.wire import protocol
 from xcache.wire.runs import Found
 from xcached.store import uploads
 from xcached.store.uploads import Upload, Uploads
 from xcached.store.writer import WriterThread
 from xcached.tiers.guarded import GuardedTier
-from xcached.tiers.keeping import Keeper
+from xcached.tiers.keeping import MOST_BYTES, Keeper
 from xcached.tiers.outgoing import MOST_RUN_BYTES, Outgoing, Outline
 
 logger = logging.getLogger("xcached")
@@ -116,6 +116,10 @@ class Sender:
         except (SigningKeyError, ConfigError) as error:
             tier.writes.fail(tier.name, str(error))
             return False
+        except DamagedError as error:
+            # Whoever loads it finds that out, too, and it is set aside then.
+            logger.warning("%s %s is not sent to %s: %s", row.kind, row.name[:12], tier.name, error)
+            return True
         except Exception:
             # One entry must not keep the others here.
             logger.exception("%s %s cannot be made ready for %s", row.kind, row.name[:12], tier.name)
@@ -126,6 +130,9 @@ class Sender:
         if not tier.remote.writeonly and (there := await tier.contains(name)) is not False:
             return there is True
         made = self._outgoing.entry(connection, row.name, row.writer_uid, tier)
+        if made is not None and len(made) > MOST_BYTES:
+            logger.warning("%s stays here: no machine fetches an entry of %d bytes", row.name[:12], len(made))
+            return True
         # It may have gone since.
         return made is None or await self._put(tier, row, name, made)
 

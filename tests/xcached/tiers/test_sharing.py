@@ -188,6 +188,23 @@ def test_the_queue_survives_a_restart_and_a_tier_that_was_away(folder):
         assert until(lambda: not remote_of(here)["waiting"])
 
 
+def test_an_entry_that_was_damaged_here_is_not_uploaded_and_others_are(folder):
+    damaged, whole = key_of("damaged"), key_of("whole")
+    folder.rmdir()
+    with host(f"file://{folder}") as here:
+        with talking(here) as talk:
+            assert talk.put(damaged, b"x" * 100_000) == protocol.Stored(True)
+            assert talk.put(whole, b"y") == protocol.Stored(True)
+        (file,) = (path for path in (here.dir / "blobs").rglob("*") if path.is_file())
+        file.write_bytes(b"z" * 100_000)
+        folder.mkdir()
+        assert until(lambda: not remote_of(here)["waiting"])
+        assert [path.name for path in folder.rglob("*") if path.is_file()] == [whole]
+        log = (here.dir / protocol.LOG).read_text()
+        assert "the digest of its executable differs" in log
+        assert "Traceback" not in log
+
+
 def test_what_the_tier_has_is_not_uploaded_again(folder):
     with host(f"file://{folder}") as here:
         put_and_upload(here)
