@@ -262,6 +262,15 @@ def printed(program: str, seen: Mapping[str, list[Seen]]) -> None:
         )
 
 
+def say_when(rounds: int) -> None:
+    """Print the time, the commit and the load of the machine; end servers when this process is ended."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(command, capture_output=True, check=True, text=True, cwd=SCRIPTS)
+    print(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, commit {commit.stdout.strip()},", end=" ")
+    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, medians of {rounds} rounds")
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -269,12 +278,7 @@ def main() -> None:
     parser.add_argument("--programs", default="many-small,training")
     parser.add_argument("--ways", default="")
     options = parser.parse_args()
-    # So that servers and the namespace do not stay behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    command = ["git", "rev-parse", "--short", "HEAD"]
-    commit = subprocess.run(command, capture_output=True, check=True, text=True, cwd=SCRIPTS)
-    print(f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC, commit {commit.stdout.strip()},", end=" ")
-    print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}, medians of {options.rounds} rounds")
+    say_when(options.rounds)
     with contextlib.ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xc", dir="/tmp")))
         keys = new_keys(root)
