@@ -8,6 +8,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 from xcache.errors import ConfigError, DamagedError, SigningKeyError
 from xcache.wire import protocol
@@ -18,8 +19,11 @@ from xcached.store.writer import WriterThread
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import MOST_BYTES, Keeper
 from xcached.tiers.outgoing import MOST_RUN_BYTES, Outgoing, Outline
+from xcached.tiers.workers import Workers
 
 logger = logging.getLogger("xcached")
+
+_T = TypeVar("_T")
 
 # Uploads of one tier at the same time, and rows that are looked at together.
 _AT_ONCE, _ROWS = 4, 64
@@ -46,6 +50,7 @@ class Sender:
         self._writer = writer
         self._outgoing = outgoing
         self._keeper = keeper
+        self._packing = Workers(1)
         self._woken: dict[str, asyncio.Event] = {}
         self._connections: dict[str, sqlite3.Connection] = {}
         # Those in progress: a row is sent once, though others wait for it.
@@ -68,7 +73,7 @@ class Sender:
                 rows = uploads.due(connection, tier.name, time.time(), _ROWS) if tier.may_write else []
                 for at in range(0, len(rows), _AT_ONCE):
                     some = rows[at : at + _AT_ONCE]
-                    sent = await asyncio.gather(*(self._send_once(connection, tier, row) for row in some))
+                    sent = await asyncio.gather(*(self._send_once(tier, row) for row in some))
                     await self._note(row for row, is_sent in zip(some, sent, strict=True) if is_sent)
                     if not tier.may_write:
                         break
@@ -88,16 +93,16 @@ class Sender:
         if connection is None:
             return False
         rows = uploads.of_entry(connection, tier.name, key)
-        await self._note([row for row in rows if await self._send_once(connection, tier, row)])
+        await self._note([row for row in rows if await self._send_once(tier, row)])
         return await tier.contains(self._outgoing.names.entry(key)) is True
 
-    async def _send_once(self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload) -> bool:
+    async def _send_once(self, tier: GuardedTier, row: Upload) -> bool:
         """Send an object, or wait until it is sent; return whether this call has done it, and the row is done with."""
         about = tier.name, row.kind, row.name
         if (sending := self._sending.get(about)) is not None:
             await asyncio.wait({sending})
             return False
-        sending = self._sending[about] = asyncio.get_running_loop().create_task(self._send(connection, tier, row))
+        sending = self._sending[about] = asyncio.get_running_loop().create_task(self._send(tier, row))
         sending.add_done_callback(lambda _: self._sending.pop(about))
         return await sending
 
@@ -108,11 +113,11 @@ class Sender:
         seconds = _LONGEST_PAUSE_SECONDS if due_at is None else due_at - time.time()
         return min(_LONGEST_PAUSE_SECONDS, max(0.05, seconds))
 
-    async def _send(self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload) -> bool:
+    async def _send(self, tier: GuardedTier, row: Upload) -> bool:
         """Send one object; return whether its row is done with."""
         send = self._send_entry if row.kind == uploads.ENTRY else self._send_run
         try:
-            return await send(connection, tier, row)
+            return await send(tier, row)
         except (SigningKeyError, ConfigError) as error:
             tier.writes.fail(tier.name, str(error))
             return False
@@ -125,21 +130,21 @@ class Sender:
             logger.exception("%s %s cannot be made ready for %s", row.kind, row.name[:12], tier.name)
             return True
 
-    async def _send_entry(self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload) -> bool:
+    async def _send_entry(self, tier: GuardedTier, row: Upload) -> bool:
         name = self._outgoing.names.entry(row.name)
         if not tier.remote.writeonly and (there := await tier.contains(name)) is not False:
             return there is True
-        made = self._outgoing.entry(connection, row.name, row.writer_uid, tier)
+        made = await self._packed(lambda reading: self._outgoing.entry(reading, row.name, row.writer_uid, tier))
         if made is not None and len(made) > MOST_BYTES:
             logger.warning("%s stays here: no machine fetches an entry of %d bytes", row.name[:12], len(made))
             return True
         # It may have gone since.
         return made is None or await self._put(tier, row, name, made)
 
-    async def _send_run(self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload) -> bool:
+    async def _send_run(self, tier: GuardedTier, row: Upload) -> bool:
         program, _, arguments = row.name.partition("\0")
         wanted = protocol.Predict(program, arguments)
-        outline = self._outgoing.outline(connection, wanted, row.writer_uid, tier)
+        outline = await self._packed(lambda reading: self._outgoing.outline(reading, wanted, row.writer_uid, tier))
         if outline is None:
             return True
         about, said = (tier.name, row.name, row.writer_uid), outline.digest()
@@ -148,16 +153,14 @@ class Sender:
             # A program that runs again and again costs no request each time.
             self._known_runs[about] = known, until
             return True
-        if not await self._send_outline(connection, tier, row, outline):
+        if not await self._send_outline(tier, row, outline):
             return False
         self._known_runs[about] = said, time.monotonic() + _KNOWN_SECONDS
         if len(self._known_runs) > _MOST_KNOWN_RUNS:
             del self._known_runs[next(iter(self._known_runs))]
         return True
 
-    async def _send_outline(
-        self, connection: sqlite3.Connection, tier: GuardedTier, row: Upload, outline: Outline
-    ) -> bool:
+    async def _send_outline(self, tier: GuardedTier, row: Upload, outline: Outline) -> bool:
         wanted = protocol.Predict(outline.history.program, outline.history.arguments)
         name = self._outgoing.names.run(*wanted)
         there: list[Found] = []
@@ -167,8 +170,20 @@ class Sender:
                 return False
             if before is not None:
                 there = self._keeper.runs_in(tier, before, wanted)
-        made = self._outgoing.run(connection, outline, tier, there)
+        made = await self._packed(lambda reading: self._outgoing.run(reading, outline, tier, there))
         return made is None or await self._put(tier, row, name, made)
+
+    async def _packed(self, pack: Callable[[sqlite3.Connection], _T]) -> _T:
+        """Read, pack and sign on a thread of its own: programs wait for what the loop fetches.
+
+        A large entry takes a second, and a key that comes from a command ten.
+        """
+
+        def work() -> _T:
+            with contextlib.closing(self._connect()) as connection:
+                return pack(connection)
+
+        return await self._packing.do(work)
 
     async def _put(self, tier: GuardedTier, row: Upload, name: str, content: bytes) -> bool:
         if not await tier.put(name, content):

@@ -224,7 +224,7 @@ def test_nothing_of_a_bundle_is_imported_that_nobody_trusted_signed(bundle, tmp_
         Shell(stranger).say("export", "--unsigned", "-o", str(unsigned))
     mixed = tmp_path / "mixed"
     good, bad = Bundle(bundle), Bundle(tmp_path / "strange")
-    with mixed.open("wb") as file:
+    with contextlib.closing(good), contextlib.closing(bad), mixed.open("wb") as file:
         writer = BundleWriter(file)
         for number, (name, _) in enumerate(sorted(good.names())):
             writer.add(name, (bad if number == 1 else good).get(name))

@@ -19,7 +19,7 @@ from support.conversation import Conversation, key_of, talking
 from support.engines import Engine, Where, listens, running
 from support.leasing import begin_to_wait, outcome
 from support.places import Place, free_port, get_message, until
-from support.sharing import CONTENT, KEY, host, put_and_upload, remote_of
+from support.sharing import BOUND, CONTENT, KEY, host, put_and_upload, remote_of
 from support.signing import STRANGER
 
 from xcache.wire import protocol
@@ -334,8 +334,8 @@ def test_a_tier_that_falls_silent_is_waited_for_once(machine, tmp_path):
     tier = Where(f"redis://127.0.0.1:{port}", {})
     with (
         running(command, tmp_path, lambda: listens(port)) as pid,
-        machine(tier) as here,
-        machine(tier) as there,
+        machine(tier, XCACHE_REMOTE_TIMEOUT=f"{BOUND}s") as here,
+        machine(tier, XCACHE_REMOTE_TIMEOUT=f"{BOUND}s") as there,
         talking(here) as holder,
         talking(there) as other,
     ):
@@ -346,7 +346,7 @@ def test_a_tier_that_falls_silent_is_waited_for_once(machine, tmp_path):
             since = time.monotonic()
             assert outcome(other, waiting).lease
             # The tier's answer is waited for, and then nothing.
-            assert time.monotonic() - since < 2 * DEAD
+            assert time.monotonic() - since < 2 * BOUND
             take(other, key_of("the next one"))
             assert holder.put(KEY, CONTENT) == protocol.Stored(True)
         finally:

@@ -14,7 +14,7 @@ from support.conversation import talking
 from support.engines import running
 from support.leasing import begin_to_wait, outcome
 from support.places import get_message, until
-from support.sharing import CONTENT, KEY, host, remote_of
+from support.sharing import BOUND, CONTENT, KEY, host, remote_of
 
 from xcache.wire import protocol
 
@@ -60,8 +60,8 @@ def test_a_machine_that_is_cut_off_compiles(namespaces, tmp_path):
     tier = f"redis://{HERE}:{PORT}"
     with (
         running([*inside[0], *server], tmp_path, answers),
-        host(tier, under=inside[0]) as here,
-        host(tier, under=inside[1]) as there,
+        host(tier, under=inside[0], XCACHE_REMOTE_TIMEOUT=f"{BOUND}s") as here,
+        host(tier, under=inside[1], XCACHE_REMOTE_TIMEOUT=f"{BOUND}s") as there,
         talking(here) as holder,
         talking(there) as other,
     ):
@@ -75,7 +75,7 @@ def test_a_machine_that_is_cut_off_compiles(namespaces, tmp_path):
         assert isinstance(answer, protocol.Missing)
         assert answer.lease
         # A look at the lease, and the answer that does not come.
-        assert time.monotonic() - since < 5.0
+        assert time.monotonic() - since < 2 * BOUND
         assert other.put(KEY, CONTENT) == protocol.Stored(True)
         # The holder does not notice.
         assert holder.put(KEY, CONTENT) == protocol.Stored(True)
