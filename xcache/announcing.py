@@ -38,6 +38,4 @@ def announcement_of(request: Request) -> protocol.Announce:
     # Leave out paths that a message cannot hold: those that are not printable text.
     files = [file._asdict() for file in request.toolchain_files() if file.path.isprintable()]
     text = request.details().get("toolchain", "")
-    return protocol.Announce(
-        request.key.components["toolchain"], request.platform, request.jaxlib_version, text, files
-    )
+    return protocol.Announce(request.key.components["toolchain"], request.platform, request.jaxlib_version, text, files)

@@ -37,6 +37,7 @@ _COMMANDS = {
     "pin": "pin",
     "unpin": "pin",
     "gc": "gc",
+    "rewarm": "rewarm",
     "key": "key",
     "remote": "remote",
     "config": "config",

@@ -32,9 +32,9 @@ _OF_THE_MACHINE = frozenset(("version", "host", "topology", "target"))
 _DEBUG = "3.3."
 # Among these, the ones that jax's own settings change: optimization level, passes left out, expensive passes, layouts.
 _DEBUG_BY_JAX = {"3.3.30", "3.3.31", "3.3.73", "3.3.91"}
-# What a program itself decides: the tuple of its arguments, how shardings spread to its results and arguments, and the
-# options for it alone; by path, with the numbers of the fields and whether the innermost is a number.
-_BY_THE_PROGRAM = {"2": True, "3.12": False, "3.18": False, "7": False}
+# What a program itself decides: whether its arguments are a tuple, how shardings spread to its results and arguments,
+# and the options for it alone.
+_IN_A_TUPLE, _TO_RESULTS, _TO_ARGUMENTS, _OVERRIDES = "2", "3.12", "3.18", "7"
 _REPLICAS, _PARTITIONS, _DEVICES = "3.4", "3.5", "3.9.3"
 
 
@@ -174,13 +174,17 @@ class Machine:
         try:
             replicas, partitions = (int(then.get(path, ["1"])[0]) for path in (_REPLICAS, _PARTITIONS))
             ids = [_device_ids(value) for value in then[_DEVICES]]
-            own = b"".join(_field(path, is_number, then.get(path, ())) for path, is_number in _BY_THE_PROGRAM.items())
+            made = self._jaxs_options(replicas, partitions, ids)
+            made.parameter_is_tupled_arguments = then.get(_IN_A_TUPLE) == ["1"]
+            build = made.executable_build_options
+            build.allow_spmd_sharding_propagation_to_output = _flags(then.get(_TO_RESULTS, ()))
+            build.allow_spmd_sharding_propagation_to_parameters = _flags(then.get(_TO_ARGUMENTS, ()))
+            own = b"".join(map(_overriding, then.get(_OVERRIDES, ())))
         except (KeyError, ValueError, IndexError):
             raise Refused("its compile options cannot be read") from None
-        # A message of a protocol buffer that comes twice is merged.
-        made = self._jaxs_options(replicas, partitions, ids) + own
+        serialized = bytes(made.SerializeAsString()) + own
         places = platform.places(self._client) if self._client.platform in platform.GPU else None
-        now = _split(options.lines_of(made, places=places).decode())
+        now = _split(options.lines_of(serialized, places=places).decode())
         others = [
             path
             for path in sorted({*then, *now})
@@ -188,9 +192,9 @@ class Machine:
         ]
         if others:
             raise Refused("jax here, with the settings of this environment, gives it other options", others)
-        return made
+        return serialized
 
-    def _jaxs_options(self, replicas: int, partitions: int, ids: list[list[int]]) -> bytes:
+    def _jaxs_options(self, replicas: int, partitions: int, ids: list[list[int]]) -> Any:
         import numpy
 
         # One row of devices for each computation of the assignment.
@@ -200,14 +204,13 @@ class Machine:
         devices = numpy.vectorize(lambda number: self._devices.get(number), otypes=[object])(assignment)
         if any(device is None for device in devices.flat):
             raise Refused(f"it needs {replicas * partitions} devices, and there are {len(self._devices)} here")
-        made = self._jax.compiler.get_compile_options(
+        return self._jax.compiler.get_compile_options(
             num_replicas=replicas,
             num_partitions=partitions,
             device_assignment=devices,
             detailed_logging=False,
             backend=self._client,
         )
-        return bytes(made.SerializeAsString())
 
 
 def _differing(then: str, now: str) -> list[str]:
@@ -236,21 +239,18 @@ def _device_ids(value: str) -> list[int]:
     return options.device_numbers(bytes.fromhex(value))
 
 
-def _field(path: str, is_number: bool, values: Sequence[str]) -> bytes:
-    """Return the fields of a path as they stand in a serialized message."""
-    *outer, number = map(int, path.split("."))
-    content = b""
-    for value in values:
-        tag = varint_bytes(number << 3 | (0 if is_number else 2))
-        if is_number:
-            content += tag + varint_bytes(int(value))
-        else:
-            raw = bytes.fromhex(value)
-            content += tag + varint_bytes(len(raw)) + raw
-    for each in reversed(outer):
-        content = varint_bytes(each << 3 | 2) + varint_bytes(len(content)) + content if content else b""
-    return content
+def _flags(values: Sequence[str]) -> list[bool]:
+    """Return the flags of a packed field."""
+    return [byte != 0 for value in values for byte in bytes.fromhex(value)]
+
+
+def _overriding(value: str) -> bytes:
+    """Return an option for a program alone as it stands in serialized options."""
+    content = bytes.fromhex(value)
+    return varint_bytes(int(_OVERRIDES) << 3 | 2) + varint_bytes(len(content)) + content
 
 
 def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    # MLIR says only in a later line what is wrong.
+    return next((line for line in lines if line.startswith("error:")), lines[0] if lines else type(error).__name__)

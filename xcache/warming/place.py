@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 _FILES = "content of "
 # What a place sets itself, and the variables of the process that started this one which could contradict it.
-_REPLACED = re.compile(r"XLA_FLAGS|LIBTPU_INIT_ARGS|(PJRT_)?NPROC|JAX_NUM_CPU_DEVICES|JAX_PLATFORMS|XCACHE|XCACHE_ON_MISS.*")
+_REPLACED = re.compile(
+    r"XLA_FLAGS|LIBTPU_INIT_ARGS|(PJRT_)?NPROC|JAX_NUM_CPU_DEVICES|JAX_PLATFORMS|XCACHE|XCACHE_ON_MISS.*"
+)
 
 
 class Place(NamedTuple):

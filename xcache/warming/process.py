@@ -63,8 +63,8 @@ class Worker:
         return self._answer(seconds, message)
 
     def close(self) -> None:
-        """End the worker and its child, whatever they do; also from another thread than the one that asks."""
-        self._kill()
+        """End the worker and its child, whatever they do; no other thread may be asking it."""
+        self.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(10.0)
         for file in (self._process.stdin, self._process.stdout, self._said):
@@ -74,9 +74,6 @@ class Worker:
 
     def kill(self) -> None:
         """End the worker; the thread that asks it gets a WorkerError, and closes it."""
-        self._kill()
-
-    def _kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -87,7 +84,7 @@ class Worker:
         timer.start()
         answer = None
         try:
-            assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101, PT018 - pipes
+            assert self._process.stdin is not None and self._process.stdout is not None  # noqa: S101 - pipes
             if message is not None:
                 write_frame(self._process.stdin, message)
             answer = read_frame(self._process.stdout)
@@ -96,12 +93,14 @@ class Worker:
         finally:
             timer.cancel()
         if answer is None:
-            raise WorkerError(f"it did not end within {seconds:.0f} s and was stopped" if self._is_late else self._end())
+            raise WorkerError(
+                f"it did not end within {seconds:.0f} s and was stopped" if self._is_late else self._end()
+            )
         return answer
 
     def _kill_late(self) -> None:
         self._is_late = True
-        self._kill()
+        self.kill()
 
     def _end(self) -> str:
         """Return how the worker ended, and the last line that it wrote."""
