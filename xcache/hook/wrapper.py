@@ -11,6 +11,7 @@ from xcache import keys
 from xcache.cache import Cache
 from xcache.errors import UncacheableError
 from xcache.executables import deserialize, iterate_once, must_be_serialized_first, serialize
+from xcache.hook.collecting import stop_if_collecting
 from xcache.hook.jax_versions import Jax
 from xcache.hook.skipping import NEVER, Never, Skipping
 from xcache.hook.stages import Stages
@@ -34,6 +35,7 @@ def wrap(
     has_logged = False
 
     def compile_or_get_cached(*arguments: Any, **options: Any) -> Any:
+        stop_if_collecting(*arguments, **options)
         with cache.ledger.asking():
             return compile_or_get(*arguments, **options)
 

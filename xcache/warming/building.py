@@ -14,7 +14,7 @@ from xcache.errors import UncacheableError, XcacheError
 from xcache.threads import usual_stack
 from xcache.warming.frames import unpacked
 from xcache.warming.place import Place
-from xcache.warming.process import Worker, WorkerError
+from xcache.warming.process import NoWorkerError, Worker, WorkerError
 from xcache.wire import protocol
 
 # A compile may take as long as the first of these, or as many times what it took before, but no more than the last.
@@ -181,6 +181,8 @@ class Builder:
             return Outcome(task, "built", compile_seconds=seconds)
         except UncacheableError as error:
             return Outcome(task, "refused", f"it is marked as not cacheable: {error}")
+        except NoWorkerError as error:
+            return Outcome(task, "refused", str(error))
         except XcacheError as error:
             return Outcome(task, "failed", str(error))
         finally:

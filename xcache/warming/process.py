@@ -27,11 +27,15 @@ class WorkerError(XcacheError):
     """A worker did not start, ended, or did not answer in time (with the reason)."""
 
 
+class NoWorkerError(WorkerError):
+    """A worker did not start (with the reason)."""
+
+
 class Worker:
     """A process that plans and compiles in one place."""
 
     def __init__(self, python: str, place: Place) -> None:
-        """Start it; raise WorkerError if it does not work."""
+        """Start it; raise NoWorkerError if that fails."""
         self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
         self._is_late = False
         command = [python, "-P", "-m", "xcache.warming.worker", *place.arguments]
@@ -47,16 +51,19 @@ class Worker:
             )
         except OSError as error:
             self._said.close()
-            raise WorkerError(f"{python} cannot be run: {error.strerror}") from None
+            raise NoWorkerError(f"{python} cannot be run: {error.strerror}") from None
         self.place = place
         try:
             self.versions = self._answer(_START_SECONDS, None)
+        except WorkerError as error:
+            self.close()
+            raise NoWorkerError(str(error)) from None
         except BaseException:
             self.close()
             raise
         if self.versions.get("xcache") != __version__:
             self.close()
-            raise WorkerError(f"{python} has xcache {self.versions.get('xcache')}, and this is xcache {__version__}")
+            raise NoWorkerError(f"{python} has xcache {self.versions.get('xcache')}, and this is xcache {__version__}")
 
     def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the answer to a message; raise WorkerError if there is none, after which the worker is of no use."""
