@@ -38,6 +38,7 @@ _COMMANDS = {
     "unpin": "pin",
     "gc": "gc",
     "rewarm": "rewarm",
+    "prebuild": "prebuild",
     "key": "key",
     "remote": "remote",
     "config": "config",

@@ -35,28 +35,31 @@ class Named(NamedTuple):
 
 
 class Tally:
-    """What became of the entries; prints it at the end, also of a command that was interrupted."""
+    """What became of the entries."""
 
-    def __init__(self, **facts: Any) -> None:
-        """``facts`` come first in the JSON document."""
+    def __init__(self, counts: tuple[str, ...], **facts: Any) -> None:
+        """``counts`` are the attributes that the JSON document has, after these ``facts``."""
+        self._counts = counts
         self._facts = facts
         self._began = time.monotonic()
         self._compile_seconds = 0.0
-        self.current = self.there = self.built = 0
+        self.current = self.there = self.built = self.here = 0
         self.failed: dict[str, list[Named]] = {}
         self._left_out: dict[str, list[Named]] = {}
 
     def add(self, outcome: Outcome) -> None:
         """Count an outcome."""
-        if outcome.kind == "built":
-            self.built += 1
-            self._compile_seconds += outcome.compile_seconds
-        elif outcome.kind == "there":
-            self.there += 1
+        task = outcome.task
+        self.add_named(outcome.kind, task.key, task.module_name, outcome.reason, outcome.compile_seconds)
+
+    def add_named(self, kind: str, key: str, module_name: str, reason: str, compile_seconds: float) -> None:
+        """Count an entry by what became of it: built, there, compiled here, refused or failed."""
+        if kind in ("built", "there", "here"):
+            setattr(self, kind, getattr(self, kind) + 1)
+            self._compile_seconds += compile_seconds
         else:
-            group = self.failed if outcome.kind == "failed" else self._left_out
-            entry = Named(outcome.task.key, outcome.task.module_name)
-            group.setdefault(shortened(outcome.reason, _LONGEST_REASON), []).append(entry)
+            group = self.failed if kind == "failed" else self._left_out
+            group.setdefault(shortened(reason, _LONGEST_REASON), []).append(Named(key, module_name))
 
     def leave_out(self, entries: Iterable[Any]) -> None:
         """Count entries of which nothing is built; each has a key, a module_name and a reason."""
@@ -66,12 +69,18 @@ class Tally:
 
     def document(self) -> dict[str, Any]:
         """Return all of it as a JSON document."""
-        groups = {
-            name: [{"reason": reason, "entries": [each._asdict() for each in found]} for reason, found in group.items()]
-            for name, group in (("failed", self.failed), ("left_out", self._left_out))
-        }
-        counts = {"built": self.built, "there": self.there, "compile_seconds": self._compile_seconds}
-        return self._facts | {"current": self.current} | counts | groups
+        numbers = {name: getattr(self, name) for name in self._counts} | {"compile_seconds": self._compile_seconds}
+        return self._facts | numbers | {"failed": _listed(self.failed), "left_out": _listed(self._left_out)}
+
+    @contextlib.contextmanager
+    def shown(self, as_json: bool) -> Iterator[None]:
+        """Show it at the end, also of a command that was interrupted; one that cannot work says only why."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.show(as_json)
+            raise
+        self.show(as_json)
 
     def show(self, as_json: bool) -> None:
         """Print it."""
@@ -83,6 +92,8 @@ class Tally:
         print_wrapped(f"built {counted(self.built, 'entry')}{compiled}; {self.there} were there already")
         if self.current:
             print_wrapped(f"{counted(self.current, 'entry')} of the chosen were made by this toolchain")
+        if self.here:
+            print_wrapped(f"{counted(self.here, 'program')} could only be compiled in the process of the function")
         self._show_group(self.failed, "failed:")
         self._show_group(self._left_out, "will not hit:")
 
@@ -97,6 +108,10 @@ class Tally:
                 print_line(printable(f"    {each.key[:SHORT_KEY]}  {each.module_name}"))
             if len(entries) > _MOST_SHOWN:
                 print_line(f"    ... and {len(entries) - _MOST_SHOWN} more")
+
+
+def _listed(group: dict[str, list[Named]]) -> list[dict[str, Any]]:
+    return [{"reason": reason, "entries": [each._asdict() for each in found]} for reason, found in group.items()]
 
 
 @contextlib.contextmanager

@@ -89,9 +89,9 @@ def rewarm(
             daemon.say_empty(settings)
         return
     interpreter = python or this_python()
-    tally = Tally(jax=_jax_of(interpreter), chosen=len({row["key"] for row in rows}))
+    tally = Tally(("current", "built", "there"), jax=_jax_of(interpreter), chosen=len({row["key"] for row in rows}))
     with contextlib.ExitStack() as stack:
-        stack.callback(tally.show, as_json)
+        stack.enter_context(tally.shown(as_json))
         mine, others = rewarm_plan.readable(rows)
         tally.leave_out(others)
         with progress("reading", len(mine)) as advance:

@@ -58,7 +58,7 @@ class Handle:
             self._original = compiler.compile_or_get_cached
             self.stages = noted = stages.Stages(lambda: self.cache.ledger)
             self._undo.enter_context(noted.listening())
-            self.skipping = skipping = self._skipping(settings, mode, noted)
+            skipping = self._skipping(settings, mode, noted)
             self.calls = self._call_records(skipping, settings)
             self._wrapped = wrapper.wrap(self._original, self.jax, self.cache, surroundings, noted, skipping)
             self._undo.callback(self._restore)

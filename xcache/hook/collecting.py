@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -33,10 +33,12 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def stop_if_collecting(*arguments: Any, **options: Any) -> None:
-    """Leave jax with these arguments of its function, if this thread collects them."""
+def stop_if_collecting(skipping: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """Leave jax with these arguments of its function, if this thread collects them; the module is a real one then."""
     if _thread.is_collecting:
-        raise _Collected(Wanted(*arguments, **options))
+        wanted = Wanted(*arguments, **options)
+        late = skipping.late(wanted.computation)
+        raise _Collected(wanted if late is None else wanted._replace(computation=late.lowered()))
 
 
 def collected(compile_now: Callable[[], object]) -> Wanted | None:

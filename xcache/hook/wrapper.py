@@ -35,7 +35,7 @@ def wrap(
     has_logged = False
 
     def compile_or_get_cached(*arguments: Any, **options: Any) -> Any:
-        stop_if_collecting(*arguments, **options)
+        stop_if_collecting(skipping, arguments, options)
         with cache.ledger.asking():
             return compile_or_get(*arguments, **options)
 

@@ -119,8 +119,7 @@ def _task(handle: Handle, wanted: Wanted) -> Task | str:
         return "python callback"
     if handle.jax.distributed.client is not None or describe.span_processes(wanted.devices.flat):
         return "several processes"
-    late = handle.skipping.late(wanted.computation)
-    module = wanted.computation if late is None else late.lowered()
+    module = wanted.computation
     serialized, placed = options.SerializeAsString(), tuple(wanted.devices.flat)
     try:
         parts = components_of(handle.jax, handle.surroundings, backend, module, placed, serialized)
