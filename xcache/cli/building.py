@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -21,9 +20,7 @@ _LONGEST_REASON = 300
 workers_option = click.option(
     "--workers",
     type=click.IntRange(min=1),
-    default=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-    show_default="the processors",
-    help="Compile as many at once; each needs as much memory as a program that compiles the same.",
+    help="Compile as many at once; each takes as much memory as the program would. [default: the processors]",
 )
 
 

@@ -35,7 +35,7 @@ _SHORT = {"f": "float", "bf": "bfloat", "i": "int", "s": "int", "u": "uint", "c"
 )
 @workers_option
 @json_option
-def prebuild(function: str, file: Path, workers: int, as_json: bool) -> None:
+def prebuild(function: str, file: Path, workers: int | None, as_json: bool) -> None:
     """Compile what calls of a jitted function will need, several at once, and run none.
 
     The module is imported as `python -m` would find it, from the current folder too. FILE lists the calls; arrays are

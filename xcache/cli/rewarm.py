@@ -46,7 +46,7 @@ def rewarm(
     jaxlib: str | None,
     older_than: float | None,
     newer_than: float | None,
-    workers: int,
+    workers: int | None,
     dask: str | None,
     as_json: bool,
 ) -> None:

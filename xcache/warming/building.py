@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -74,6 +75,9 @@ class Workers(Protocol):
     def compile(self, task: Task) -> dict[str, Any]:
         """Return the answer of a worker; raise XcacheError if there is none. Thread-safe."""
 
+    def count(self) -> int:
+        """Return how many compile at once, unless the user says otherwise."""
+
     def close(self) -> None:
         """End what is going on; a thread that waits for it gets an XcacheError."""
 
@@ -100,6 +104,10 @@ class LocalWorkers:
             self._busy.discard(worker)
             self._idle.append(worker)
         return answer
+
+    def count(self) -> int:
+        """Return the number of processors."""
+        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
     def close(self) -> None:
         """End all workers."""
@@ -138,11 +146,14 @@ class LocalWorkers:
 class Builder:
     """Builds tasks through workers, and stores what they make."""
 
-    def __init__(self, client: Client, workers: Workers, count: int, max_wait: float) -> None:
-        """``count`` tasks are built at once; each waits ``max_wait`` seconds for another process that compiles it."""
+    def __init__(self, client: Client, workers: Workers, count: int | None, max_wait: float) -> None:
+        """Build ``count`` tasks at once, by default as many as ``workers`` says.
+
+        Each waits ``max_wait`` seconds for another process that compiles the same.
+        """
         self._client = client
         self._workers = workers
-        self._count = count
+        self._count = count or workers.count()
         self._max_wait = max_wait
         self._announced: set[str] = set()
 

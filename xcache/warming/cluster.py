@@ -41,9 +41,9 @@ class DaskWorkers:
         except (OSError, ValueError, TypeError) as error:
             raise ClusterError(f"no Dask scheduler answers at {address}: {error}") from None
 
-    def threads(self) -> int:
+    def count(self) -> int:
         """Return how many tasks the cluster runs at once."""
-        return sum(self._client.nthreads().values())
+        return max(1, sum(self._client.nthreads().values()))
 
     def compile(self, task: Task) -> dict[str, Any]:
         """Have the cluster compile."""
@@ -58,12 +58,11 @@ class DaskWorkers:
                     return found
                 # A queue that is long says nothing about this task.
                 left -= _POLL_SECONDS if future.status == "pending" and self._is_running(future.key) else 0.0
-        except (WorkerError, XcacheError):
-            raise
         except Exception as error:  # noqa: BLE001 - whatever the cluster's machine raised
             raise WorkerError(f"on the cluster: {type(error).__name__}: {error}") from None
         finally:
-            future.cancel()
+            if not future.done():
+                future.cancel()
             future.release()
         raise WorkerError("it was interrupted" if self._closed.is_set() else "the cluster did not do it in time")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
@@ -50,7 +49,7 @@ def prebuild(jitted: Any, *specs: Any, workers: int | None = None) -> Prebuilt:
         _warn("off" if handle is None else "readonly")
         return Prebuilt()
     counts, failed = {"built": 0, "there": 0, "here": 0}, []
-    for outcome in prebuilt(handle, jitted, calls, workers or _processors()):
+    for outcome in prebuilt(handle, jitted, calls, workers):
         if outcome.kind == "failed":
             failed.append(f"{outcome.module_name}: {outcome.reason}")
         else:
@@ -68,7 +67,7 @@ class Done(NamedTuple):
     compile_seconds: float = 0.0
 
 
-def prebuilt(handle: Handle, jitted: Any, calls: Sequence[Call], workers: int) -> Iterator[Done]:
+def prebuilt(handle: Handle, jitted: Any, calls: Sequence[Call], workers: int | None) -> Iterator[Done]:
     """Yield what became of each distinct program of these calls; jax's exceptions reach the caller."""
     tasks: dict[str, Task] = {}
     compile_here: dict[str, Callable[[], object]] = {}
@@ -146,10 +145,6 @@ def _done(outcome: Outcome) -> Done:
 
 def _name(lowered: Any) -> str:
     return str(getattr(lowered, "fun_name", "") or "a program")
-
-
-def _processors() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @functools.cache
