@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from pathlib import Path
 
+import jax
+import jaxlib
 import pytest
 from support.cluster import dask_cluster
 from support.command_line import Shell
+from support.jax_environment import JaxEnvironment
 from support.places import until
 from support.toolchains import make_old
 
@@ -18,6 +22,9 @@ from xcache.warming import building
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+# It runs on every Python that xcache supports, and writes programs that the jax of these tests can read.
+OTHER = "0.9.2"
+OF_JAXLIB = "SELECT program FROM entries WHERE jaxlib_version = ?"
 PROGRAM = """
 import json, sys
 import jax, jax.numpy as jnp, numpy as np, xcache
@@ -86,6 +93,24 @@ def test_other_settings_are_said_and_nothing_is_guessed(place):
     assert told["built"] == 0
     (left,) = told["left_out"]
     assert "optimization_level" in left["reason"]
+
+
+@pytest.mark.timeout(900)
+def test_what_another_jax_lowers_alike_hits(place):
+    other = JaxEnvironment(place, "other", OTHER, PROGRAM)
+    _, compiled = other.run()
+    told = Shell(place).json("rewarm", "--to", sys.executable)
+    assert (told["jax"], told["failed"]) == (jax.__version__, [])
+    assert told["built"] + sum(len(each["entries"]) for each in told["left_out"]) == compiled
+    built = {program for (program,) in place.query(OF_JAXLIB, jaxlib.__version__)}
+    hits, _ = ran(place)
+    # What is missed all the same is another program.
+    assert hits > 0
+    missed = {program for (program,) in place.query(OF_JAXLIB, jaxlib.__version__)} - built
+    with_it = place.query("SELECT count(*) FROM entries WHERE jaxlib_version = ?", jaxlib.__version__)
+    assert with_it == [(len(built) + len(missed),)]
+    # And back: the other jax has its own entries still.
+    assert other.run() == (compiled, 0)
 
 
 def children(pid: int) -> list[int]:
@@ -177,7 +202,9 @@ def test_a_dask_cluster_compiles_and_the_entries_arrive_here(place):
     wanted = make_old(place)
     shell = Shell(place)
     with dask_cluster(place, workers=2) as address:
-        told = shell.json("rewarm", "--dask", address)
+        done = shell.run("rewarm", "--dask", address, "--json", DASK_TEMPORARY_DIRECTORY=str(place.root))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
     assert (told["built"], told["failed"], told["left_out"]) == (compiled, [], [])
     assert wanted.keys() <= {key for (key,) in place.query("SELECT key FROM entries")}
     assert ran(place) == (compiled, 0)
@@ -188,4 +215,7 @@ def test_no_cluster_and_no_python_are_one_sentence(place):
     make_old(place)
     shell = Shell(place)
     assert "cannot be run" in shell.say("rewarm", "--to", "/nowhere/python", code=1)
-    assert "no Dask scheduler answers" in shell.say("rewarm", "--dask", "tcp://127.0.0.1:1", code=1)
+    done = shell.run("rewarm", "--dask", "tcp://127.0.0.1:1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("xcache: no Dask scheduler answers at tcp://127.0.0.1:1")
+    assert len(done.stderr.splitlines()) == 1

@@ -17,19 +17,20 @@ def dask_cluster(place, workers: int) -> Iterator[str]:
     port = address.rpartition(":")[2]
     dask = [sys.executable, "-m", "dask"]
     with contextlib.ExitStack() as stack:
-        _started(
-            stack, place, [*dask, "scheduler", "--host", "127.0.0.1", "--port", port, "--no-dashboard"], "scheduler"
-        )
+        at = ["--host", "127.0.0.1", "--no-dashboard"]
+        _started(stack, place, [*dask, "scheduler", "--port", port, *at], "scheduler")
+        # Programs are compiled in processes of their own, so nothing is gained from a nanny.
+        at += ["--nthreads", "1", "--no-nanny", "--local-directory", str(place.root)]
         for number in range(workers):
-            # Programs are compiled in processes of their own, so nothing is gained from a nanny.
-            _started(stack, place, [*dask, "worker", address, "--nthreads", "1", "--no-nanny", *at], f"worker-{number}")
+            _started(stack, place, [*dask, "worker", address, *at], f"worker-{number}")
         yield address
 
 
 def _started(stack: contextlib.ExitStack, place, command: list[str], name: str) -> None:
     said = place.root / f"dask-{name}"
     with said.open("wb") as file:
-        process = subprocess.Popen(command, env=place.env, cwd=place.root, stdout=file, stderr=file)
+        env = place.env | {"DASK_TEMPORARY_DIRECTORY": str(place.root)}
+        process = subprocess.Popen(command, env=env, cwd=place.root, stdout=file, stderr=file)
     stack.callback(process.wait, 20.0)
     stack.callback(process.terminate)
     ready = "Scheduler at" if name == "scheduler" else "Registered to"
