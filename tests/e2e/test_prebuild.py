@@ -107,6 +107,8 @@ def test_the_command_compiles_what_a_file_lists(place):
     done = shell.run("prebuild", "serving:serve", "--spec", str(place.root / "calls.toml"), "--json")
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
+    text = shell.say("prebuild", "--help")
+    assert all(f'"{name}"' in text for name in told)
     assert (told["calls"], told["built"], told["there"], told["here"], told["failed"]) == (2, 2, 0, 0, [])
     used = place.run(USES, XCACHE="1", JAX_PLATFORMS="cpu")
     assert used.stdout == "2 0\n", used.stderr

@@ -56,6 +56,8 @@ def prebuild(function: str, file: Path, workers: int | None, as_json: bool) -> N
            "left_out": [] (always)}
     """
     config.load()
+    if not re.fullmatch(r"[^:]+:[^:]+", function):
+        raise WrongUsage(f"{function!r} is not of the form MODULE:FUNCTION")
     calls = _calls(file)
     jitted = _function(function)
     from xcache.hook import enable
@@ -81,10 +83,8 @@ def prebuild(function: str, file: Path, workers: int | None, as_json: bool) -> N
 
 
 def _function(named: str) -> Any:
-    """Import a function; raise WrongUsage or Failure if it is none that jax has jitted."""
-    module, colon, path = named.partition(":")
-    if not colon or not module or not path:
-        raise WrongUsage(f"{named!r} is not of the form MODULE:FUNCTION")
+    """Import a function; raise Failure if it is none that jax has jitted."""
+    module, _, path = named.partition(":")
     sys.path.insert(0, "")
     try:
         found = importlib.import_module(module)

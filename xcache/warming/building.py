@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -157,7 +157,7 @@ class Builder:
         self._max_wait = max_wait
         self._announced: set[str] = set()
 
-    def build(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def build(self, tasks: Sequence[Task]) -> Generator[Outcome, None, None]:
         """Yield the outcome of each task as it comes. To end this early, close the iterator: all work ends."""
         with ThreadPoolExecutor(self._count, "xcache-build") as threads:
             try:

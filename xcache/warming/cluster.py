@@ -43,7 +43,7 @@ class DaskWorkers:
 
     def count(self) -> int:
         """Return how many tasks the cluster runs at once."""
-        return max(1, sum(self._client.nthreads().values()))
+        return max(1, sum(map(int, self._client.nthreads().values())))
 
     def compile(self, task: Task) -> dict[str, Any]:
         """Have the cluster compile."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import msgpack
 
 _LENGTH = struct.Struct(">Q")
 
 
-def write_frame(file: BinaryIO, message: dict[str, Any]) -> None:
+def write_frame(file: IO[bytes], message: dict[str, Any]) -> None:
     """Write a message."""
     packed = msgpack.packb(message)
     file.write(_LENGTH.pack(len(packed)))
@@ -18,7 +18,7 @@ def write_frame(file: BinaryIO, message: dict[str, Any]) -> None:
     file.flush()
 
 
-def read_frame(file: BinaryIO) -> dict[str, Any] | None:
+def read_frame(file: IO[bytes]) -> dict[str, Any] | None:
     """Return the next message; None if the other end is gone, or speaks of something else."""
     beginning = file.read(_LENGTH.size)
     if len(beginning) < _LENGTH.size:

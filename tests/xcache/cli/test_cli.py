@@ -323,6 +323,8 @@ def test_a_setting_that_cannot_be_used_is_one_line(shell, command):
     named = ("show", "hlo", "graph", "cost", "rm", "pin", "unpin", "compare", "key new", "key trust", "key revoke")
     named += ("remote rm",)
     arguments = [*command.split(), "12"] if command in named else command.split()
+    if command == "prebuild":
+        arguments += ["m:f", "--spec", "calls.json"]
     failed = shell.run(*arguments, XCACHE_TIMEOUT="never")
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.startswith("xcache: XCACHE_TIMEOUT='never'")
@@ -354,8 +356,8 @@ def documented(document: object) -> set[str]:
 def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
     key = shell.put("jit_f", program=b"module @jit_f { func.func public @main() { return } }")
     shell.record_run(key)
-    # The cost needs a real executable: tests/e2e/test_artifacts.py.
-    for command in (name for name in NAMES if name != "cost"):
+    # The cost needs a real executable, and prebuild a real function: tests/e2e.
+    for command in (name for name in NAMES if name not in ("cost", "prebuild")):
         arguments = {name: [key] for name in ("show", "rm", "pin", "unpin")}
         arguments |= {"clear": ["--yes"], "invalidate": ["--name", "x"], "doctor": ["--no-compile"]}
         # The command before stops the daemon.

@@ -67,7 +67,7 @@ def rebuilt(components: Mapping[str, tuple[str, str | None]], *, own: bool) -> R
     read = options.canonical if own else options.lines_of
     if read(serialized, places=places).decode() != texts["options"]:
         raise Failure(_differs("compile options", texts["options"]))
-    if own and flags.collect(environment, ()).decode() != _of_the_environment(texts["flags"]):
+    if own and flags.collect(flags_of_environment, ()).decode() != _of_the_environment(texts["flags"]):
         raise Failure(_differs("flags", texts["flags"]))
     return Recipe(serialized, devices, flags_of_environment)
 
