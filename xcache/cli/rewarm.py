@@ -18,10 +18,10 @@ from xcache.client.client import Client
 from xcache.client.launcher import Launcher
 from xcache.config import config
 from xcache.config.config import Config
-from xcache.errors import XcacheError
+from xcache.errors import WorkerError, XcacheError
 from xcache.warming.building import Builder, LocalWorkers, Task, Workers
 from xcache.warming.place import Place
-from xcache.warming.process import Worker, WorkerError, this_python
+from xcache.warming.process import Worker, this_python
 
 # Nobody waits for this command, so the daemon may take its time.
 _PATIENCE_SECONDS = 60.0

@@ -13,10 +13,10 @@ from xcache.cli.programs import ProgramElsewhere, both
 from xcache.cli.store_file import Row, StoreReader
 from xcache.cli.writers import trusted_signers
 from xcache.config.config import Config
-from xcache.errors import XcacheError
+from xcache.errors import WorkerError, XcacheError
 from xcache.warming.building import Task
 from xcache.warming.place import Place, place_of
-from xcache.warming.process import PLAN_SECONDS, Worker, WorkerError
+from xcache.warming.process import PLAN_SECONDS, Worker
 from xcache.wire.hashing import digest
 
 _TEXTS = ("options", "flags", "platform")

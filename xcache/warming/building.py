@@ -11,11 +11,11 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from xcache.client.client import Client
 from xcache.client.contents import HeldLease, SealedEntry
-from xcache.errors import UncacheableError, XcacheError
+from xcache.errors import NoWorkerError, UncacheableError, WorkerError, XcacheError
 from xcache.threads import usual_stack
 from xcache.warming.frames import unpacked
 from xcache.warming.place import Place
-from xcache.warming.process import NoWorkerError, Worker, WorkerError
+from xcache.warming.process import Worker
 from xcache.wire import protocol
 
 # A compile may take as long as the first of these, or as many times what it took before, but no more than the last.

@@ -10,19 +10,15 @@ import contextlib
 import threading
 from typing import Any
 
-from xcache.errors import XcacheError
+from xcache.errors import ClusterError, NoWorkerError, WorkerError
 from xcache.warming.building import Task
 from xcache.warming.place import Place
-from xcache.warming.process import NoWorkerError, Worker, WorkerError, this_python
+from xcache.warming.process import Worker, this_python
 
 _CONNECT_SECONDS = 20.0
 # A task may wait for its turn in the cluster's queue as long as for its compile, and its worker process must start.
 _MORE_SECONDS = 300.0
 _POLL_SECONDS = 0.5
-
-
-class ClusterError(XcacheError):
-    """The cluster cannot be used (with the reason)."""
 
 
 class DaskWorkers:

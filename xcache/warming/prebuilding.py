@@ -12,7 +12,6 @@ from xcache import keys, logs
 from xcache.errors import UncacheableError
 from xcache.hook import Handle, current_handle
 from xcache.hook.collecting import Wanted, collected
-from xcache.hook.wrapper import components_of, reason_to_leave_to_jax
 from xcache.keys import describe, stablehlo
 from xcache.warming.building import Builder, LocalWorkers, Outcome, Task
 from xcache.warming.place import place_of
@@ -111,6 +110,9 @@ def as_call(spec: Any) -> Call:
 
 def _task(handle: Handle, wanted: Wanted) -> Task | str:
     """Return the task for what jax wants compiled, or why only this process can compile it."""
+    # It imports numpy, which this module needs only with jax.
+    from xcache.hook.wrapper import components_of, reason_to_leave_to_jax
+
     backend, options = wanted.backend, wanted.compile_options
     if reason := reason_to_leave_to_jax(handle.jax, backend, wanted.devices, options, wanted.pgle_profiler):
         return reason

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xcache._version import __version__
-from xcache.errors import XcacheError
+from xcache.errors import NoWorkerError, WorkerError
 from xcache.warming.frames import read_frame, write_frame
 from xcache.warming.place import Place
 
@@ -21,14 +21,6 @@ from xcache.warming.place import Place
 _START_SECONDS = 120.0
 PLAN_SECONDS = 120.0
 _END_BYTES = 4000
-
-
-class WorkerError(XcacheError):
-    """A worker did not start, ended, or did not answer in time (with the reason)."""
-
-
-class NoWorkerError(WorkerError):
-    """A worker did not start (with the reason)."""
 
 
 class Worker:
