@@ -38,7 +38,7 @@ _IN_A_TUPLE, _TO_RESULTS, _TO_ARGUMENTS, _OVERRIDES = "2", "3.12", "3.18", "7"
 _REPLICAS, _PARTITIONS, _DEVICES = "3.4", "3.5", "3.9.3"
 
 
-class Refused(Exception):  # noqa: N818 - it is an answer, not an error
+class Refused(Exception):  # noqa: N818 - it is an answer and no error
     """Why a program has no entry that this process could make; ``options`` has the paths of options that differ."""
 
     def __init__(self, reason: str, options: Sequence[str] = ()) -> None:
