@@ -17,15 +17,17 @@ if TYPE_CHECKING:
     from xcache.hook.calls.jit import jit
     from xcache.hook.calls.version_of import version_of
     from xcache.statistics import Statistics
+    from xcache.warming.prebuilding import Prebuilt, prebuild
 
 __all__ = [
-    "CompileInGuardError", "Handle", "Statistics", "__version__", "compile", "disable", "enable", "jit", "ledger",
-    "no_compiles", "stats", "version_of", "warmed_up",
+    "CompileInGuardError", "Handle", "Prebuilt", "Statistics", "__version__", "compile", "disable", "enable", "jit",
+    "ledger", "no_compiles", "prebuild", "stats", "version_of", "warmed_up",
 ]  # fmt: skip
 
 _HOMES = {
     "CompileInGuardError": ("xcache.errors", "CompileInGuardError"),
     "Handle": ("xcache.hook", "Handle"),
+    "Prebuilt": ("xcache.warming.prebuilding", "Prebuilt"),
     "Statistics": ("xcache.statistics", "Statistics"),
     "compile": ("xcache.direct", "compile"),
     "disable": ("xcache.hook", "disable"),
@@ -33,6 +35,7 @@ _HOMES = {
     "jit": ("xcache.hook.calls.jit", "jit"),
     "ledger": ("xcache.hook", "ledger"),
     "no_compiles": ("xcache.hook", "no_compiles"),
+    "prebuild": ("xcache.warming.prebuilding", "prebuild"),
     "warmed_up": ("xcache.hook", "warmed_up"),
     "version_of": ("xcache.hook.calls.version_of", "version_of"),
     "stats": ("xcache.hook", "stats"),

@@ -24,13 +24,18 @@ class Announcer:
         if digest in self._announced:
             return
         self._announced.add(digest)
-        # Leave out paths that a message cannot hold: those that are not printable text.
-        files = [file._asdict() for file in request.toolchain_files() if file.path.isprintable()]
-        if files:
-            text = request.details().get("toolchain", "")
-            announcement = protocol.Announce(digest, request.platform, request.jaxlib_version, text, files)
+        announcement = announcement_of(request)
+        if announcement.files:
             try:
                 self._client.announce(announcement, in_background=in_background)
             except BaseException:
                 self._announced.discard(digest)
                 raise
+
+
+def announcement_of(request: Request) -> protocol.Announce:
+    """Return the announcement of a request's toolchain; without files there is nothing to announce."""
+    # Leave out paths that a message cannot hold: those that are not printable text.
+    files = [file._asdict() for file in request.toolchain_files() if file.path.isprintable()]
+    text = request.details().get("toolchain", "")
+    return protocol.Announce(request.key.components["toolchain"], request.platform, request.jaxlib_version, text, files)

@@ -22,6 +22,9 @@
     ├── SignatureError          no trusted key signed this
     ├── CompileInGuardError     a program was compiled where the user forbade it
     ├── WrongVersionError       a function of xcache.jit is not what the record of its version says
+    ├── WorkerError             a process that was to compile ended, or did not answer in time
+    │   └── NoWorkerError           it did not start
+    ├── ClusterError            a Dask cluster cannot be used
     ├── UncacheableError        this program cannot be cached (with the reason)
     └── UnsupportedError        xcache does not work with this jax, jaxlib or operating system
 
@@ -169,6 +172,18 @@ class WrongVersionError(XcacheError):
 
 class CompileInGuardError(XcacheError):
     """A program was compiled within ``no_compiles()``, or after ``warmed_up()`` with ``XCACHE_ON_MISS=fail``."""
+
+
+class WorkerError(XcacheError):
+    """A process that was to compile ended, or did not answer in time (with the reason)."""
+
+
+class NoWorkerError(WorkerError):
+    """A process that was to compile did not start (with the reason)."""
+
+
+class ClusterError(XcacheError):
+    """A Dask cluster cannot be used (with the reason)."""
 
 
 class UncacheableError(XcacheError):

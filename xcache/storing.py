@@ -97,30 +97,8 @@ class Storer:
         request, seconds = compiled.request, compiled.seconds
         key = request.key
         self._announcer.announce(request, in_background=True)
-        sealed = envelope.seal(key.digest, raw)
-        located = compiled.located
-        program = envelope.compress_program(request.program, located) if located else envelope.compress(request.program)
-        message = protocol.Put(
-            key=key.digest,
-            overwrite=self._overwrite or instead,
-            module_name=request.module_name[: protocol.MAX_NAME],
-            platform=request.platform,
-            device_kind=request.device_kind,
-            jaxlib_version=request.jaxlib_version,
-            codec=envelope.CODEC,
-            raw_size=len(raw),
-            compile_seconds=seconds,
-            digest=hashing.digest(sealed),
-            stored_size=len(sealed),
-            program_digest=key.components["program"],
-            program_raw_size=len(request.program),
-            program_stored_digest=hashing.digest(program),
-            program_stored_size=len(program),
-            components=dict(key.components),
-            details=dict(request.details()),
-            payload=None,
-            program=None,
-        )
+        message, sealed, program = stored_form(request, raw, seconds, compiled.located)
+        message = message._replace(overwrite=self._overwrite or instead)
         self._client.put(message, sealed, program)
         self._counting.add(stores=1, bytes_written=len(sealed))
         if request.alias is not None:
@@ -145,6 +123,38 @@ class Storer:
             # It was counted as a miss, but no later run will find it.
             self._counting.reclassify_miss(reason, self._ledger.current().cause)
         self._client.mark_not_cacheable(request.key.digest, request.module_name[: protocol.MAX_NAME], reason)
+
+
+def stored_form(request: Request, raw: bytes, seconds: float, located: bytes) -> tuple[protocol.Put, bytes, bytes]:
+    """Return the message that stores an executable, and its contents: the sealed executable and its program.
+
+    ``raw`` is the serialized executable, ``located`` the program with its locations, or nothing.
+    """
+    key = request.key
+    sealed = envelope.seal(key.digest, raw)
+    program = envelope.compress_program(request.program, located) if located else envelope.compress(request.program)
+    message = protocol.Put(
+        key=key.digest,
+        overwrite=False,
+        module_name=request.module_name[: protocol.MAX_NAME],
+        platform=request.platform,
+        device_kind=request.device_kind,
+        jaxlib_version=request.jaxlib_version,
+        codec=envelope.CODEC,
+        raw_size=len(raw),
+        compile_seconds=seconds,
+        digest=hashing.digest(sealed),
+        stored_size=len(sealed),
+        program_digest=key.components["program"],
+        program_raw_size=len(request.program),
+        program_stored_digest=hashing.digest(program),
+        program_stored_size=len(program),
+        components=dict(key.components),
+        details=dict(request.details()),
+        payload=None,
+        program=None,
+    )
+    return message, sealed, program
 
 
 def serialize_first(request: Request, executable: Any) -> bytes | BaseException:

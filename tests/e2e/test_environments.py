@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
-import sysconfig
-from pathlib import Path
 
 import pytest
 from support.command_line import Shell
+from support.jax_environment import JaxEnvironment
 from support.places import until
 
 # 80 MB are fetched four times, or twice where pip keeps what it fetched.
@@ -27,47 +23,6 @@ print(json.dumps({"jaxlib": jax.lib.__version__, "hits": xcache.stats().hits, "m
 """
 
 
-class Environment:
-    """A virtual environment with a jax of its own; everything else is that of these tests."""
-
-    def __init__(self, place, name: str, version: str) -> None:
-        self.place = place
-        self.root = place.root / name
-        subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.root], check=True, timeout=60)
-        (self.packages / "others.pth").write_text(sysconfig.get_paths()["purelib"])
-        self.install(version)
-
-    @property
-    def packages(self) -> Path:
-        return next(self.root.glob("lib/python3*/site-packages"))
-
-    def install(self, version: str) -> None:
-        """Install jax and jaxlib with pip, as a user does, but without their dependencies: those are there already."""
-        wanted = [f"jax=={version}", f"jaxlib=={version}"]
-        pip = [sys.executable, "-m", "pip", "--python", self.root / "bin" / "python", "install", "--quiet", "--no-deps"]
-        # Most of it is never imported.
-        pip.append("--no-compile")
-        done = subprocess.run([*pip, *wanted], capture_output=True, text=True, timeout=300, check=False)
-        if "No matching distribution" in done.stderr or "Could not find a version" in done.stderr:
-            pytest.skip(f"there is no jax {version} to be had here: {done.stderr.splitlines()[-1]}")
-        assert done.returncode == 0, done.stderr
-
-    def run(self) -> tuple[int, int]:
-        """Hits and misses of a program that runs in it."""
-        done = subprocess.run(
-            [self.root / "bin" / "python", "-c", PROGRAM],
-            env=self.place.env | {"XCACHE": "1", "JAX_PLATFORMS": "cpu"},
-            cwd=self.place.root,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
-        said = json.loads(done.stdout)
-        return said["hits"], said["misses"]
-
-
 def states(shell: Shell) -> dict[str, str]:
     return {row["jaxlib_version"]: row["state"] for row in shell.json("toolchains")["toolchains"]}
 
@@ -79,7 +34,7 @@ def why(shell: Shell) -> list[dict]:
 
 def test_environments_with_different_jaxlibs_share_a_daemon(place):
     shell = Shell(place)
-    first, second = Environment(place, "first", FIRST), Environment(place, "second", SECOND)
+    first, second = JaxEnvironment(place, "first", FIRST, PROGRAM), JaxEnvironment(place, "second", SECOND, PROGRAM)
     hits, compiled = first.run()
     assert hits == 0
     assert compiled > 0

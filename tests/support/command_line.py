@@ -26,7 +26,7 @@ from xcache.wire.ledger import Row
 LONG = 60
 NAMES = (
     *("status", "stats", "ls", "show", "hlo", "graph", "cost"),
-    *("toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
+    *("toolchains", "pin", "unpin", "gc", "rewarm", "prebuild", "rm", "invalidate", "clear"),
     *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace", "report", "monitor"),
     *("key new", "key show", "key trust"),
     *("export", "import", "bundle inspect", "bundle verify"),

@@ -38,6 +38,8 @@ _COMMANDS = {
     "pin": "pin",
     "unpin": "pin",
     "gc": "gc",
+    "rewarm": "rewarm",
+    "prebuild": "prebuild",
     "key": "key",
     "remote": "remote",
     "export": "exporting",

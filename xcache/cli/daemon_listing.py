@@ -128,3 +128,18 @@ def _table_of(rows: list[dict[str, protocol.Scalar]]) -> Iterator[sqlite3.Connec
         made.execute("INSERT INTO totals SELECT 'entries', count(*) FROM entries")
         made.execute("INSERT INTO totals SELECT 'bytes', coalesce(sum(stored_size), 0) FROM entries")
         yield made
+
+
+@contextlib.contextmanager
+def open_store_or_asking(settings: Config) -> Iterator[store_file.StoreReader | None]:
+    """Yield a reader of the store, or one that asks the daemon for single entries if only it may read the store."""
+    with contextlib.ExitStack() as stack:
+        try:
+            store_file.is_there(settings)
+        except ClosedStoreError as closed:
+            connection = daemon.find(settings)
+            if connection is None:
+                raise UnavailableError(f"nobody listens on {settings.socket}, and {closed}") from None
+            yield AskedReader(settings, stack.enter_context(contextlib.closing(connection)))
+        else:
+            yield stack.enter_context(store_file.open_store(settings))

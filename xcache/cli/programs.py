@@ -27,16 +27,17 @@ def is_here(program: Row) -> bool:
 
 def bytecode(store: StoreReader, program: Row) -> bytes:
     """Return the MLIR bytecode of a stored program; raise DamagedError if it is damaged."""
-    return _both(store, program)[0]
+    return both(store, program)[0]
 
 
 def located_bytecode(store: StoreReader, program: Row) -> bytes:
     """Return a stored program with the source locations of whoever stored it first; without them if it has none."""
-    plain, located = _both(store, program)
+    plain, located = both(store, program)
     return located or plain
 
 
-def _both(store: StoreReader, program: Row) -> tuple[bytes, bytes]:
+def both(store: StoreReader, program: Row) -> tuple[bytes, bytes]:
+    """Return a stored program without source locations, and with them (empty if it has none)."""
     if not is_here(program):
         raise ProgramElsewhere
     digest = program["digest"]

@@ -236,6 +236,11 @@ class StoreReader:
         sql = "SELECT DISTINCT key, module_name FROM entries WHERE key IN (SELECT value FROM json_each(?))"
         return dict(self.connection.execute(sql, (json.dumps(list(keys)),)).fetchall())
 
+    def own_keys(self, keys: Sequence[str]) -> set[str]:
+        """Return those of these keys under which this user has an entry."""
+        sql = "SELECT key FROM entries WHERE writer_uid = ? AND key IN (SELECT value FROM json_each(?))"
+        return {key for (key,) in self.connection.execute(sql, (os.getuid(), json.dumps(list(keys))))}
+
     def entry(self, key: str) -> Row:
         """Return all columns of one entry, this user's own if several users have it."""
         return self._row("SELECT * FROM entries WHERE key = ? ORDER BY writer_uid = ? DESC LIMIT 1", key, os.getuid())

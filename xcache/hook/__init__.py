@@ -39,28 +39,28 @@ class Handle:
         from xcache.hook import ahead, jax_versions, stages, wrapper
         from xcache.keys import cpu_clients, describe
 
-        self._jax = jax_versions.probe()
-        surroundings = describe.Surroundings(
-            self._jax.jaxlib_folder, self._jax.jaxlib_version, settings.own_dir, self._jax.cuda_folder
+        self.jax = jax_versions.probe()
+        self.surroundings = surroundings = describe.Surroundings(
+            self.jax.jaxlib_folder, self.jax.jaxlib_version, settings.own_dir, self.jax.cuda_folder
         )
-        loader = ahead.JaxLoader(self._jax, surroundings, everywhere=settings.sources["prefetch"] != "default")
-        self._cache = cache.Cache(settings, mode, __version__, loader)
+        loader = ahead.JaxLoader(self.jax, surroundings, everywhere=settings.sources["prefetch"] != "default")
+        self.cache = cache.Cache(settings, mode, __version__, loader)
         self._undo = contextlib.ExitStack()
         try:
             # Each undo is registered before its step: Ctrl-C in between must not leave half a hook.
             self._undo.callback(self._forget)
             # Undone after the cache is closed, so that the cache's last line is still logged at the chosen level.
             self._undo.enter_context(logs.shown(settings))
-            self._undo.callback(process_cache.leave, self._cache)
+            self._undo.callback(process_cache.leave, self.cache)
             self._undo.enter_context(cpu_clients.watched())
             self._undo.enter_context(surroundings.watching_libtpu())
-            compiler = self._jax.compiler
+            compiler = self.jax.compiler
             self._original = compiler.compile_or_get_cached
-            self.stages = noted = stages.Stages(lambda: self._cache.ledger)
+            self.stages = noted = stages.Stages(lambda: self.cache.ledger)
             self._undo.enter_context(noted.listening())
             skipping = self._skipping(settings, mode, noted)
             self.calls = self._call_records(skipping, settings)
-            self._wrapped = wrapper.wrap(self._original, self._jax, self._cache, surroundings, noted, skipping)
+            self._wrapped = wrapper.wrap(self._original, self.jax, self.cache, surroundings, noted, skipping)
             self._undo.callback(self._restore)
             compiler.compile_or_get_cached = self._wrapped
             self._undo.enter_context(skipping.installed(self._is_in_place))
@@ -68,12 +68,12 @@ class Handle:
                 self._undo.enter_context(noted.noting_arguments())
             # jax leaves its own frames out of tracebacks; do the same with xcache's.
             self._undo.callback(self._show_frames)
-            self._jax.excluded_paths.append(_PACKAGE)
-            self._undo.callback(self._jax.exclude_from_locations(f"{_PACKAGE}/"))
-            process_cache.use(self._cache)
+            self.jax.excluded_paths.append(_PACKAGE)
+            self._undo.callback(self.jax.exclude_from_locations(f"{_PACKAGE}/"))
+            process_cache.use(self.cache)
             # An executable that was loaded ahead must not keep a client alive after jax clears its backends.
-            self._watch = self._jax.watch_clearing(self._cache.drop_for_discarded_clients)
-            self._cache.warm_up()
+            self._watch = self.jax.watch_clearing(self.cache.drop_for_discarded_clients)
+            self.cache.warm_up()
             self._become_the_installed()
         except BaseException:
             self._undo.close()
@@ -88,7 +88,7 @@ class Handle:
 
     def statistics(self) -> Statistics:
         """Return what was counted since the hook was installed."""
-        return self._cache.statistics()
+        return self.cache.statistics()
 
     def __enter__(self) -> Handle:
         return self
@@ -115,8 +115,8 @@ class Handle:
             return skipping.NEVER
         try:
             return skipping.Skipping(
-                self._cache.aliases,
-                self._cache.count_lowering,
+                self.cache.aliases,
+                self.cache.count_lowering,
                 noted,
                 settings.own_dir,
                 check=settings.lowering == "check",
@@ -133,23 +133,23 @@ class Handle:
         if skipping is NEVER or settings.lowering != "skip" or settings.jit == "off":
             return None
         try:
-            return call_records.CallRecords(skipping, self._cache, check=settings.jit == "check")
+            return call_records.CallRecords(skipping, self.cache, check=settings.jit == "check")
         except UnsupportedError as error:
             logger.debug("%s", error)
             return None
 
     def _is_in_place(self) -> bool:
-        return self._jax.compiler.compile_or_get_cached is self._wrapped
+        return self.jax.compiler.compile_or_get_cached is self._wrapped
 
     def _restore(self) -> None:
-        if self._jax.compiler.compile_or_get_cached is self._wrapped:
-            self._jax.compiler.compile_or_get_cached = self._original
-        elif self._jax.compiler.compile_or_get_cached is not self._original:
+        if self.jax.compiler.compile_or_get_cached is self._wrapped:
+            self.jax.compiler.compile_or_get_cached = self._original
+        elif self.jax.compiler.compile_or_get_cached is not self._original:
             logger.warning("another library has replaced jax's compile function; xcache could not remove its own")
 
     def _show_frames(self) -> None:
         with contextlib.suppress(ValueError):
-            self._jax.excluded_paths.remove(_PACKAGE)
+            self.jax.excluded_paths.remove(_PACKAGE)
 
 
 class _Off(Handle):
@@ -271,8 +271,14 @@ def warmed_up() -> None:
 
 def current_calls() -> call_records.CallRecords | None:
     """Return the records of calls, if the cache is on and jax compiles through it."""
+    handle = current_handle()
+    return None if handle is None else handle.calls
+
+
+def current_handle() -> Handle | None:
+    """Return the hook, if the cache is on and jax compiles through it."""
     handle = _installed
-    return handle.calls if handle is not None and handle._is_in_place() else None
+    return handle if handle is not None and handle._is_in_place() else None
 
 
 def current_stages() -> stages.Stages | None:

@@ -11,6 +11,7 @@ from xcache import keys
 from xcache.cache import Cache
 from xcache.errors import UncacheableError
 from xcache.executables import deserialize, iterate_once, must_be_serialized_first, serialize
+from xcache.hook.collecting import stop_if_collecting
 from xcache.hook.jax_versions import Jax
 from xcache.hook.skipping import NEVER, Never, Skipping
 from xcache.hook.stages import Stages
@@ -34,6 +35,7 @@ def wrap(
     has_logged = False
 
     def compile_or_get_cached(*arguments: Any, **options: Any) -> Any:
+        stop_if_collecting(skipping, arguments, options)
         with cache.ledger.asking():
             return compile_or_get(*arguments, **options)
 
@@ -48,7 +50,7 @@ def wrap(
     ) -> Any:
         nonlocal has_logged
         iterate_once(executable_devices)
-        reason = _reason_to_leave_to_jax(jax, backend, devices, compile_options, pgle_profiler)
+        reason = reason_to_leave_to_jax(jax, backend, devices, compile_options, pgle_profiler)
         late = skipping.late(computation)
         lowered = skipping.take_lowered(computation)
         stages.describe(lambda: stablehlo.name(computation) if late is None else late.alias.module_name)
@@ -77,25 +79,10 @@ def wrap(
 
         def request(alias: Alias | None = None) -> Request:
             """Return the request for the module, or for the program that its alias names."""
-            if isinstance(backend, jax.compile_only_client):
-                raise UncacheableError("compile-only client")
-            if host_callbacks and jax.callbacks_hold_pointers:
-                raise UncacheableError("python callback")
             options = compile_options.SerializeAsString()
-            if asks_for_dumps(options):
-                raise UncacheableError("dumps are asked for")
-            parts = surroundings.components(
-                backend,
-                computation,
-                tuple(devices.flat),
-                options,
-                keep_locations=jax.config.compilation_cache_include_metadata_in_key.value,
-                ignore_partitioning_pointer=jax.config.remove_custom_partitioning_ptr_from_cache_key.value,
-                callbacks_hold_pointers=jax.callbacks_hold_pointers,
-                strip_kernels=jax.strip_kernels,
-                extra_flags=jax.custom_key(),
-                flag_prefixes=tuple(jax.flag_prefixes()),
-                known_program="" if alias is None else alias.program,
+            known = "" if alias is None else alias.program
+            parts = components_of(
+                jax, surroundings, backend, computation, tuple(devices.flat), options, host_callbacks, known
             )
             canonical = parts["program"]
             name = stablehlo.name(computation) if alias is None else alias.module_name
@@ -147,7 +134,39 @@ def wrap(
     return compile_or_get_cached
 
 
-def _reason_to_leave_to_jax(jax: Jax, backend: Any, devices: Any, options: Any, pgle_profiler: Any) -> str | None:
+def components_of(
+    jax: Jax,
+    surroundings: describe.Surroundings,
+    backend: Any,
+    computation: Any,
+    devices: tuple[Any, ...],
+    serialized_options: bytes,
+    host_callbacks: Sequence[Any] = (),
+    known_program: str = "",
+) -> dict[str, keys.Component]:
+    """Return the components of a program's key under jax's present settings; raise UncacheableError without a key."""
+    if isinstance(backend, jax.compile_only_client):
+        raise UncacheableError("compile-only client")
+    if host_callbacks and jax.callbacks_hold_pointers:
+        raise UncacheableError("python callback")
+    if asks_for_dumps(serialized_options):
+        raise UncacheableError("dumps are asked for")
+    return surroundings.components(
+        backend,
+        computation,
+        devices,
+        serialized_options,
+        keep_locations=jax.config.compilation_cache_include_metadata_in_key.value,
+        ignore_partitioning_pointer=jax.config.remove_custom_partitioning_ptr_from_cache_key.value,
+        callbacks_hold_pointers=jax.callbacks_hold_pointers,
+        strip_kernels=jax.strip_kernels,
+        extra_flags=jax.custom_key(),
+        flag_prefixes=tuple(jax.flag_prefixes()),
+        known_program=known_program,
+    )
+
+
+def reason_to_leave_to_jax(jax: Jax, backend: Any, devices: Any, options: Any, pgle_profiler: Any) -> str | None:
     """Return why xcache leaves a compile to jax's own function, or None."""
     config = jax.config
     if sys.is_finalizing():

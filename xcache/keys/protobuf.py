@@ -1,4 +1,4 @@
-"""Read serialized protocol buffers: fields by number, without a description of the message."""
+"""Read serialized protocol buffers, and write parts: fields by number, without a description of the message."""
 
 from __future__ import annotations
 
@@ -51,3 +51,12 @@ def varint(message: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise ValueError("varint")
+
+
+def varint_bytes(number: int) -> bytes:
+    """Return a number as it stands in a message."""
+    found = bytearray()
+    while number > 0x7F:
+        found.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*found, number])

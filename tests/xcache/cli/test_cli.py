@@ -322,7 +322,7 @@ def test_without_systemd_service_says_so_and_that_none_is_needed(monkeypatch, tm
 def test_a_setting_that_cannot_be_used_is_one_line(shell, command):
     named = ("show", "hlo", "graph", "cost", "rm", "pin", "unpin", "compare", "key new", "key trust", "key revoke")
     named += ("remote rm", "import", "bundle inspect", "bundle verify")
-    given = {"export": ["-o", "12"]} | {name: ["12"] for name in named}
+    given = {"export": ["-o", "12"], "prebuild": ["m:f", "--spec", "calls.json"]} | {name: ["12"] for name in named}
     arguments = [*command.split(), *given.get(command, [])]
     failed = shell.run(*arguments, XCACHE_TIMEOUT="never")
     assert (failed.returncode, failed.stdout) == (2, "")
@@ -355,8 +355,8 @@ def documented(document: object) -> set[str]:
 def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
     key = shell.put("jit_f", program=b"module @jit_f { func.func public @main() { return } }")
     shell.record_run(key)
-    # The cost needs a real executable: tests/e2e/test_artifacts.py.
-    for command in (name for name in NAMES if name != "cost"):
+    # The cost needs a real executable, and prebuild a real function: tests/e2e.
+    for command in (name for name in NAMES if name not in ("cost", "prebuild")):
         arguments = {name: [key] for name in ("show", "rm", "pin", "unpin")}
         arguments |= {"clear": ["--yes"], "invalidate": ["--name", "x"], "doctor": ["--no-compile"]}
         # The command before stops the daemon.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -10,6 +9,8 @@ from typing import Any, NamedTuple
 from xcache.cli import Failure
 from xcache.cli.option_lines import options_at
 from xcache.keys import flags, options
+from xcache.keys.protobuf import varint_bytes
+from xcache.warming.place import environment, facts
 from xcache.wire.hashing import digest
 
 # Fields of CompileOptionsProto: executable_build_options, its debug_options, and the device assignment.
@@ -58,14 +59,17 @@ def rebuilt(components: Mapping[str, tuple[str, str | None]], *, own: bool) -> R
         serialized, devices = _options(texts["options"])
     except (IndexError, KeyError, ValueError):
         raise Failure("the compile options of this entry cannot be rebuilt: their description cannot be read") from None
-    environment = _environment(texts["flags"])
+    try:
+        flags_of_environment = environment(texts["flags"])
+    except ValueError as error:
+        raise Failure(f"this entry cannot be compiled again: {error}") from None
     places = tuple((device, 0, None) for device in devices) if _PLACED.search(texts["options"]) else None
     read = options.canonical if own else options.lines_of
     if read(serialized, places=places).decode() != texts["options"]:
         raise Failure(_differs("compile options", texts["options"]))
-    if own and flags.collect(environment, ()).decode() != _of_the_environment(texts["flags"]):
+    if own and flags.collect(flags_of_environment, ()).decode() != _of_the_environment(texts["flags"]):
         raise Failure(_differs("flags", texts["flags"]))
-    return Recipe(serialized, devices, environment)
+    return Recipe(serialized, devices, flags_of_environment)
 
 
 def client(components: Mapping[str, tuple[str, str | None]]) -> Client:
@@ -119,7 +123,7 @@ def _options(text: str) -> tuple[bytes, tuple[int, ...]]:
         if numbers == _ASSIGNED:
             found = [int(number) for number in _PLACED.findall(value)] or options.device_numbers(bytes.fromhex(value))
             devices += found
-            content = _field(_DEVICES_OF_ASSIGNED, _SIZED, b"".join(map(_varint, found)))
+            content = _field(_DEVICES_OF_ASSIGNED, _SIZED, b"".join(map(varint_bytes, found)))
             messages[_ASSIGNMENT] += _field(numbers[-1], _SIZED, content)
         else:
             messages[numbers[:-1]] += _scalar(path, numbers[-1], value)
@@ -144,32 +148,10 @@ def _scalar(path: str, number: int, value: str) -> bytes:
 
 
 def _field(number: int, kind: int, value: int | bytes) -> bytes:
-    tag = _varint(number << 3 | kind)
+    tag = varint_bytes(number << 3 | kind)
     if isinstance(value, int):
-        return tag + _varint(value)
-    return tag + (_varint(len(value)) if kind == _SIZED else b"") + value
-
-
-def _varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
-        number >>= 7
-    return bytes([*found, number])
-
-
-def _environment(text: str) -> dict[str, str]:
-    """Return XLA_FLAGS and LIBTPU_INIT_ARGS of which these are the lines."""
-    found: dict[str, list[str]] = {"XLA_FLAGS": [], "LIBTPU_INIT_ARGS": []}
-    for name, fact in _facts(text):
-        source, _, flag = name.partition(" ")
-        value = str(fact)
-        if source == "XLA_FLAGS" and flag:
-            escaped = value.replace("\\", r"\\").replace('"', r"\"")
-            found[source].append(f'--{flag}="{escaped}"' if re.search(r"[\s'\"\\]", value) else f"--{flag}={value}")
-        elif source == "LIBTPU_INIT_ARGS":
-            found[source].append(value)
-    return {name: " ".join(words) for name, words in found.items() if words}
+        return tag + varint_bytes(value)
+    return tag + (varint_bytes(len(value)) if kind == _SIZED else b"") + value
 
 
 def _of_the_environment(text: str) -> str:
@@ -178,11 +160,7 @@ def _of_the_environment(text: str) -> str:
 
 
 def _facts(text: str) -> Iterator[tuple[str, Any]]:
-    """Yield the facts that ``keys.lines`` wrote."""
-    for line in text.split("\n"):
-        name, _, value = line.partition("=")
-        if line and not name.startswith(_FILES):
-            try:
-                yield name, ast.literal_eval(value)
-            except (ValueError, SyntaxError, MemoryError, RecursionError):
-                raise Failure(f"the description of {name} in this entry cannot be read") from None
+    try:
+        yield from facts(text)
+    except ValueError as error:
+        raise Failure(f"this entry cannot be compiled again: {error}") from None
