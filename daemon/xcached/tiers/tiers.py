@@ -27,7 +27,7 @@ _T = TypeVar("_T")
 # Seconds that an engine may take for one request.
 _ENGINE_SECONDS = 30.0
 # Bytes of the largest object that is fetched; it is held in memory.
-_MOST_BYTES = 1024**3
+MOST_BYTES = 1024**3
 _CLOSE_SECONDS = 2.0
 # Counts that people see.
 _SHOWN = ("gets", "found", "rejected", "bytes_read", "puts", "bytes_written")
@@ -193,7 +193,7 @@ class Tiers:
 
     async def _fetch_from(self, tier: GuardedTier, name: str, keep: _Keep, *wanted: str) -> bool:
         """Return whether a tier has an object that may be used and is now kept here."""
-        content = await tier.get(name, _MOST_BYTES)
+        content = await tier.get(name, MOST_BYTES)
         if content is None:
             return False
         try:
