@@ -29,6 +29,7 @@ NAMES = (
     *("toolchains", "pin", "unpin", "gc", "rm", "invalidate", "clear"),
     *("config", "start", "stop", "restart", "doctor", "runs", "run", "why", "compare", "trace", "report", "monitor"),
     *("key new", "key show", "key trust", "key list", "key revoke"),
+    "preflight",
     *("remote check", "remote push", "remote ls", "remote stats", "remote gc", "remote rm"),
 )
 

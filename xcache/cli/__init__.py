@@ -39,6 +39,7 @@ _COMMANDS = {
     "gc": "gc",
     "key": "key",
     "remote": "remote",
+    "preflight": "preflight",
     "config": "config",
     "start": "control",
     "stop": "control",
