@@ -56,7 +56,7 @@ class Presence:
         for key, place in wanted.items():
             having = next((tier for tier, (there, _) in zip(tiers, asked, strict=True) if there.get(key)), None)
             if having is not None:
-                found[place][:2] = [REMOTE, having.name]
+                found[place] = [REMOTE, having.name, ""]
             elif any(key not in there for there, _ in asked) or self._tiers.unusable:
                 found[place][0] = UNKNOWN
         return commands.Presence(found, problems)
