@@ -24,7 +24,7 @@ from xcache.cli.output import (
     print_wrapped,
     printable,
 )
-from xcache.cli.selection import SHORT_KEY
+from xcache.cli.selection import SHORT_KEY, seconds_of
 from xcache.client.connection import Connection
 from xcache.config import config
 from xcache.config.config import Config
@@ -44,8 +44,8 @@ _COLUMNS = (
     Column("key", lambda row: row.key[:SHORT_KEY]),
     Column("platform", lambda row: row.program.made.platform),
     Column("compile", lambda row: duration(row.program.seconds), "right"),
-    Column("why", lambda row: meaning_of(row.reason), cut=True),
 )
+_WHY = Column("why", lambda row: meaning_of(row.reason), cut=True)
 
 
 class _Row(NamedTuple):
@@ -75,6 +75,12 @@ class _Fit(NamedTuple):
     help="The Python of the programs, whose jaxlib is compared. [default: the one that runs xcache, if it has jaxlib]",
 )
 @click.option(
+    "--at-least",
+    metavar="DURATION",
+    callback=seconds_of,
+    help="Leave out what compiles faster than this (500ms, 2s), as remote stores may with no-upload-below.",
+)
+@click.option(
     "--limit",
     type=click.IntRange(min=0),
     default=_TABLE_LIMIT,
@@ -82,7 +88,9 @@ class _Fit(NamedTuple):
     help="Show at most this many of the missing; 0 for all.",
 )
 @json_option
-def preflight(file: Path, fetch: bool, python: str | None, limit: int, as_json: bool) -> None:
+def preflight(
+    file: Path, fetch: bool, python: str | None, at_least: float | None, limit: int, as_json: bool
+) -> None:
     """Check that what a run wanted is here or in the remote stores, and say how long compiling the rest takes.
 
     XCACHE_LOCK=FILE has a run write the FILE, on this machine or another one. An entry that would not be handed to you,
@@ -102,7 +110,8 @@ def preflight(file: Path, fetch: bool, python: str | None, limit: int, as_json: 
     another one.
     """
     settings = config.load()
-    rows = [_Row(key, program) for key, program in _read(file).items()]
+    wanted = _read(file)
+    rows = [_Row(key, program) for key, program in wanted.items() if program.seconds >= (at_least or 0.0)]
     here = compiler_here.of_python(python)
     fits = _fits(rows, here, settings)
     with contextlib.closing(daemon.connect_for_change(settings)) as connection:
@@ -114,7 +123,9 @@ def preflight(file: Path, fetch: bool, python: str | None, limit: int, as_json: 
     if as_json:
         emit(_document(rows, fits, here, problems, fetched))
     else:
-        _print(file, rows, fits, here, fetched, limit)
+        some = f"{len(rows)} of {counted(len(wanted), 'program')}" if at_least else counted(len(rows), "program")
+        print_wrapped(f"{file} wants {some}", following="  ")
+        _print(rows, fits, here, fetched, limit)
     for name, problem in problems.items():
         note(printable(f"what {name} has is not known: {problem}"))
     if any(row.state in (MISSING, UNKNOWN) for row in rows) or _none_fits(fits):
@@ -199,7 +210,7 @@ def _document(
         "programs": len(rows),
         **{state: sum(row.state == state for row in rows) for state in PRESENCES},
         "fetched": fetched,
-        "compile_seconds": _compile_seconds(rows),
+        "compile_seconds": round(_compile_seconds(rows), 3),
         "toolchains": [fit.made._asdict() | {"programs": fit.programs, "differs": fit.differs} for fit in fits],
         "python": here.python if here else None,
         "python_jaxlib": here.jaxlib if here else None,
@@ -220,18 +231,15 @@ def _document(
 
 
 def _print(
-    file: Path,
     rows: Sequence[_Row],
     fits: Sequence[_Fit],
     here: compiler_here.Compiler | None,
     fetched: int,
     limit: int,
 ) -> None:
-    print_wrapped(f"{file} wants {counted(len(rows), 'program')}", following="  ")
     for fit in fits:
         made = f"{fit.programs} for {fit.made.platform} ({fit.made.device}), jaxlib {fit.made.jaxlib}"
         print_wrapped(f"{made}: {_of_fit(fit, here)}", "  ", "    ")
-    seconds = duration(_compile_seconds(rows))
     counts = {state: sum(row.state == state for row in rows) for state in PRESENCES}
     print_line(f"{counts[HERE]:7}  here{f', of which {fetched} were fetched now' if fetched else ''}")
     for name in sorted({row.remote for row in rows if row.state == REMOTE}):
@@ -239,12 +247,15 @@ def _print(
     print_line(f"{counts[MISSING]:7}  missing")
     if counts[UNKNOWN]:
         print_line(f"{counts[UNKNOWN]:7}  unknown")
-    absent = [row for row in rows if row.state in (MISSING, UNKNOWN)]
+    # The dearest first, wherever it may be.
+    absent = sorted((row for row in rows if row.state in (MISSING, UNKNOWN)), key=lambda row: -row.program.seconds)
     if not absent:
         return
-    print_wrapped(f"Compiling what is missing takes about {seconds}, one program after the other. The dearest:")
+    took = duration(_compile_seconds(rows))
+    what = "what is missing, or unknown," if counts[UNKNOWN] else "what is missing"
+    print_wrapped(f"Compiling {what} takes about {took}, one program after the other. The dearest:")
     shown = absent[:limit] if limit else absent
-    print_table(_COLUMNS, shown)
+    print_table((*_COLUMNS, _WHY) if any(row.reason for row in shown) else _COLUMNS, shown)
     if len(absent) > len(shown):
         click.echo(f"... and {len(absent) - len(shown)} more (--limit 0 shows all)")
 
