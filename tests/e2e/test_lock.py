@@ -142,7 +142,10 @@ def test_processes_of_one_command_are_one_run(place, lock):
     [
         ("raise SystemExit(3)", 3),
         ("raise ValueError", 1),
-        ("signal.signal(signal.SIGTERM, lambda *_: sys.exit(4)); os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)", 4),
+        (
+            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4)); os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+            4,
+        ),
         ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT),
     ],
     ids=["exit", "exception", "SIGTERM", "Ctrl-C"],
@@ -191,7 +194,8 @@ def test_what_cannot_be_written_is_said_once_and_changes_nothing(place):
     for path, reason in {
         place.root / "no" / "run.lock": "No such file or directory",
         place.root: "Is a directory",
-        place.root / "requirements.lock": "there is a file that is no lock file of this xcache's, and it stays as it is",
+        place.root
+        / "requirements.lock": "there is a file that is no lock file of this xcache's, and it stays as it is",
     }.items():
         said = run(place, "only(1); only(2)", XCACHE_LOCK=str(path))
         assert said == f"xcache: {path} could not be written: {reason} (lock file); the program is not affected\n"

@@ -32,20 +32,21 @@ from xcache.errors import LockFileError
 from xcache.lock_file import MOST_BYTES, Made, Program, parse
 from xcache.wire import commands
 from xcache.wire.commands import HERE, MISSING, PRESENCES, REMOTE, UNKNOWN
-from xcache.wire.ledger import meaning_of
+from xcache.wire.ledger import CAUSES
 
 _TABLE_LIMIT = 10
 # The remote stores may take so many times what a program waits for an entry.
 _TIMES = 3
 # Entries that are asked for together; the first may be large.
 _FETCHED_AT_ONCE, _FETCH_SECONDS = 8, 600.0
+_WORDS = CAUSES | {"not cacheable": "it cannot be cached"}
 _COLUMNS = (
     Column("program", lambda row: row.program.module_name, cut=True),
     Column("key", lambda row: row.key[:SHORT_KEY]),
     Column("platform", lambda row: row.program.made.platform),
     Column("compile", lambda row: duration(row.program.seconds), "right"),
 )
-_WHY = Column("why", lambda row: meaning_of(row.reason), cut=True)
+_WHY = Column("why", lambda row: _WORDS.get(row.reason, row.reason), cut=True)
 
 
 class _Row(NamedTuple):
@@ -88,9 +89,7 @@ class _Fit(NamedTuple):
     help="Show at most this many of the missing; 0 for all.",
 )
 @json_option
-def preflight(
-    file: Path, fetch: bool, python: str | None, at_least: float | None, limit: int, as_json: bool
-) -> None:
+def preflight(file: Path, fetch: bool, python: str | None, at_least: float | None, limit: int, as_json: bool) -> None:
     """Check that what a run wanted is here or in the remote stores, and say how long compiling the rest takes.
 
     XCACHE_LOCK=FILE has a run write the FILE, on this machine or another one. An entry that would not be handed to you,

@@ -33,7 +33,9 @@ def seconds_of(_context: click.Context, _option: click.Parameter, text: str | No
 older_than_option = click.option(
     "--older-than", metavar="DURATION", callback=seconds_of, help="Stored longer ago than this (5m, 2h, 7d)."
 )
-newer_than_option = click.option("--newer-than", metavar="DURATION", callback=seconds_of, help="Stored within this time.")
+newer_than_option = click.option(
+    "--newer-than", metavar="DURATION", callback=seconds_of, help="Stored within this time."
+)
 
 
 def chosen(settings: Config, prefixes: Sequence[str]) -> dict[str, str]:

@@ -59,9 +59,7 @@ def test_what_is_where_and_what_it_would_cost(folder, mine):
     with host(tier) as place:
         put(place, HERE)
         shell = Shell(place)
-        path = write(
-            place, mine, here=(HERE, 1.0), there=(THERE, 2.0), nowhere=(NOWHERE, 3.0), dear=(DEAR, 125.0)
-        )
+        path = write(place, mine, here=(HERE, 1.0), there=(THERE, 2.0), nowhere=(NOWHERE, 3.0), dear=(DEAR, 125.0))
         said = shell.say("preflight", path, code=1)
         lines = said.splitlines()
         assert lines[:2] == [
@@ -69,9 +67,7 @@ def test_what_is_where_and_what_it_would_cost(folder, mine):
             f"  4 for cpu (cpu), jaxlib {mine.jaxlib}: {sys.executable} has the same toolchain",
         ]
         assert lines[2:5] == ["      1  here", f"      1  in {tier}", "      2  missing"]
-        assert lines[5] == (
-            "Compiling what is missing takes about 2m 08s, one program after the other. The dearest:"
-        )
+        assert lines[5] == ("Compiling what is missing takes about 2m 08s, one program after the other. The dearest:")
         assert [line.split() for line in lines[6:]] == [
             ["program", "key", "platform", "compile"],
             ["jit_dear", DEAR[:12], "cpu", "2m", "05s"],
@@ -178,7 +174,7 @@ def test_another_python_may_be_named(place, mine):
     shell = Shell(place)
     path = write(place, mine, here=(HERE, 1.0))
     without = place.root / "python"
-    without.write_text(f"#!/bin/sh\nexec {sys.executable} -I -S \"$@\"\n")
+    without.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S "$@"\n')
     without.chmod(0o755)
     assert f"{without} has no jaxlib" in shell.say("preflight", path, "--python", str(without), code=2)
     # A tool may have an environment of its own.

@@ -159,9 +159,7 @@ def test_a_store_that_fails_or_is_silent_is_named_and_the_others_are_believed(fo
             assert answer.problems.keys() == {away, silent}
             assert answer.problems[silent] == f"no answer within {BOUND:g} s"
             # One that may come late is not here yet.
-            assert talk.ask(commands.Fetch([NOWHERE], 0.2)).entries == [
-                ["missing", "", "it did not come within 0.2 s"]
-            ]
+            assert talk.ask(commands.Fetch([NOWHERE], 0.2)).entries == [["missing", "", "it did not come within 0.2 s"]]
             assert talk.get(HERE) == b"content"
 
 
