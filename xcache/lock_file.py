@@ -1,4 +1,4 @@
-"""The text of a lock file, which says what a run wanted: a line for each program, below what the programs are made with.
+"""The text of a lock file, which says what a run wanted: a line for each program, below what they are made with.
 
     xcache lock 1
     # What a run wanted. On another machine, `xcache preflight FILE` says what of it is missing there.

@@ -143,7 +143,7 @@ def test_processes_of_one_command_are_one_run(place, lock):
         ("raise SystemExit(3)", 3),
         ("raise ValueError", 1),
         (
-            "signal.signal(signal.SIGTERM, lambda *_: sys.exit(4)); os.kill(os.getpid(), signal.SIGTERM); time.sleep(60)",
+            "signal.signal(15, lambda *_: sys.exit(4)); os.kill(os.getpid(), 15); time.sleep(60)",
             4,
         ),
         ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT),

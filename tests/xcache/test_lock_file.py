@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -73,12 +74,8 @@ def test_a_person_may_edit_it():
 )
 def test_what_is_wrong_is_said(text, said):
     text = text.replace("<text>\n", "<text>").replace("<text>", lock_file.render({ONE: made()}))
-    with pytest.raises(LockFileError, match="."):
-        try:
-            lock_file.parse(text)
-        except LockFileError as error:
-            assert said in str(error)
-            raise
+    with pytest.raises(LockFileError, match=re.escape(said)):
+        lock_file.parse(text)
 
 
 def test_small_differences_of_compile_times_change_no_line():
@@ -97,7 +94,7 @@ def test_a_run_takes_over_what_was_written_since_it_began(tmp_path):
     wanted.update(path, {THREE: made("jit_h")}, 50.0)
     assert lock_file.parse(path.read_text()).keys() == {THREE}
     # Nothing else is left there, and others may read it as the umask says.
-    assert os.listdir(tmp_path) == ["run.lock"]
+    assert list(tmp_path.iterdir()) == [path]
     path.chmod(0o640)
     wanted.update(path, {ONE: made("jit_f")}, AGES)
     assert path.stat().st_mode & 0o777 == 0o640

@@ -1,4 +1,4 @@
-"""What a program would find: told without a use, a lease or a fetch; and entries that are brought here before it runs."""
+"""What a program would find is told without a use, a lease or a fetch; and entries are brought here before it runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from support.conversation import Conversation, key_of, talking
 from support.dying import die_while_loading
 from support.environments import Environment
-from support.places import Place, get_message, until
 from support.leasing import outcome
+from support.places import Place, get_message, until
 from support.setting_aside import KEY as SUSPECT
 from support.sharing import BOUND, host, put_and_upload, remote_of, silent_server, trust
 from support.signing import SECOND, STRANGER
