@@ -68,7 +68,7 @@ class _Fit(NamedTuple):
 
 
 @click.command()
-@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.argument("file", type=click.Path(path_type=Path))
 @click.option("--fetch", is_flag=True, help="Bring here what the remote stores have.")
 @click.option(
     "--python",
@@ -136,8 +136,8 @@ def _read(file: Path) -> dict[str, Program]:
         if file.stat().st_size > MOST_BYTES:
             raise LockFileError("it is too large for a lock file")
         return parse(file.read_text("utf-8", "replace"))
-    except LockFileError as error:
-        raise WrongUsage(f"{file}: {error}") from None
+    except (LockFileError, OSError) as error:
+        raise WrongUsage(printable(f"{file}: {getattr(error, 'strerror', None) or error}")) from None
 
 
 def _fits(rows: Sequence[_Row], here: compiler_here.Compiler | None, settings: Config) -> list[_Fit]:

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import time
 import venv
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 from support.command_line import LONG, NAMES, Shell, names
 from support.places import REPOSITORY, until
 
+from xcache import lock_file
 from xcache.cli import config, main, output, service
 from xcache.config.parsing import parse_duration
 from xcache.config.table import SETTINGS
@@ -321,7 +323,7 @@ def test_without_systemd_service_says_so_and_that_none_is_needed(monkeypatch, tm
 @pytest.mark.parametrize("command", [name for name in NAMES if name not in ("status", "stop", "config", "doctor")])
 def test_a_setting_that_cannot_be_used_is_one_line(shell, command):
     named = ("show", "hlo", "graph", "cost", "rm", "pin", "unpin", "compare", "key new", "key trust", "key revoke")
-    named += ("remote rm",)
+    named += ("remote rm", "preflight")
     arguments = [*command.split(), "12"] if command in named else command.split()
     failed = shell.run(*arguments, XCACHE_TIMEOUT="never")
     assert (failed.returncode, failed.stdout) == (2, "")
@@ -351,6 +353,13 @@ def documented(document: object) -> set[str]:
     return set()
 
 
+def locked(key: str, folder: Path) -> str:
+    """Return the path of a lock file for an entry."""
+    made = lock_file.Made("tpu", "TPU v5e", metadata.version("jaxlib"), key)
+    (folder / "run.lock").write_text(lock_file.render({key: lock_file.Program("jit_f", 1.0, made)}))
+    return str(folder / "run.lock")
+
+
 def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
     key = shell.put("jit_f", program=b"module @jit_f { func.func public @main() { return } }")
     shell.record_run(key)
@@ -375,6 +384,8 @@ def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
         arguments |= {"hlo": [key, "--python", sys.executable]}
         arguments |= {"graph": [key, "--stage", "hlo", "-o", str(tmp_path / "f.dot"), "--python", sys.executable]}
         arguments |= {"key new": ["ci"], "key trust": [f"ci xcache-ed25519:{'A' * 43}="], "key revoke": ["ci"]}
+        if command == "preflight":
+            arguments |= {"preflight": [locked(shell.put("jit_g"), tmp_path)]}
         found = documented(shell.json(*command.split(), *arguments.get(command, [])))
         text = shell.say(*command.split(), "--help")
         for name in found - set(protocol.DESCRIBED_COMPONENTS):

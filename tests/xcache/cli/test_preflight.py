@@ -203,7 +203,8 @@ def test_a_file_that_is_none_is_wrong_usage(place, content, said):
 
 def test_no_file_no_daemon_and_an_empty_run(place, mine):
     shell = Shell(place)
-    assert "does not exist" in shell.say("preflight", str(place.root / "none"), code=2)
+    for path, said in ((place.root / "none", "No such file or directory"), (place.root, "Is a directory")):
+        assert shell.say("preflight", str(path), code=2) == f"xcache: {path}: {said}\n"
     path = write(place, mine)
     assert "wants 0 programs" in shell.say("preflight", path)
     shell.say("stop")
