@@ -160,6 +160,17 @@ def test_a_file_that_hangs_holds_up_nobody_for_long(tmp_path):
     assert until(lambda: not any(thread.name == "xcache-lock" for thread in threading.enumerate()))
 
 
+def test_where_no_thread_can_be_started_it_is_written_all_the_same(tmp_path, monkeypatch):
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    process = wanted.Wanted(tmp_path / "run.lock", lambda error, effect: pytest.fail(str(error)), 0.0)
+    process._programs, process._is_written = {TWO: made()}, False
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    process.write(1.0)
+    assert lock_file.parse((tmp_path / "run.lock").read_text()).keys() == {TWO}
+
+
 PARENT = "import subprocess, sys, time; time.sleep(0.3); subprocess.run(sys.argv[1:], check=True)"
 CHILD = "import sys; sys.path.insert(0, sys.argv[1]); from xcache import clock; print(clock.command_began('OF_TEST'))"
 
