@@ -43,11 +43,14 @@ from xcache.wire.ownership import own_uid
 
 if TYPE_CHECKING:
     from xcache.statistics import Statistics
+    from xcache.wanted import Wanted
 
 logger = logging.getLogger("xcache")
 
 # The estimate of an executable's load time until it has been loaded once; most load faster.
 _LOAD_TO_COMPILE_RATIO = 0.2
+# The least time for writing what the process wanted, if the user asked for that.
+_LOCK_SECONDS = 2.0
 
 
 class _Nesting(threading.local):
@@ -74,6 +77,7 @@ class Cache:
         self._warned: set[str] = set()
         self._announced: set[str] = set()
         self._nesting = _Nesting()
+        self._wanted: Wanted | None = None
         self._begin()
         # close() runs the first before pending stores are finished, the second after everything else.
         self._undo, self.at_close = contextlib.ExitStack(), contextlib.ExitStack()
@@ -103,6 +107,7 @@ class Cache:
         self._announcer = Announcer(self.client, self._announced)
         self._history = History(self.client)
         self.aliases = Aliases(self.client, self._history, self._trouble, is_readonly=self.mode == "readonly")
+        self._wanted = self._begin_wanted()
         self._storer = Storer(
             self.client, self._counting, self._announcer, self.aliases, self.ledger, overwrite=self.mode == "refresh"
         )
@@ -128,6 +133,17 @@ class Cache:
         )
         self._is_summed_up = False
         self._finalized = False
+
+    def _begin_wanted(self) -> Wanted | None:
+        """Return what notes the programs of this process, if the user wants a list of them."""
+        if self._wanted is not None:
+            return self._wanted.for_child(self._trouble.note)
+        if self.config.lock is None:
+            return None
+        # Most programs need it not.
+        from xcache.wanted import Wanted, run_began
+
+        return Wanted(self.config.lock, self._trouble.note, run_began())
 
     def statistics(self) -> Statistics:
         """Return what this process has counted so far."""
@@ -192,6 +208,7 @@ class Cache:
             logger.debug("could not look up by alias: %s: %s", type(error).__name__, error)
             return None
         if isinstance(found, Outcome):
+            self._note_wanted(asked, found.compile_seconds)
             return found
         self._lookup.keep_complaints(asked.key.digest, found)
         return None
@@ -201,6 +218,7 @@ class Cache:
     ) -> Outcome:
         asked, found = self._request_and_look_up(request, lease)
         if isinstance(found, Outcome):
+            self._note_wanted(asked, found.compile_seconds)
             return found
         self.check_guard()
         # Outside every except block: an exception of the compiler must not carry one of ours as its context.
@@ -223,6 +241,7 @@ class Cache:
         self._counting.add(compile_seconds=seconds)
         if asked is None:
             return Outcome(executable, "uncacheable", seconds)
+        self._note_wanted(asked, seconds)
         if self.mode == "readonly":
             # A readonly program stores nothing, so only its reports show that a failed daemon works again.
             self.ledger.tell(stored="no: XCACHE=readonly")
@@ -268,6 +287,11 @@ class Cache:
         if isinstance(found, Absent):
             self._explainer.miss(asked, found)
         return asked, found
+
+    def _note_wanted(self, asked: Request | None, seconds: float) -> None:
+        if self._wanted is not None and asked is not None:
+            self._wanted.note(asked, seconds)
+            self._finish_before_exit()
 
     def _release(self, key: str, lease: int) -> None:
         """Give a lease back, so that another program may compile what this one will not store."""
@@ -320,6 +344,8 @@ class Cache:
         for _ in range(self._queue.finish(self.client.allowance())):
             self._counting.error("not stored before exit")
         self.client.charge(self._queue.late_seconds)
+        if self._wanted is not None and not self._is_unnoticed:
+            self._wanted.write(max(self.client.allowance(), _LOCK_SECONDS))
         self.client.close()
         self._launcher.close()
 
@@ -356,7 +382,9 @@ class Cache:
         """Store an executable, on the queue's thread; if that fails, let another program compile it."""
         try:
             with self.ledger.resuming(compiled.program):
-                self._storer.store(compiled)
+                can_be_stored = self._storer.store(compiled)
+            if self._wanted is not None and not can_be_stored:
+                self._wanted.drop(compiled.request.key.digest)
         except BaseException as error:  # noqa: BLE001 - serialize() may raise anything, on a thread nobody watches
             compiled.program.stored = f"no: {error}"
             if isinstance(error, RefusedError) and error.kind == protocol.SET_ASIDE:

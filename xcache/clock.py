@@ -51,9 +51,9 @@ def process_began() -> float:
     """
     try:
         ticks = _start_of_program(os.getpid())
-        since_boot = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+        age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
         # Not time.time, which a program's tests may replace.
-        started = time.clock_gettime(time.CLOCK_REALTIME) - since_boot
+        started = time.clock_gettime(time.CLOCK_REALTIME) - age
     except (OSError, AttributeError):
         return float("inf")
     # The parent may have ended; logging knows when it was imported.
@@ -67,6 +67,28 @@ def own_start() -> str:
         return _fields_of(os.getpid())[19]
     except (OSError, IndexError):
         return ""
+
+
+def since_boot() -> float:
+    """Return the seconds of a clock that never goes back, and goes on while the machine sleeps, where there is one."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+
+
+def command_began(variable: str) -> float:
+    """Return when, by ``since_boot``, the command began that this process is a part of.
+
+    That is the outermost of its ancestors that has this variable in its environment, with the same value, as have all
+    between them. A shell's own variables, which it exports to its children, are not in its environment.
+    """
+    began = since_boot()
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        began = min(began, _start_of_program(os.getpid()) / os.sysconf("SC_CLK_TCK"))
+        said = os.fsencode(f"{variable}={os.environ.get(variable, '')}")
+        process = os.getppid()
+        while process and said in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+            fields = _fields_of(process)
+            began, process = int(fields[19]) / os.sysconf("SC_CLK_TCK"), int(fields[1])
+    return began
 
 
 def _start_of_program(process: int) -> int:

@@ -18,6 +18,7 @@
     │   ├── NoLocksError            its file system does not lock files
     │   ├── NewerStoreError         a newer xcache wrote it
     │   └── ClosedStoreError        only its daemon and root may read it
+    ├── LockFileError           a lock file, which says what a run wanted, cannot be written or understood
     ├── SigningKeyError         a private key, or the list of trusted keys, cannot be used
     ├── SignatureError          no trusted key signed this
     ├── CompileInGuardError     a program was compiled where the user forbade it
@@ -156,6 +157,12 @@ class NewerStoreError(StoreError):
 
 class ClosedStoreError(StoreError):
     """Only the store's daemon and root may read it."""
+
+
+class LockFileError(XcacheError):
+    """A lock file, which says what a run wanted, cannot be written or understood."""
+
+    kind = "lock file"
 
 
 class SigningKeyError(XcacheError):

@@ -68,8 +68,11 @@ class Storer:
         self._ledger = ledger
         self._overwrite = overwrite
 
-    def store(self, compiled: Compiled) -> None:
-        """Store an executable, or mark its key as not cacheable if it cannot be serialized."""
+    def store(self, compiled: Compiled) -> bool:
+        """Store an executable, or mark its key as not cacheable if it cannot be serialized.
+
+        Return whether there can be an entry, now or after another run.
+        """
         for complaint in compiled.complaints:
             self._complain(complaint)
         serialized = compiled.serialized
@@ -84,8 +87,8 @@ class Storer:
             with self._ledger.stage("store"):
                 self._put(compiled, serialized, instead=any(complaint.whole for complaint in compiled.complaints))
             compiled.program.stored = "yes"
-        else:
-            self._note_failure(compiled.request, serialized, tried_first=compiled.serialized is not None)
+            return True
+        return self._note_failure(compiled.request, serialized, tried_first=compiled.serialized is not None)
 
     def _complain(self, complaint: protocol.Complain) -> None:
         try:
@@ -106,8 +109,8 @@ class Storer:
             self._aliases.note(request.alias)
         logger.debug("stored: %s %s (%d bytes)", request.module_name, key.digest[:12], len(sealed))
 
-    def _note_failure(self, request: Request, error: BaseException, *, tried_first: bool) -> None:
-        """Have the daemon remember that an executable could not be serialized, and whether a later run could."""
+    def _note_failure(self, request: Request, error: BaseException, *, tried_first: bool) -> bool:
+        """Have the daemon remember that an executable could not be serialized; return whether a later run could."""
         if isinstance(error, UncacheableError):
             reason = str(error)
         elif "UNIMPLEMENTED" not in str(error):
@@ -123,6 +126,7 @@ class Storer:
             # It was counted as a miss, but no later run will find it.
             self._counting.reclassify_miss(reason, self._ledger.current().cause)
         self._client.mark_not_cacheable(request.key.digest, request.module_name[: protocol.MAX_NAME], reason)
+        return reason == protocol.SERIALIZE_FIRST
 
 
 def stored_form(request: Request, raw: bytes, seconds: float, located: bytes) -> tuple[protocol.Put, bytes, bytes]:

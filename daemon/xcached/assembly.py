@@ -28,6 +28,7 @@ from xcached.requests.loads import Loads
 from xcached.requests.lookup import Lookup
 from xcached.requests.pinning import Pinning
 from xcached.requests.predictions import Predictions
+from xcached.requests.presence import PresenceRequests
 from xcached.requests.process_ends import ProcessEnds
 from xcached.requests.programs import Programs
 from xcached.requests.puts import Puts
@@ -170,6 +171,7 @@ def assemble(
         | Administration(store, evictor, writer, trust, watchers, stop).handlers
         | RemoteRequests(sharing, writer, trust).handlers
         | TransferRequests(store, settings, lookup, trust, transfers, trust_signers).handlers
+        | PresenceRequests(lookup, sharing).handlers
         | watchers.handlers
     )
 

@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 
+import jaxlib
 import pytest
 from support.conversation import key_of
 from support.places import REPOSITORY, TESTS, digest, until
 from support.users import ALICE, BOB, BUILDER, CAROL, DAEMON, KEY, NOBODY, TALK, Machine, become, command
 
+from xcache import lock_file
 from xcache.wire import envelope
 
 PROGRAM = """
@@ -51,6 +53,18 @@ def test_one_users_entry_reaches_no_other_user(machine):
     assert get(machine, ALICE) == "good"
     assert get(machine, BOB) == "evil"
     assert get(machine, CAROL) is None
+
+
+def test_what_another_user_stored_is_missing_before_a_run_too(machine):
+    machine.start()
+    assert put(machine, BOB, b"evil") == ["Stored"]
+    path = machine.place.root / "run.lock"
+    made = lock_file.Made("cpu", "cpu", jaxlib.__version__, digest(b"toolchain"))
+    path.write_text(lock_file.render({KEY: lock_file.Program("jit_f", 2.0, made)}))
+    for uid, state, reason in ((ALICE, "missing", "not trusted"), (BOB, "here", "")):
+        _, said, _ = command(machine, uid, "preflight", str(path), "--json")
+        (found,) = json.loads(said)["entries"]
+        assert (found["state"], found["reason"]) == (state, reason)
 
 
 def test_a_planted_entry_never_reaches_a_program_of_another_user(machine):

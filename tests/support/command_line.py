@@ -31,6 +31,7 @@ NAMES = (
     *("key new", "key show", "key trust"),
     *("export", "import", "bundle inspect", "bundle verify"),
     *("key list", "key revoke"),
+    "preflight",
     *("remote check", "remote push", "remote ls", "remote stats", "remote gc", "remote rm"),
 )
 

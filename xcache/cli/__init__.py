@@ -45,6 +45,7 @@ _COMMANDS = {
     "export": "exporting",
     "import": "importing",
     "bundle": "bundle",
+    "preflight": "preflight",
     "config": "config",
     "start": "control",
     "stop": "control",

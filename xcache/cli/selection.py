@@ -22,7 +22,8 @@ _MAX_SHOWN = 10
 _PREFIX = re.compile(rf"[0-9a-f]{{{_LEAST_DIGITS},{KEY_LENGTH}}}")
 
 
-def _seconds(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+def seconds_of(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    """Return the seconds of a duration that an option has; None without the option."""
     try:
         return None if text is None else parsing.parse_duration(text)
     except ValueError:
@@ -30,9 +31,11 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str | None
 
 
 older_than_option = click.option(
-    "--older-than", metavar="DURATION", callback=_seconds, help="Stored longer ago than this (5m, 2h, 7d)."
+    "--older-than", metavar="DURATION", callback=seconds_of, help="Stored longer ago than this (5m, 2h, 7d)."
 )
-newer_than_option = click.option("--newer-than", metavar="DURATION", callback=_seconds, help="Stored within this time.")
+newer_than_option = click.option(
+    "--newer-than", metavar="DURATION", callback=seconds_of, help="Stored within this time."
+)
 
 
 def chosen(settings: Config, prefixes: Sequence[str]) -> dict[str, str]:

@@ -48,6 +48,8 @@ class Config(NamedTuple):
     explain: bool
     on_miss: str
     on_miss_after: float
+    # None: no run writes what it wanted.
+    lock: Path | None
     idle_exit: float
     stale_grace: float
     max_wait: float

@@ -88,6 +88,11 @@ def parse_path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
+def parse_path_or_none(text: str) -> Path | None:
+    """Return an absolute path, or None for an empty text."""
+    return parse_path(text) if text.strip() else None
+
+
 def parse_level(text: str) -> str:
     """Return the name of a log level."""
     return parse_choice(text, ("debug", "info", "warning", "error"))

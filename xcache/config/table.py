@@ -30,7 +30,7 @@ TYPES = {
 # Settings of the program, and those of both sides; the rest are the daemon's.
 _OF_PROGRAMS = frozenset((
     "dir", "socket", "autostart", "timeout", "prefetch", "lowering", "jit", "max_wait", "explain", "on_miss",
-    "on_miss_after",
+    "on_miss_after", "lock",
 ))  # fmt: skip
 _OF_BOTH = frozenset({"log", "daemon_user", "max_ledger"})
 
@@ -180,6 +180,14 @@ SETTINGS = (
         "on_miss holds from this long after the cache was switched on",
         "a time such as 10m; 0 to wait for xcache.warmed_up()",
         parsing.parse_duration,
+    ),
+    Setting(
+        "lock",
+        "path",
+        None,
+        "where a run writes, at its end, which programs it wanted; `xcache preflight` reads it",
+        "a file (a relative path starts from the working directory; in a file, from the file's folder); empty for none",
+        parsing.parse_path_or_none,
     ),
     Setting(
         "idle_exit",

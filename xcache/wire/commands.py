@@ -3,6 +3,10 @@
 from typing import NamedTuple
 
 Scalar = str | int | float | bool | None
+# Keys in one AskPresence or Fetch: looking for so many takes the serving thread a few milliseconds.
+MAX_KEYS = 100
+# The states of a key in Presence: in the store, in a remote store, in neither; or a remote store could not be asked.
+HERE, REMOTE, MISSING, UNKNOWN = PRESENCES = ("here", "remote", "missing", "unknown")
 
 
 class AskRuns(NamedTuple):
@@ -287,6 +291,37 @@ class ImportHistory(NamedTuple):
     size: int
 
 
+class AskPresence(NamedTuple):
+    """Ask which of these keys, ``MAX_KEYS`` at most, the client would find an entry of.
+
+    What the store does not have, the remote stores are asked for, within so many seconds. Nothing is fetched, and no
+    use is counted.
+    """
+
+    keys: list[str]
+    seconds: float
+
+
+class Fetch(NamedTuple):
+    """Have the entries of these keys, ``MAX_KEYS`` at most, brought here from the remote stores.
+
+    It may take so many seconds; what has come by then stays.
+    """
+
+    keys: list[str]
+    seconds: float
+
+
+class Presence(NamedTuple):
+    """The answer to AskPresence and Fetch: for each key a state, the name of a remote store, and a reason.
+
+    The state is one of ``PRESENCES``. ``problems`` has the remote stores that could not be asked, each with the reason.
+    """
+
+    entries: list[list[str]]
+    problems: dict[str, str]
+
+
 class Stop(NamedTuple):
     """Finish the requests in progress and exit; the connection ends when that is done."""
 
@@ -297,5 +332,6 @@ Message = (
     AskRuns | Runs | AskLedger | LedgerRows | Remove | Clear | Removed | Pin | Unpin | Pinned | AskEntries | Entries
     | AskProgram | StoredProgram | CollectGarbage | Collected | Sync | ZeroStatistics | Watch | Seen
     | CheckRemotes | RemotesChecked | AskObjects | Objects | RemoveObjects | ObjectsRemoved | Push | Pushed
-    | AskHistory | WantedBefore | ExportEntry | ExportHistory | Exported | ImportEntry | ImportHistory | Stop
+    | AskHistory | WantedBefore | ExportEntry | ExportHistory | Exported | ImportEntry | ImportHistory
+    | AskPresence | Fetch | Presence | Stop
 )  # fmt: skip

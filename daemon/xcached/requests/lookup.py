@@ -67,6 +67,26 @@ class Lookup:
         found = self.find(caller, wanted)
         return found if isinstance(found, Reply) else None
 
+    def why_not_here(self, caller: Caller, key: str) -> str | None:
+        """Return why the client would get no entry from here, None if it would, and "" if there is no reason.
+
+        Nothing is counted or set aside, as ``find`` does.
+        """
+        hits = self.readable(caller, key)
+        if hits and self._toolchains.is_stale(hits[0].toolchain, caller.uid):
+            return "stale"
+        if any(hit.is_sound and self._has_content(hit) for hit in hits):
+            return None
+        reader = self._store.reader
+        traces = reader.traces_of(key, "", "")
+        if traces.of_mark and reader.why_not(key, lambda writer: self._trust.reads(caller.uid, writer)) is not None:
+            return "not cacheable"
+        cause, _ = self.why_missing(caller, protocol.Get(key, 0.0, "", ""), traces)
+        return "" if cause in ("new", "other program") else cause
+
+    def _has_content(self, hit: Hit) -> bool:
+        return hit.inline_bytes is not None or self._store.files.path(hit.digest).exists()
+
     def why_missing(self, caller: Caller, wanted: protocol.Get, traces: Traces) -> tuple[str, list[str] | None]:
         """Return the cause of a miss, and what is known of the newest entry of the program, or else of the name."""
         if not any(traces):

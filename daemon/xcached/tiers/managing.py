@@ -50,15 +50,15 @@ class Manager:
 
     def check(self, message: commands.CheckRemotes) -> Future[protocol.Message]:
         """Ask tiers now, all at once."""
-        return self._tiers.begin(_answered(self._check(message)))
+        return self._tiers.begin(answered(self._check(message)))
 
     def list(self, message: commands.AskObjects) -> Future[protocol.Message]:
         """Return some objects."""
-        return self._tiers.begin(_answered(self._list(message)))
+        return self._tiers.begin(answered(self._list(message)))
 
     def remove(self, message: commands.RemoveObjects) -> Future[protocol.Message]:
         """Remove objects."""
-        return self._tiers.begin(_answered(self._remove(message)))
+        return self._tiers.begin(answered(self._remove(message)))
 
     async def _check(self, message: commands.CheckRemotes) -> protocol.Message:
         seconds = _bounded(message.seconds)
@@ -158,7 +158,8 @@ async def _removed(tier: GuardedTier, name: str) -> bool:
     return was_there
 
 
-async def _answered(work: Coroutine[Any, Any, protocol.Message]) -> protocol.Message:
+async def answered(work: Coroutine[Any, Any, protocol.Message]) -> protocol.Message:
+    """Return the answer that some work ends in; a failure is one, too."""
     try:
         return await work
     except TierError as error:
@@ -166,7 +167,7 @@ async def _answered(work: Coroutine[Any, Any, protocol.Message]) -> protocol.Mes
     except XcacheError as error:
         return protocol.Refused("store error", str(error))
     except Exception:
-        # A defect of an engine must not leave an administrator without an answer.
+        # A defect of an engine must not leave a person without an answer.
         logger.exception("a request about the remote stores failed")
         return protocol.Refused("store error", "the daemon's log says more")
 

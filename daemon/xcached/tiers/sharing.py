@@ -20,6 +20,7 @@ from xcached.tiers.identity import Identity
 from xcached.tiers.keeping import Keeper
 from xcached.tiers.managing import Manager
 from xcached.tiers.outgoing import Outgoing, reader_of
+from xcached.tiers.presence import Presence
 from xcached.tiers.sending import Sender
 from xcached.tiers.signers import Signers
 from xcached.tiers.tiers import Tiers
@@ -30,6 +31,7 @@ class Sharing(NamedTuple):
 
     tiers: Tiers
     manager: Manager
+    presence: Presence
     uploads: Uploads
     signers: Signers
     reading: sqlite3.Connection
@@ -66,7 +68,8 @@ def share(
     kept_from = {each.public_url: each.no_upload_below for each in remotes if not each.readonly}
     histories.after_remember = uploads.note_history
     writer.call(lambda: uploads.send_to(kept_from))
-    return Sharing(tiers, Manager(tiers, names, identity), uploads, Signers(identity, remotes), store.database.reading)
+    manager, presence = Manager(tiers, names, identity), Presence(tiers, names, keeper)
+    return Sharing(tiers, manager, presence, uploads, Signers(identity, remotes), store.database.reading)
 
 
 def signers_of_before(settings: LiveSettings) -> Signers:

@@ -12,6 +12,7 @@ import sys
 import sysconfig
 import time
 import venv
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from click.testing import CliRunner
 from support.command_line import LONG, NAMES, Shell, names
 from support.places import REPOSITORY, until
 
+from xcache import lock_file
 from xcache.cli import config, main, output, service
 from xcache.config.parsing import parse_duration
 from xcache.config.table import SETTINGS
@@ -321,7 +323,7 @@ def test_without_systemd_service_says_so_and_that_none_is_needed(monkeypatch, tm
 @pytest.mark.parametrize("command", [name for name in NAMES if name not in ("status", "stop", "config", "doctor")])
 def test_a_setting_that_cannot_be_used_is_one_line(shell, command):
     named = ("show", "hlo", "graph", "cost", "rm", "pin", "unpin", "compare", "key new", "key trust", "key revoke")
-    named += ("remote rm", "import", "bundle inspect", "bundle verify")
+    named += ("remote rm", "import", "bundle inspect", "bundle verify", "preflight")
     given = {"export": ["-o", "12"], "prebuild": ["m:f", "--spec", "calls.json"]} | {name: ["12"] for name in named}
     arguments = [*command.split(), *given.get(command, [])]
     failed = shell.run(*arguments, XCACHE_TIMEOUT="never")
@@ -350,6 +352,13 @@ def documented(document: object) -> set[str]:
         inside = [documented(v) for name, v in document.items() if name not in _DATA]
         return set(document).union(*inside)
     return set()
+
+
+def locked(key: str, folder: Path) -> str:
+    """Return the path of a lock file for an entry."""
+    made = lock_file.Made("tpu", "TPU v5e", metadata.version("jaxlib"), key)
+    (folder / "run.lock").write_text(lock_file.render({key: lock_file.Program("jit_f", 1.0, made)}))
+    return str(folder / "run.lock")
 
 
 def test_the_help_documents_every_name_in_the_json(shell, tmp_path):

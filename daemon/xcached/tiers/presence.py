@@ -1,0 +1,136 @@
+"""Whether the tiers have what a program will want, and its entries brought here before it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from concurrent.futures import Future
+
+from xcache.errors import XcacheError
+from xcache.wire import commands, protocol
+from xcache.wire.commands import HERE, MISSING, REMOTE, UNKNOWN
+from xcache.wire.names import Names
+from xcached.tiers.guarded import GuardedTier
+from xcached.tiers.keeping import MOST_BYTES, Keeper
+from xcached.tiers.managing import answered
+from xcached.tiers.tiers import Tiers
+
+logger = logging.getLogger("xcached")
+
+# Questions to one tier, and entries on their way, at the same time, for all who ask: programs come first.
+_QUESTIONS, _FETCHES = 16, 4
+# Seconds that one request may ask for.
+_LONGEST_SECONDS = 600.0
+# The programs that want such an entry do not ask the tiers either.
+_NEVER_ASKED = ("stale", "not cacheable")
+_LONGEST_REASON = 500
+
+
+class Presence:
+    """Its methods may be called on any thread; the futures have the answers, always."""
+
+    def __init__(self, tiers: Tiers, names: Names, keeper: Keeper) -> None:
+        self._tiers = tiers
+        self._names = names
+        self._keeper = keeper
+        # On the loop of the tiers' thread.
+        self._questions: dict[str, asyncio.Semaphore] = {}
+        self._gate = asyncio.Semaphore(_FETCHES)
+        # By key; one that a request gave up goes on.
+        self._fetches: dict[str, asyncio.Task[list[str]]] = {}
+
+    def ask(self, keys: list[str], found: list[list[str]], seconds: float) -> Future[protocol.Message]:
+        """Ask all tiers for what is missing in ``found``, which is as in ``Presence.entries``."""
+        return self._tiers.begin(answered(self._ask(keys, found, _bounded(seconds))))
+
+    def fetch(self, keys: list[str], found: list[list[str]], seconds: float) -> Future[protocol.Message]:
+        """Bring here what is missing in ``found``."""
+        return self._tiers.begin(answered(self._fetch(keys, found, _bounded(seconds))))
+
+    async def _ask(self, keys: list[str], found: list[list[str]], seconds: float) -> protocol.Message:
+        wanted = _wanted(keys, found)
+        tiers = self._readable() if wanted else []
+        asked = await asyncio.gather(*(self._has(tier, list(wanted), seconds) for tier in tiers))
+        problems = dict(self._tiers.unusable) if wanted else {}
+        problems |= {tier.name: problem for tier, (_, problem) in zip(tiers, asked, strict=True) if problem}
+        for key, place in wanted.items():
+            having = next((tier for tier, (there, _) in zip(tiers, asked, strict=True) if there.get(key)), None)
+            if having is not None:
+                found[place] = [REMOTE, having.name, ""]
+            elif any(key not in there for there, _ in asked) or self._tiers.unusable:
+                found[place][0] = UNKNOWN
+        return commands.Presence(found, problems)
+
+    async def _has(self, tier: GuardedTier, keys: list[str], seconds: float) -> tuple[dict[str, bool], str]:
+        """Return whether a tier has each key, as far as it said so, and why it did not say more."""
+        there: dict[str, bool] = {}
+        gate = self._questions.setdefault(tier.name, asyncio.Semaphore(_QUESTIONS))
+
+        async def ask(key: str) -> None:
+            async with gate:
+                # The first failure is enough.
+                answer = None if tier.reads.problem else await tier.contains(self._names.entry(key))
+            if answer is not None:
+                there[key] = answer
+
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.gather(*map(ask, keys))
+        except TimeoutError:
+            return there, tier.reads.problem or f"no answer within {seconds:g} s"
+        return there, "" if len(there) == len(keys) else tier.reads.problem or "it failed"
+
+    async def _fetch(self, keys: list[str], found: list[list[str]], seconds: float) -> protocol.Message:
+        wanted = _wanted(keys, found)
+        tasks = {key: self._fetching(key) for key in wanted}
+        if tasks:
+            await asyncio.wait(tasks.values(), timeout=seconds)
+        for key, place in wanted.items():
+            is_done, late = tasks[key].done(), [MISSING, "", f"it did not come within {seconds:g} s"]
+            found[place] = tasks[key].result() if is_done else late
+        return commands.Presence(found, {})
+
+    def _fetching(self, key: str) -> asyncio.Task[list[str]]:
+        task = self._fetches.get(key)
+        if task is None:
+            task = self._fetches[key] = asyncio.get_running_loop().create_task(self._fetch_one(key))
+            task.add_done_callback(lambda _: self._fetches.pop(key))
+        return task
+
+    async def _fetch_one(self, key: str) -> list[str]:
+        """Return what became of an entry, as in ``Presence.entries``."""
+        name, reason = self._names.entry(key), "no remote store has it"
+        async with self._gate:
+            for tier in self._readable():
+                content = None if tier.reads.problem else await tier.get(name, MOST_BYTES)
+                if content is None:
+                    reason = f"{tier.name}: {tier.reads.problem}" if tier.reads.problem else reason
+                    continue
+                try:
+                    if await self._keeper.keep_entry(tier, content, key, ""):
+                        return [HERE, tier.name, ""]
+                    reason = "the store here did not take it; the daemon's log says more"
+                except XcacheError as error:
+                    tier.note_rejected(name, str(error))
+                    reason = f"{tier.name}: {error}"
+                except Exception:
+                    logger.exception("%s of %s could not be kept", key[:12], tier.name)
+                    reason = "the daemon's log says more"
+        return [MISSING, "", reason[:_LONGEST_REASON]]
+
+    def _readable(self) -> list[GuardedTier]:
+        return [tier for tier in self._tiers.opened if not tier.remote.writeonly]
+
+
+def _wanted(keys: list[str], found: list[list[str]]) -> dict[str, int]:
+    """Return the keys that the tiers are asked for, each with its place."""
+    return {
+        key: place
+        for place, (key, (state, _, reason)) in enumerate(zip(keys, found, strict=True))
+        if state == MISSING and reason not in _NEVER_ASKED
+    }
+
+
+def _bounded(seconds: float) -> float:
+    # Neither comparison is true of a NaN.
+    return min(seconds, _LONGEST_SECONDS) if seconds > 0 else 0.0

@@ -1,0 +1,69 @@
+"""The compiler that a Python of this machine has, and whether it is the one that a lock file names."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from xcache.cli import WrongUsage
+from xcache.cli.output import printable
+from xcache.errors import UncacheableError
+from xcache.keys import toolchain
+from xcache.lock_file import Made
+from xcache.wire.hashing import digest
+
+_SECONDS = 60
+# It starts no device, and imports nothing that is slow.
+_PROGRAM = """
+import json
+try:
+    import jaxlib
+except ImportError:
+    print("null")
+else:
+    print(json.dumps([jaxlib.__version__, jaxlib.__file__]))
+"""
+
+
+class Compiler(NamedTuple):
+    """The jaxlib of an interpreter."""
+
+    python: str
+    jaxlib: str
+    folder: Path
+
+
+def of_python(named: str | None) -> Compiler | None:
+    """Return the compiler of the Python that was named, else of the one that runs this; None if that has none."""
+    python = named or sys.executable
+    try:
+        said = subprocess.run(
+            [python, "-c", _PROGRAM], capture_output=True, text=True, timeout=_SECONDS, check=True
+        ).stdout
+        found = json.loads(said.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        raise WrongUsage(f"{printable(python)} is no Python that runs here") from None
+    if found is not None:
+        return Compiler(python, found[0], Path(found[1]).parent)
+    if named:
+        raise WrongUsage(f"{printable(python)} has no jaxlib")
+    return None
+
+
+def differs(made: Made, here: Compiler, memo: Path) -> bool | None:
+    """Return whether programs are made with another compiler than the one here; None if that cannot be told.
+
+    ``memo`` is a folder where digests of files are remembered.
+    """
+    if made.jaxlib != here.jaxlib:
+        return True
+    if made.platform != "cpu":
+        # Which plugin and tools a program takes shows only once it has the device.
+        return None
+    try:
+        return digest(toolchain.describe("cpu", here.folder, here.jaxlib, memo).content) != made.toolchain
+    except (UncacheableError, OSError):
+        return None
