@@ -35,6 +35,16 @@ class Compiler(NamedTuple):
     jaxlib: str
     folder: Path
 
+    def toolchain(self, memo: Path) -> str | None:
+        """Return the digest of its toolchain for the CPU; None if it cannot be told.
+
+        ``memo`` is a folder where digests of files are remembered.
+        """
+        try:
+            return digest(toolchain.describe("cpu", self.folder, self.jaxlib, memo).content)
+        except (UncacheableError, OSError):
+            return None
+
 
 def of_python(named: str | None) -> Compiler | None:
     """Return the compiler of the Python that was named, else of the one that runs this; None if that has none."""
@@ -54,16 +64,11 @@ def of_python(named: str | None) -> Compiler | None:
 
 
 def differs(made: Made, here: Compiler, memo: Path) -> bool | None:
-    """Return whether programs are made with another compiler than the one here; None if that cannot be told.
-
-    ``memo`` is a folder where digests of files are remembered.
-    """
+    """Return whether programs are made with another compiler than the one here; None if that cannot be told."""
     if made.jaxlib != here.jaxlib:
         return True
     if made.platform != "cpu":
         # Which plugin and tools a program takes shows only once it has the device.
         return None
-    try:
-        return digest(toolchain.describe("cpu", here.folder, here.jaxlib, memo).content) != made.toolchain
-    except (UncacheableError, OSError):
-        return None
+    found = here.toolchain(memo)
+    return None if found is None else found != made.toolchain

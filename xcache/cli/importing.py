@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from xcache.cli import Failure, daemon, installed, store_file
+from xcache.cli import Failure, compiler_here, daemon, store_file
 from xcache.cli.bundle_file import Object, namespace_of, objects, opened, tell_problems
 from xcache.cli.output import counted, emit, json_option, note, print_line, printable, progress, size
 from xcache.client.connection import Connection
@@ -100,7 +100,8 @@ def _toolchains(settings: Config) -> dict[str, dict[str, str]]:
         for row in store.toolchains() if store else ():
             if row["platform"] and row["installations"]:
                 found.setdefault(row["platform"], {})[row["digest"]] = row["state"]
-    if (own := installed.cpu_toolchain(settings.own_dir)) is not None:
+    here = compiler_here.of_python(None)
+    if here is not None and (own := here.toolchain(settings.own_dir)) is not None:
         found.setdefault("cpu", {})[own] = "live"
     return found
 

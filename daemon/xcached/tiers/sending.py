@@ -29,6 +29,8 @@ _T = TypeVar("_T")
 _AT_ONCE, _ROWS = 4, 64
 # Seconds after which rows are looked at without being told.
 _LONGEST_PAUSE_SECONDS = 30.0
+# Seconds after which a store that could not be read is opened again.
+_STORE_SECONDS = 5.0
 # The sender looks again after this long whether a tier has an object: a rule may have deleted it there.
 _KNOWN_SECONDS, _MOST_KNOWN_RUNS = 86400.0, 2000
 
@@ -65,22 +67,34 @@ class Sender:
 
     async def run(self, tier: GuardedTier) -> None:
         """Send what is queued for a tier, until cancelled."""
-        woken = self._woken[tier.name] = asyncio.Event()
-        with contextlib.closing(self._connect()) as connection:
-            self._connections[tier.name] = connection
-            while True:
-                woken.clear()
-                rows = uploads.due(connection, tier.name, time.time(), _ROWS) if tier.may_write else []
-                for at in range(0, len(rows), _AT_ONCE):
-                    some = rows[at : at + _AT_ONCE]
-                    sent = await asyncio.gather(*(self._send_once(tier, row) for row in some))
-                    await self._note(row for row, is_sent in zip(some, sent, strict=True) if is_sent)
-                    if not tier.may_write:
-                        break
-                if len(rows) < _ROWS or not tier.may_write:
-                    with contextlib.suppress(TimeoutError):
-                        async with asyncio.timeout(self._pause(connection, tier)):
-                            await woken.wait()
+        self._woken[tier.name] = asyncio.Event()
+        while True:
+            try:
+                with contextlib.closing(self._connect()) as connection:
+                    self._connections[tier.name] = connection
+                    while True:
+                        await self._send_some(tier, connection)
+            except sqlite3.Error as error:
+                # On a full disk, or while somebody else locks the database.
+                logger.warning("nothing is sent to %s for now: the store cannot be read (%s)", tier.name, error)
+                self._connections.pop(tier.name, None)
+                await asyncio.sleep(_STORE_SECONDS)
+
+    async def _send_some(self, tier: GuardedTier, connection: sqlite3.Connection) -> None:
+        """Send rows that are due; wait for new ones if there are no more."""
+        woken = self._woken[tier.name]
+        woken.clear()
+        rows = uploads.due(connection, tier.name, time.time(), _ROWS) if tier.may_write else []
+        for at in range(0, len(rows), _AT_ONCE):
+            some = rows[at : at + _AT_ONCE]
+            sent = await asyncio.gather(*(self._send_once(tier, row) for row in some))
+            await self._note(row for row, is_sent in zip(some, sent, strict=True) if is_sent)
+            if not tier.may_write:
+                break
+        if len(rows) < _ROWS or not tier.may_write:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._pause(connection, tier)):
+                    await woken.wait()
 
     def signer_id(self, tier: GuardedTier) -> str:
         """Return the id of the key that signs what is sent to a tier; empty if nothing needs to be signed."""
@@ -125,6 +139,10 @@ class Sender:
             # Whoever loads it finds that out, too, and it is set aside then.
             logger.warning("%s %s is not sent to %s: %s", row.kind, row.name[:12], tier.name, error)
             return True
+        except (sqlite3.Error, OSError) as error:
+            logger.warning("%s %s is sent to %s later: %s", row.kind, row.name[:12], tier.name, error)
+            await self._put_off(row)
+            return False
         except Exception:
             # One entry must not keep the others here.
             logger.exception("%s %s cannot be made ready for %s", row.kind, row.name[:12], tier.name)
@@ -187,11 +205,14 @@ class Sender:
 
     async def _put(self, tier: GuardedTier, row: Upload, name: str, content: bytes) -> bool:
         if not await tier.put(name, content):
-            await asyncio.wrap_future(self._writer.call(lambda: self._rows.failed(row)))
+            await self._put_off(row)
             return False
         if tier.remote.rate:
             await asyncio.sleep(len(content) / tier.remote.rate)
         return True
+
+    async def _put_off(self, row: Upload) -> None:
+        await asyncio.wrap_future(self._writer.call(lambda: self._rows.failed(row)))
 
     async def _note(self, rows: Iterable[Upload]) -> None:
         done = [*rows]
