@@ -390,6 +390,8 @@ def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
         arguments |= {"graph": [key, "--stage", "hlo", "-o", str(tmp_path / "f.dot"), "--python", sys.executable]}
         arguments |= {"key new": ["ci"], "key trust": [f"other xcache-ed25519:{'A' * 43}="]}
         arguments |= {"key revoke": ["other"]}
+        if command == "preflight":
+            arguments |= {"preflight": [locked(shell.put("jit_h"), tmp_path)]}
         bundle = str(tmp_path / "cache.xcb")
         arguments |= {"export": ["-o", bundle], "import": ["--all", bundle]}
         arguments |= {"bundle inspect": [bundle], "bundle verify": [bundle]}
