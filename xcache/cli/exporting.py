@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 import click
 
-from xcache.cli import Failure, WrongUsage, daemon, daemon_listing, store_file
+from xcache.cli import Failure, WrongUsage, daemon, daemon_listing
 from xcache.cli.bundle_file import executable_in
 from xcache.cli.completion import complete_run
 from xcache.cli.ledger_file import open_ledger
 from xcache.cli.output import counted, emit, json_option, note, printable, progress, size
-from xcache.cli.selection import newer_than_option, older_than_option
+from xcache.cli.selection import filter_options, filtered
 from xcache.client.connection import Connection
 from xcache.config import config
 from xcache.config.config import Config
@@ -46,11 +45,7 @@ class _History(NamedTuple):
 )
 @click.option("--run", "run", metavar="RUN", shell_complete=complete_run, help="What one run used; see xcache runs.")
 @click.option("--program", metavar="TEXT", help="What programs wanted whose name is or contains this (train.py).")
-@click.option("--name", metavar="TEXT", help="Modules whose name contains this text or matches this pattern (jit_*).")
-@click.option("--platform", help="Entries for this platform (cpu, cuda, tpu).")
-@click.option("--jaxlib", metavar="VERSION", help="Entries of this jaxlib: 0.10.2, or 0.10 for 0.10.*.")
-@older_than_option
-@newer_than_option
+@filter_options
 @click.option("--programs", is_flag=True, help="With the StableHLO of each entry, for xcache hlo and xcache diff.")
 @click.option("--unsigned", is_flag=True, help="Sign nothing; whoever imports the file has to vouch for it.")
 @json_option
@@ -96,16 +91,8 @@ def export(
 
 def _chosen(settings: Config, run: str | None, filters: dict[str, Any]) -> list[str]:
     """Return the keys of the entries that are not stale and match, without those of other users."""
-    now = time.time()
-    wanted = store_file.Wanted(
-        name=filters["name"],
-        platform=filters["platform"],
-        jaxlib=filters["jaxlib"],
-        created_before=None if filters["older_than"] is None else now - filters["older_than"],
-        created_after=None if filters["newer_than"] is None else now - filters["newer_than"],
-    )
     with daemon_listing.open_store_or_listing(settings, latest=True) as store:
-        rows = store.entries(wanted)[0] if store else []
+        rows = store.entries(filtered(filters))[0] if store else []
     keys = {str(row["key"]) for row in rows if not row["stale"]}
     if run is not None:
         with open_ledger(settings) as (ledger, _):

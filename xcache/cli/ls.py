@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-import time
 from operator import itemgetter
+from typing import Any
 
 import click
 
 from xcache.cli import daemon, daemon_listing, store_file
 from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_table, size
-from xcache.cli.selection import SHORT_KEY, newer_than_option, older_than_option
+from xcache.cli.selection import SHORT_KEY, filter_options, filtered
 from xcache.cli.writers import writer_name
 from xcache.config import config
 
@@ -51,11 +51,7 @@ _QUARANTINED = (
     help="Last used, newest, largest, most hits or longest compile first, or by name.",
 )
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
-@click.option("--name", metavar="TEXT", help="Modules whose name contains this text or matches this pattern (jit_*).")
-@click.option("--platform", help="Entries for this platform (cpu, cuda, tpu).")
-@click.option("--jaxlib", metavar="VERSION", help="Entries of this jaxlib: 0.10.2, or 0.10 for 0.10.*.")
-@older_than_option
-@newer_than_option
+@filter_options
 @click.option(
     "--limit",
     type=click.IntRange(min=0),
@@ -67,15 +63,11 @@ _QUARANTINED = (
 def ls(
     sort: str,
     reverse: bool,
-    name: str | None,
-    platform: str | None,
-    jaxlib: str | None,
-    older_than: float | None,
-    newer_than: float | None,
     limit: int | None,
     long: bool,
     quarantined: bool,
     as_json: bool,
+    **filters: Any,
 ) -> None:
     """List the entries. In the store of a whole machine, only root and the daemon's account see those of other users.
 
@@ -101,17 +93,8 @@ def ls(
     if quarantined:
         _list_quarantined(settings, as_json)
         return
-    now = time.time()
-    wanted = store_file.Wanted(
-        name=name,
-        platform=platform,
-        jaxlib=jaxlib,
-        created_before=None if older_than is None else now - older_than,
-        created_after=None if newer_than is None else now - newer_than,
-        sort=sort,
-        reverse=reverse,
-        limit=limit if limit is not None else 0 if as_json else _TABLE_LIMIT,
-    )
+    limit = limit if limit is not None else 0 if as_json else _TABLE_LIMIT
+    wanted = filtered(filters, sort=sort, reverse=reverse, limit=limit)
     with daemon_listing.open_store_or_listing(settings, latest=True) as store:
         entries, matched = store.entries(wanted) if store else ([], 0)
         total = store.totals()["entries"] if store else 0

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
@@ -13,7 +13,7 @@ from xcache.cli import Failure, WrongUsage, daemon, daemon_listing, rewarm_plan,
 from xcache.cli.building import Tally, progress, workers_option
 from xcache.cli.completion import complete_key
 from xcache.cli.output import counted, json_option
-from xcache.cli.selection import chosen, newer_than_option, older_than_option
+from xcache.cli.selection import chosen, filter_options, filtered
 from xcache.client.client import Client
 from xcache.client.launcher import Launcher
 from xcache.config import config
@@ -30,25 +30,17 @@ _PATIENCE_SECONDS = 60.0
 @click.command()
 @click.argument("prefixes", metavar="[KEY]...", nargs=-1, shell_complete=complete_key)
 @click.option("--to", "python", metavar="PYTHON", help="Compile with the jaxlib of this Python. [default: this one]")
-@click.option("--name", metavar="TEXT", help="Modules whose name contains this text or matches this pattern (jit_*).")
-@click.option("--platform", help="Entries for this platform (cpu, cuda, tpu).")
-@click.option("--jaxlib", metavar="VERSION", help="Entries of this jaxlib: 0.10.2, or 0.10 for 0.10.*.")
-@older_than_option
-@newer_than_option
+@filter_options
 @workers_option
 @click.option("--dask", metavar="ADDRESS", help="Compile on this Dask cluster (tcp://host:8786).")
 @json_option
 def rewarm(
     prefixes: tuple[str, ...],
     python: str | None,
-    name: str | None,
-    platform: str | None,
-    jaxlib: str | None,
-    older_than: float | None,
-    newer_than: float | None,
     workers: int | None,
     dask: str | None,
     as_json: bool,
+    **filters: Any,
 ) -> None:
     """Compile the stored programs of other toolchains anew, so that programs hit after an upgrade of jax.
 
@@ -66,17 +58,9 @@ def rewarm(
            "left_out": [{"reason": str, "entries": [{"key": str, "module_name": str}]}]}
     """
     settings = config.load()
-    if prefixes and any(value is not None for value in (name, platform, jaxlib, older_than, newer_than)):
+    if prefixes and any(value is not None for value in filters.values()):
         raise WrongUsage("a KEY and options that choose entries exclude each other")
-    now = time.time()
-    wanted = store_file.Wanted(
-        name=name,
-        platform=platform,
-        jaxlib=jaxlib,
-        created_before=None if older_than is None else now - older_than,
-        created_after=None if newer_than is None else now - newer_than,
-        sort="compile",
-    )
+    wanted = filtered(filters, sort="compile")
     keys = None if not prefixes else set(chosen(settings, prefixes))
     with daemon_listing.open_store_or_listing(settings, latest=True) as store:
         rows, _ = store.entries(wanted) if store else ([], 0)

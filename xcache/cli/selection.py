@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -36,6 +38,35 @@ older_than_option = click.option(
 newer_than_option = click.option(
     "--newer-than", metavar="DURATION", callback=seconds_of, help="Stored within this time."
 )
+_FILTERS = (
+    click.option(
+        "--name", metavar="TEXT", help="Modules whose name contains this text or matches this pattern (jit_*)."
+    ),
+    click.option("--platform", help="Entries for this platform (cpu, cuda, tpu)."),
+    click.option("--jaxlib", metavar="VERSION", help="Entries of this jaxlib: 0.10.2, or 0.10 for 0.10.*."),
+    older_than_option,
+    newer_than_option,
+)
+
+
+def filter_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that choose entries to a command, which takes them as keywords for ``filtered``."""
+    for option in reversed(_FILTERS):
+        command = option(command)
+    return command
+
+
+def filtered(filters: Mapping[str, Any], **order: Any) -> store_file.Wanted:
+    """Return the selection that the filter options make, in this order."""
+    now = time.time()
+    chosen = dict(filters)
+    older_than, newer_than = chosen.pop("older_than"), chosen.pop("newer_than")
+    return store_file.Wanted(
+        created_before=None if older_than is None else now - older_than,
+        created_after=None if newer_than is None else now - newer_than,
+        **chosen,
+        **order,
+    )
 
 
 def chosen(settings: Config, prefixes: Sequence[str]) -> dict[str, str]:
