@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import click
 
@@ -19,6 +20,7 @@ SHORT_KEY = 12
 # As git asks for: fewer digits may be a slip, and name one entry only by chance.
 _LEAST_DIGITS, KEY_LENGTH = 4, 64
 _MAX_SHOWN = 10
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _PREFIX = re.compile(rf"[0-9a-f]{{{_LEAST_DIGITS},{KEY_LENGTH}}}")
 
 
@@ -29,10 +31,13 @@ def _seconds(_context: click.Context, _option: click.Parameter, text: str | None
         raise click.BadParameter(f"{text!r} is not a duration such as 30s, 5m, 2h or 7d") from None
 
 
-older_than_option = click.option(
-    "--older-than", metavar="DURATION", callback=_seconds, help="Stored longer ago than this (5m, 2h, 7d)."
-)
-newer_than_option = click.option("--newer-than", metavar="DURATION", callback=_seconds, help="Stored within this time.")
+def duration_option(name: str, meaning: str) -> Callable[[_Command], _Command]:
+    """Return an option that is a time such as 5m, in seconds."""
+    return click.option(name, metavar="DURATION", callback=_seconds, help=meaning)
+
+
+older_than_option = duration_option("--older-than", "Stored longer ago than this (5m, 2h, 7d).")
+newer_than_option = duration_option("--newer-than", "Stored within this time.")
 
 
 def chosen(settings: Config, prefixes: Sequence[str]) -> dict[str, str]:
