@@ -102,7 +102,9 @@ def gc(older_than: float | None, tier: str | None, dry_run: bool, as_json: bool)
 @click.command()
 @click.option("--all", "even_quick", is_flag=True, help="Also what compiled faster than no-upload-below demands.")
 @tier_option
-@duration_option("--wait", "Until all is uploaded, this long at most (60s, 5m); then status 1 if something waits still.")
+@duration_option(
+    "--wait", "Until all is uploaded, this long at most (60s, 5m); then status 1 if something waits still."
+)
 @json_option
 def push(even_quick: bool, tier: str | None, wait: float | None, as_json: bool) -> None:
     """Queue all that the store here has and may share, also what it had before a remote store was set.
