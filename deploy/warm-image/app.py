@@ -1,4 +1,4 @@
-"""Stands for your program: a step of training for eight layers, one jitted function for each of three sizes of batch."""
+"""Stands for your program: a step of training for eight layers, compiled for each of three sizes of batch."""
 
 import time
 

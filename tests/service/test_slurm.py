@@ -1,4 +1,4 @@
-"""The scripts for Slurm: run as Slurm runs them, for two jobs on a disk that is emptied between them. Slurm is not here."""
+"""The scripts for Slurm, run as Slurm runs them, for two jobs on a disk that is emptied between them; without Slurm."""
 
 from __future__ import annotations
 
