@@ -92,3 +92,14 @@ def test_the_container_runs_what_there_is():
     # It may write nothing but the store and its socket, and nobody starts it again when it has left.
     assert "SQLITE_TMPDIR=/var/cache/xcache " in CONTAINERFILE
     assert 'echo "idle_exit = 0" > /etc/xcache/config.toml' in CONTAINERFILE
+
+
+def test_the_warm_image_finds_the_bundle_that_its_build_makes():
+    recipe = (REPOSITORY / "deploy" / "warm-image" / "Containerfile").read_text()
+    environ = dict(
+        line.split("=", 1) for line in re.findall(r"^(?:ENV| {3}) (XCACHE\w*=[^ \n]+)", recipe, re.MULTILINE)
+    )
+    (bundle,) = config.load(environ).tiers()
+    assert (bundle.is_bundle, str(bundle.path)) == (True, "/opt/app/cache.xcb")
+    made, there = re.search(r"^COPY --from=compiled (\S+) (\S+)", recipe, re.MULTILINE).groups()
+    assert (f"-o {made} " in recipe, there) == (True, str(bundle.path))

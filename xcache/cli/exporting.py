@@ -135,7 +135,7 @@ def _write(
                 content = _demand(settings, connection, message)
             except RefusedError as error:
                 if error.kind == _NOT_SIGNED:
-                    raise Failure(f"{error}; `xcache key new NAME` makes one, and --unsigned does without") from None
+                    raise Failure(f"{error}; --unsigned does without") from None
                 if error.kind != _GONE:
                     note(printable(str(error)))
             else:

@@ -128,6 +128,11 @@ class Remotes:
         asked = commands.Push(name, even_quick)
         return self._connection.demand(asked, commands.Pushed, self._settings.timeout + _PUSH_SECONDS).remotes
 
+    def waiting(self) -> dict[str, int]:
+        """Return how much waits to be uploaded to each store."""
+        status = self._connection.demand(protocol.AskStatus(), protocol.Status, self._settings.timeout)
+        return {str(each["name"]): int(each["waiting"] or 0) for each in status.remotes}
+
     @property
     def _patience(self) -> float:
         return self._seconds + self._settings.timeout

@@ -12,10 +12,11 @@ from xcache.cli import Failure, remote_keys
 from xcache.cli.completion import complete_key
 from xcache.cli.output import counted, emit, json_option, note, print_line, printable, progress, size
 from xcache.cli.remote_asking import Object, Problems, Remotes, asking, tier_option
-from xcache.cli.selection import SHORT_KEY, older_than_option
+from xcache.cli.selection import SHORT_KEY, duration_option, older_than_option
 from xcache.config import config
 
 _OLD_SECONDS = 90 * 86400.0
+_LOOK_SECONDS = 0.1
 
 
 @click.command()
@@ -101,8 +102,11 @@ def gc(older_than: float | None, tier: str | None, dry_run: bool, as_json: bool)
 @click.command()
 @click.option("--all", "even_quick", is_flag=True, help="Also what compiled faster than no-upload-below demands.")
 @tier_option
+@duration_option(
+    "--wait", "Until all is uploaded, this long at most (60s, 5m); then status 1 if something waits still."
+)
 @json_option
-def push(even_quick: bool, tier: str | None, as_json: bool) -> None:
+def push(even_quick: bool, tier: str | None, wait: float | None, as_json: bool) -> None:
     """Queue all that the store here has and may share, also what it had before a remote store was set.
 
     The daemon uploads it behind the programs, the dearest first, and leaves out what is there already: xcache status
@@ -111,19 +115,38 @@ def push(even_quick: bool, tier: str | None, as_json: bool) -> None:
 
     \b
     JSON: {"remotes": [{"name": str, "entries": int, "runs": int (what programs wanted), "left": int (that had no room;
-           push again later)}]}
+           push again later), "waiting": int (only with --wait: to be uploaded still)}]}
     """
     with asking(config.load()) as remotes:
-        rows = remotes.push(remotes.named(tier)[0] if tier else "", even_quick=even_quick)
+        rows: list[dict[str, Any]] = list(remotes.push(remotes.named(tier)[0] if tier else "", even_quick=even_quick))
+        if wait is not None:
+            _wait(remotes, rows, wait)
     if as_json:
         emit({"remotes": rows})
-        return
-    for row in rows:
-        entries, runs = int(row["entries"] or 0), int(row["runs"] or 0)
-        left = f"; {row['left']} had no room: push again later" if row["left"] else ""
-        print_line(printable(f"{row['name']}: queued {counted(entries, 'entry')} and {counted(runs, 'run')}{left}"))
-    if not rows:
-        raise Failure("no remote store that takes uploads")
+    else:
+        for row in rows:
+            left = f"; {row['left']} had no room: push again later" if row["left"] else ""
+            queued = f"{counted(row['entries'], 'entry')} and {counted(row['runs'], 'run')}"
+            print_line(printable(f"{row['name']}: queued {queued}{left}"))
+        if not rows:
+            raise Failure("no remote store that takes uploads")
+    late = [row for row in rows if row.get("waiting")]
+    for row in late:
+        note(printable(f"{row['name']}: {counted(row['waiting'], 'object')} wait still; see xcache status"))
+    if late:
+        click.get_current_context().exit(1)
+
+
+def _wait(remotes: Remotes, rows: Sequence[dict[str, Any]], seconds: float) -> None:
+    """Wait until nothing waits to be uploaded to these stores, or so long; note for each what does."""
+    until = time.monotonic() + seconds
+    while True:
+        waiting = remotes.waiting()
+        for row in rows:
+            row["waiting"] = waiting.get(row["name"], 0)
+        if time.monotonic() >= until or not any(row["waiting"] for row in rows):
+            return
+        time.sleep(_LOOK_SECONDS)
 
 
 def _old(objects: Iterable[Object], before: float, row: dict[str, Any]) -> list[Object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -21,6 +21,7 @@ SHORT_KEY = 12
 # As git asks for: fewer digits may be a slip, and name one entry only by chance.
 _LEAST_DIGITS, KEY_LENGTH = 4, 64
 _MAX_SHOWN = 10
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 _PREFIX = re.compile(rf"[0-9a-f]{{{_LEAST_DIGITS},{KEY_LENGTH}}}")
 
 
@@ -32,12 +33,13 @@ def seconds_of(_context: click.Context, _option: click.Parameter, text: str | No
         raise click.BadParameter(f"{text!r} is not a duration such as 30s, 5m, 2h or 7d") from None
 
 
-older_than_option = click.option(
-    "--older-than", metavar="DURATION", callback=seconds_of, help="Stored longer ago than this (5m, 2h, 7d)."
-)
-newer_than_option = click.option(
-    "--newer-than", metavar="DURATION", callback=seconds_of, help="Stored within this time."
-)
+def duration_option(name: str, meaning: str) -> Callable[[_Command], _Command]:
+    """Return an option that is a time such as 5m, in seconds."""
+    return click.option(name, metavar="DURATION", callback=seconds_of, help=meaning)
+
+
+older_than_option = duration_option("--older-than", "Stored longer ago than this (5m, 2h, 7d).")
+newer_than_option = duration_option("--newer-than", "Stored within this time.")
 _FILTERS = (
     click.option(
         "--name", metavar="TEXT", help="Modules whose name contains this text or matches this pattern (jit_*)."
@@ -49,7 +51,7 @@ _FILTERS = (
 )
 
 
-def filter_options(command: Callable[..., None]) -> Callable[..., None]:
+def filter_options(command: _Command) -> _Command:
     """Add the options that choose entries to a command, which takes them as keywords for ``filtered``."""
     for option in reversed(_FILTERS):
         command = option(command)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from xcache.errors import DamagedError, RefusedError, SignatureError, SigningKeyError
+from xcache.errors import ConfigError, DamagedError, RefusedError, SignatureError, SigningKeyError
 from xcache.wire import parcel, protocol, runs
 from xcache.wire.names import Names
 from xcache.wire.ownership import signer_uid
@@ -113,13 +113,15 @@ class Transfers:
         return protocol.Done()
 
     def _signer(self, *, unsigned: bool) -> PrivateKey | None:
+        if unsigned:
+            return None
         try:
             signer = self._identity.signer()
-        except SigningKeyError as error:
+        except (SigningKeyError, ConfigError) as error:
             raise RefusedError(NOT_SIGNED, str(error)) from None
-        if signer is None and not unsigned:
-            raise RefusedError(NOT_SIGNED, "there is no key to sign with")
-        return None if unsigned else signer
+        if signer is None:
+            raise RefusedError(NOT_SIGNED, "there is no key to sign with; `xcache key new NAME` makes one")
+        return signer
 
 
 def _writer(key_id: str, came: Came) -> int:

@@ -270,6 +270,23 @@ def test_what_the_store_had_before_is_pushed(folder):
         assert remote_of(place)["puts"] == 3
 
 
+def test_push_waits_until_all_is_there(folder):
+    with host() as place:
+        here = Shell(place)
+        keys = [here.put(f"jit_{number}") for number in range(20)]
+        place.stop()
+        place.env["XCACHE_REMOTE"] = here.env["XCACHE_REMOTE"] = f"file://{folder}"
+        assert "queued 20 entries" in here.say("remote", "push", "--wait", "60s")
+        assert {path.name for path in files(folder)} == set(keys)
+        folder.rename(folder.with_name("gone"))
+        here.put("jit_more")
+        found = here.json_with_status("remote", "push", "--all", "--wait", "200ms", code=1)["remotes"]
+        assert found[0]["waiting"] > 0
+        said = here.run("remote", "push", "--wait", "0s")
+        assert (said.returncode, "wait still; see xcache status" in said.stderr) == (1, True), said
+        assert "is not a duration" in here.say("remote", "push", "--wait", "soon", code=2)
+
+
 def test_what_came_from_others_is_not_pushed(folder):
     with host(f"file://{folder}") as there:
         key = Shell(there).put("jit_f")

@@ -216,6 +216,17 @@ def test_an_unsigned_bundle_needs_trust_in_the_file(tmp_path, option, is_found):
         assert (has_all if is_found else has_none)(there)
 
 
+def test_a_key_that_cannot_sign_is_said_once_and_does_not_stop_an_unsigned_export(tmp_path):
+    (tmp_path / "cryptography").mkdir()
+    (tmp_path / "cryptography" / "__init__.py").write_text("raise ImportError")
+    with host(PYTHONPATH=str(tmp_path)) as here:
+        fill(here)
+        shell = Shell(here)
+        said = shell.say("export", "-o", str(tmp_path / "cache.xcb"), code=1)
+        assert said.count("signatures need the library cryptography") == 1
+        shell.say("export", "--unsigned", "-o", str(tmp_path / "cache.xcb"))
+
+
 def test_nothing_of_a_bundle_is_imported_that_nobody_trusted_signed(bundle, tmp_path):
     unsigned = tmp_path / "unsigned"
     with host(signer=STRANGER) as stranger:
