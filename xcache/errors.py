@@ -173,6 +173,10 @@ class SignatureError(XcacheError):
     """No trusted key signed this."""
 
 
+class UnknownKeyError(SignatureError):
+    """A key signed this that is not known here; others may trust it."""
+
+
 class WrongVersionError(XcacheError):
     """A function gives another program than the record of its version; XCACHE_JIT=check raises it."""
 

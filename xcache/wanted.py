@@ -92,9 +92,9 @@ def run_began() -> float:
 
 def update(path: Path, mine: lock_file.Programs, seconds: float) -> None:
     """Write a file, with what was written to it in these last seconds; raise OSError or LockFileError."""
-    # A link stays one.
-    path = path.resolve()
     with _locked(path) as file:
+        # A link stays one. The kernel has refused one that another user has put into a folder such as /tmp.
+        path = path.resolve()
         before = os.fstat(file.fileno())
         old = _programs_in(file, before.st_size)
         # Beside the file, whose folder's clock says how old it is.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgpack
 import zstandard
 
-from xcache.errors import DamagedError, SignatureError
+from xcache.errors import DamagedError, SignatureError, UnknownKeyError
 from xcache.wire.signatures import ID_BYTES, SIGNATURE_BYTES, PrivateKey, sign, verify
 from xcache.wire.trusted_keys import TrustedKeys
 
@@ -113,7 +113,7 @@ def _proven(
         # Whoever could put this here could have left the signature out.
         if trust_unsigned and not trusted.knows(key_id):
             return ""
-        raise SignatureError(trusted.why_not(key_id, now))
+        raise (SignatureError if trusted.knows(key_id) else UnknownKeyError)(trusted.why_not(key_id, now))
     if not verify(public, kind.domain, bytes(start) + bytes(header), bytes(proof[ID_BYTES:])):
         raise SignatureError(f"its signature is not one of the key {key_id} ({public.name}), or it was altered")
     return key_id

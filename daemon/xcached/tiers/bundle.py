@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
+import functools
+import re
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 from xcache.errors import DamagedError
 from xcache.wire.bundles import Bundle
 from xcached.tiers.tier import DENIED, FAILED, MISSING, READ_ONLY, TOO_LARGE, Listed, TierError
+from xcached.tiers.workers import Workers
+
+_THREADS = 4
+_MOUNTS = Path("/proc/self/mountinfo")
+# A process that reads a file of such a file system may hang with the machine that has it.
+_FAR = re.compile(r"(nfs|cifs|smb|fuse|9p|virtiofs|ceph|gluster|lustre|gpfs|beegfs|afs|orangefs|pvfs)")
 
 
 class BundleFile:
@@ -19,14 +27,15 @@ class BundleFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._opened: Bundle | None = None
+        self._workers = Workers(_THREADS)
 
     async def get(self, name: str, most: int) -> bytes | None:
         """Return an object of at most ``most`` bytes; None if there is none."""
-        return await asyncio.to_thread(self._get, name, most)
+        return await self._workers.do(lambda: self._get(name, most))
 
     async def contains(self, name: str) -> bool:
         """Return whether there is such an object."""
-        return (await asyncio.to_thread(self._bundle)).size(name) is not None
+        return (await self._workers.do(self._bundle)).size(name) is not None
 
     async def put(self, name: str, content: bytes) -> None:  # noqa: ARG002 - as all engines
         """Raise TierError."""
@@ -42,19 +51,29 @@ class BundleFile:
 
     async def listed(self, prefix: str) -> AsyncIterator[Listed]:
         """Yield the objects whose names begin so."""
-        bundle = await asyncio.to_thread(self._bundle)
+        bundle = await self._workers.do(self._bundle)
         for name, size in bundle.names(prefix):
             yield Listed(name, size, bundle.status.st_mtime)
 
     async def close(self) -> None:
-        """Do nothing: a thread may still read, and the last reader closes the file."""
+        """End the threads; the last reader closes the file."""
         self._opened = None
+        self._workers.close()
+
+    def open(self) -> None:
+        """Open the file if it can be opened."""
+        with contextlib.suppress(TierError):
+            self._bundle()
 
     def executable(self, digest: str) -> tuple[int, int] | None:
-        """Return a descriptor of the file and where this executable is in it; None if it has none such, or is gone."""
+        """Return a descriptor of the file and where this executable is in it; None if it has none such, or is gone.
+
+        Another file in its place is opened with the next request, which reads its index on another thread.
+        """
+        opened = self._opened
         try:
-            return self._bundle().executable(digest)
-        except (TierError, OSError):
+            return opened.executable(digest) if opened is not None and opened.is_still_there() else None
+        except OSError:
             return None
 
     def _get(self, name: str, most: int) -> bytes | None:
@@ -85,13 +104,38 @@ class BundleFile:
         return TierError(READ_ONLY, f"{name} cannot be changed: a bundle is only read")
 
 
+@functools.cache
+def bundle_at(path: Path) -> BundleFile:
+    """Return the bundle at a path, which is opened once for all who read it."""
+    return BundleFile(path)
+
+
 class InPlace:
-    """The executables in the bundles of the settings, which the store does not copy. Any thread may look."""
+    """The executables that the store need not copy: those in bundles on this machine. Any thread may look."""
 
     def __init__(self, paths: Iterable[Path]) -> None:
-        self._files = [BundleFile(path) for path in paths]
+        """Open the bundles, before anybody asks for what the store knows to be in them."""
+        self._files = [bundle_at(path) for path in paths if _is_near(path)]
+        for file in self._files:
+            file.open()
 
     def open(self, digest: str) -> tuple[int, int] | None:
         """Return a descriptor of a file and where this executable is in it; None if no bundle has it."""
         found = (file.executable(digest) for file in self._files)
         return next((each for each in found if each is not None), None)
+
+
+def _is_near(path: Path) -> bool:
+    """Return whether a path is on a disk of this machine, by the table of mounts: asking the file could hang."""
+    found, kind = -1, ""
+    try:
+        lines = _MOUNTS.read_text("utf-8", "surrogateescape").splitlines()
+    except OSError:
+        return True
+    for line in lines:
+        mount, _, behind = line.partition(" - ")
+        place = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), mount.split()[4]))
+        # A later mount hides an earlier one.
+        if path.is_relative_to(place) and len(place.parts) >= found:
+            found, kind = len(place.parts), behind.split()[0]
+    return not _FAR.match(kind)

@@ -101,9 +101,9 @@ def _open_folder(address: _Address, _timeout: float) -> Tier:
 
 
 def _open_bundle(address: _Address, _timeout: float) -> Tier:
-    from xcached.tiers.bundle import BundleFile
+    from xcached.tiers.bundle import bundle_at
 
-    return BundleFile(Path(address.path))
+    return bundle_at(Path(address.path))
 
 
 def _open_object_store(address: _Address, timeout: float) -> Tier:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
 from typing import Any, TypeVar
 
 from xcache.config.remotes import Remote
+from xcache.errors import UnknownKeyError, XcacheError
+from xcached.tiers.room import FEW_BYTES, MOST_BYTES, Room
 from xcached.tiers.tier import MISSING, TOO_LARGE, UNREACHABLE, Tier, TierError
 
 _T = TypeVar("_T")
@@ -22,7 +25,11 @@ _FIRST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 _OF_ONE_OBJECT = (TOO_LARGE,)
 _SLOW = "slow"
 _PROBE = "probe"
-_MOST_REASONS = 100
+_MOST_REASONS, _MOST_REPLACEABLE = 100, 10_000
+
+
+class _TooLargeError(XcacheError):
+    """There is such an object, with more bytes than were asked for."""
 
 
 class Breaker:
@@ -63,8 +70,9 @@ class Breaker:
 class GuardedTier:
     """A tier as the rest of the daemon uses it; its methods run on the loop of the tiers' thread."""
 
-    def __init__(self, remote: Remote, engine: Tier, timeout: float) -> None:
-        """``timeout`` bounds each write."""
+    def __init__(self, remote: Remote, engine: Tier, timeout: float, room: Room | None = None) -> None:
+        """``timeout`` bounds each write; ``room`` is that for objects of all tiers."""
+        self._room = room or Room()
         self.remote = remote
         self.engine = engine
         self.name = remote.public_url
@@ -73,6 +81,8 @@ class GuardedTier:
         self.leases = Breaker("leases")
         self.counts: Counter[str] = Counter()
         self._timeout = timeout
+        self.replaceable: set[str] = set()
+        """Names of objects that are of no use to anybody: what is made here takes their place."""
         # Reasons for which objects were not used.
         self._rejected: set[str] = set()
         self._overdue: set[asyncio.Task[Any]] = set()
@@ -98,12 +108,34 @@ class GuardedTier:
         """Whether it is worth asking for a lease now: an entry made under it would also be sent."""
         return self.can_lease and self.may_read and not self.writes.problem and not self.leases.is_open
 
+    @contextlib.asynccontextmanager
+    async def fetched(self, name: str) -> AsyncIterator[bytes | None]:
+        """Yield an object once there is room for it; None if there is none, or the tier fails."""
+        try:
+            async with self._room.small:
+                yield await self._read(name, FEW_BYTES)
+                return
+        except _TooLargeError:
+            pass
+        async with self._room.large:
+            yield await self.get(name, MOST_BYTES)
+
     async def get(self, name: str, most: int) -> bytes | None:
         """Return an object; None if there is none, or the tier fails. The caller sets the bound."""
+        try:
+            return await self._read(name, most)
+        except _TooLargeError as error:
+            self.counts[TOO_LARGE] += 1
+            self.note_rejected(name, str(error))
+            return None
+
+    async def _read(self, name: str, most: int) -> bytes | None:
         self.counts["gets"] += 1
         try:
             content = await self.engine.get(name, most)
         except TierError as error:
+            if error.kind == TOO_LARGE:
+                raise _TooLargeError(str(error)) from None
             self._note_failure(error)
             return None
         self.reads.succeed(self.name)
@@ -131,6 +163,7 @@ class GuardedTier:
             self.writes.fail(self.name, f"an upload took longer than {self._timeout:g} s")
             return False
         self.writes.succeed(self.name)
+        self.replaceable.discard(name)
         self.counts["puts"] += 1
         self.counts["bytes_written"] += len(content)
         return True
@@ -161,6 +194,12 @@ class GuardedTier:
             self.counts[error.kind] += 1
             self.leases.fail(self.name, str(error))
         raise error
+
+    def note_unusable(self, name: str, error: Exception) -> None:
+        """Note why an object is not used. It may be replaced, unless others may trust the key that signed it."""
+        self.note_rejected(name, str(error))
+        if not isinstance(error, UnknownKeyError) and len(self.replaceable) < _MOST_REPLACEABLE:
+            self.replaceable.add(name)
 
     def note_rejected(self, name: str, reason: str) -> None:
         """Note that an object is not used; the first one for each reason is logged."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from xcache.errors import ConfigError, SigningKeyError
@@ -23,6 +24,7 @@ class Identity:
     def __init__(self, settings: LiveSettings) -> None:
         self._settings = settings
         self._trusted: TrustedKeys | None = None
+        self._lock = threading.Lock()
         self._asked = ""
         self._printed: PrivateKey | SigningKeyError | ConfigError | None = None
         self._asked_at = 0.0
@@ -45,13 +47,17 @@ class Identity:
         return self._trusted
 
     def _from_command(self, source: str) -> PrivateKey:
-        has_failed = not isinstance(self._printed, PrivateKey)
-        if source != self._asked or (has_failed and time.monotonic() - self._asked_at > _RETRY_SECONDS):
+        with self._lock:
+            is_due = time.monotonic() - self._asked_at > _RETRY_SECONDS
+            if is_asking := source != self._asked or (not isinstance(self._printed, PrivateKey) and is_due):
+                # Whoever asks meanwhile need not wait, too: what waits for a signature goes on without.
+                self._printed = SigningKeyError("the command that prints the key to sign with has not answered yet")
+                self._asked, self._asked_at = source, time.monotonic()
+        if is_asking:
             try:
                 self._printed = signing_key.load(source)
             except (SigningKeyError, ConfigError) as error:
                 self._printed = error
-            self._asked, self._asked_at = source, time.monotonic()
         if isinstance(self._printed, PrivateKey):
             return self._printed
         assert self._printed is not None  # noqa: S101 - it was asked for above

@@ -25,8 +25,6 @@ from xcached.tiers.identity import Identity
 
 logger = logging.getLogger("xcached")
 
-# Bytes of the largest object that is fetched; it is held in memory.
-MOST_BYTES = 1024**3
 # Entries of a bundle that are looked at together.
 _AT_ONCE = 8
 
@@ -97,8 +95,7 @@ class Keeper:
         room = asyncio.Semaphore(_AT_ONCE)
 
         async def keep(key: str) -> None:
-            async with room:
-                content = await tier.get(self._names.entry(key), MOST_BYTES)
+            async with room, tier.fetched(self._names.entry(key)) as content:
                 for each in await asyncio.to_thread(self._all_unpacked, tier, {key: content} if content else {}):
                     await self.keep(tier, each)
 

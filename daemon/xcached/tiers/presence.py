@@ -11,7 +11,7 @@ from xcache.wire import commands, protocol
 from xcache.wire.commands import HERE, MISSING, REMOTE, UNKNOWN
 from xcache.wire.names import Names
 from xcached.tiers.guarded import GuardedTier
-from xcached.tiers.keeping import MOST_BYTES, Keeper
+from xcached.tiers.keeping import Keeper
 from xcached.tiers.managing import answered
 from xcached.tiers.tiers import Tiers
 
@@ -102,24 +102,34 @@ class Presence:
         name, reason = self._names.entry(key), "no remote store has it"
         async with self._gate:
             for tier in self._readable():
-                content = None if tier.reads.problem else await tier.get(name, MOST_BYTES)
-                if content is None:
-                    reason = f"{tier.name}: {tier.reads.problem}" if tier.reads.problem else reason
-                    continue
-                try:
-                    if await self._keeper.keep_entry(tier, content, key, ""):
-                        return [HERE, tier.name, ""]
-                    reason = "the store here did not take it; the daemon's log says more"
-                except XcacheError as error:
-                    tier.note_rejected(name, str(error))
-                    reason = f"{tier.name}: {error}"
-                except Exception:
-                    logger.exception("%s of %s could not be kept", key[:12], tier.name)
-                    reason = "the daemon's log says more"
+                failed = _trouble(tier) or await self._why_not_kept(tier, name, key)
+                if failed is None:
+                    return [HERE, tier.name, ""]
+                reason = failed or reason
         return [MISSING, "", reason[:_LONGEST_REASON]]
+
+    async def _why_not_kept(self, tier: GuardedTier, name: str, key: str) -> str | None:
+        """Have an entry of a tier kept here, and return None; or return why not, if the tier has it or fails."""
+        try:
+            async with tier.fetched(name) as content:
+                if content is None:
+                    return _trouble(tier)
+                if await self._keeper.keep_entry(tier, content, key, ""):
+                    return None
+        except XcacheError as error:
+            tier.note_unusable(name, error)
+            return f"{tier.name}: {error}"
+        except Exception:
+            logger.exception("%s of %s could not be kept", key[:12], tier.name)
+            return "the daemon's log says more"
+        return "the store here did not take it; the daemon's log says more"
 
     def _readable(self) -> list[GuardedTier]:
         return [tier for tier in self._tiers.opened if not tier.remote.writeonly]
+
+
+def _trouble(tier: GuardedTier) -> str:
+    return f"{tier.name}: {tier.reads.problem}" if tier.reads.problem else ""
 
 
 def _wanted(keys: list[str], found: list[list[str]]) -> dict[str, int]:

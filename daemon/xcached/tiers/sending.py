@@ -17,8 +17,9 @@ from xcached.store import uploads
 from xcached.store.uploads import Upload, Uploads
 from xcached.store.writer import WriterThread
 from xcached.tiers.guarded import GuardedTier
-from xcached.tiers.keeping import MOST_BYTES, Keeper
+from xcached.tiers.keeping import Keeper
 from xcached.tiers.outgoing import MOST_RUN_BYTES, Outgoing, Outline
+from xcached.tiers.room import MOST_BYTES
 from xcached.tiers.workers import Workers
 
 logger = logging.getLogger("xcached")
@@ -150,7 +151,8 @@ class Sender:
 
     async def _send_entry(self, tier: GuardedTier, row: Upload) -> bool:
         name = self._outgoing.names.entry(row.name)
-        if not tier.remote.writeonly and (there := await tier.contains(name)) is not False:
+        may_be_there = not tier.remote.writeonly and name not in tier.replaceable
+        if may_be_there and (there := await tier.contains(name)) is not False:
             return there is True
         made = await self._packed(lambda reading: self._outgoing.entry(reading, row.name, row.writer_uid, tier))
         if made is not None and len(made) > MOST_BYTES:

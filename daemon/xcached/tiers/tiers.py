@@ -17,7 +17,8 @@ from xcache.wire.names import Names
 from xcached.tiers.claims import ALONE, Claims, Compile
 from xcached.tiers.engines import open_tier
 from xcached.tiers.guarded import GuardedTier
-from xcached.tiers.keeping import MOST_BYTES, Keeper
+from xcached.tiers.keeping import Keeper
+from xcached.tiers.room import Room
 from xcached.tiers.sending import Sender
 
 logger = logging.getLogger("xcached")
@@ -55,6 +56,7 @@ class Tiers:
         # In the first tier that can have leases; None if there is none.
         self._claims: Claims | None = None
         self._leasing: GuardedTier | None = None
+        self._room = Room()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="xcached-tiers", daemon=True)
 
@@ -133,7 +135,7 @@ class Tiers:
                 logger.error("%s is not used: %s", remote.public_url, error)
                 self.unusable[remote.public_url] = str(error)
             else:
-                self.opened.append(GuardedTier(remote, engine, _ENGINE_SECONDS))
+                self.opened.append(GuardedTier(remote, engine, _ENGINE_SECONDS, self._room))
         self._leasing = next((tier for tier in self.opened if tier.can_lease), None)
         if self._leasing is not None:
             self._claims = self._claims_in(self._leasing)
@@ -191,11 +193,11 @@ class Tiers:
 
     async def _fetch_from(self, tier: GuardedTier, name: str, keep: _Keep, *wanted: str) -> bool:
         """Return whether a tier has an object that may be used and is now kept here."""
-        content = await tier.get(name, MOST_BYTES)
-        if content is None:
-            return False
-        try:
-            return await keep(tier, content, *wanted)
-        except XcacheError as error:
-            tier.note_rejected(name, str(error))
-            return False
+        async with tier.fetched(name) as content:
+            if content is None:
+                return False
+            try:
+                return await keep(tier, content, *wanted)
+            except XcacheError as error:
+                tier.note_unusable(name, error)
+                return False

@@ -89,6 +89,11 @@ class Transfers:
             )
         if self._is_barred(found.put.digest):
             raise RefusedError(protocol.SET_ASIDE, "processes ended here while they loaded exactly these bytes")
+        # What is in place in a bundle comes here now, and stays if the bundle goes.
+        overwrite = not self._store.files.path(found.put.digest).exists() and self._store.files.is_elsewhere(
+            found.put.digest
+        )
+        found = found._replace(put=found.put._replace(overwrite=overwrite))
         return asyncio.run(self._keeper.put(found, _writer(found.key_id, came)))
 
     def keep_history(self, came: Came, wanted: protocol.Predict) -> protocol.Message:
