@@ -114,6 +114,8 @@ def tell_problems(found: Iterable[Object], settings: Config) -> int:
     for reason, names in by_reason.items():
         some = ", ".join(names[:_MOST_TOLD]) + (", ..." if len(names) > _MOST_TOLD else "")
         note(printable(f"{counted(len(names), 'object')}: {reason} ({some})"))
+    if any("nobody has signed" in reason for reason in by_reason):
+        note("`xcache import --unsigned` takes it all the same, if you vouch for the file")
     if any("is not in" in reason or "does not exist" in reason for reason in by_reason):
         note(f"`xcache key trust` adds a key to {settings.trusted_keys}")
     return sum(map(len, by_reason.values()))

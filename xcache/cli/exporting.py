@@ -20,9 +20,9 @@ from xcache.cli.selection import filter_options, filtered
 from xcache.client.connection import Connection
 from xcache.config import config
 from xcache.config.config import Config
-from xcache.errors import RefusedError
+from xcache.errors import DamagedError, RefusedError
 from xcache.wire import commands
-from xcache.wire.bundles import BundleWriter
+from xcache.wire.bundles import BundleWriter, Part
 from xcache.wire.names import Names
 
 # Seconds that packing and signing one entry may take.
@@ -46,7 +46,7 @@ class _History(NamedTuple):
 @click.option("--run", "run", metavar="RUN", shell_complete=complete_run, help="What one run used; see xcache runs.")
 @click.option("--program", metavar="TEXT", help="What programs wanted whose name is or contains this (train.py).")
 @filter_options
-@click.option("--programs", is_flag=True, help="With the StableHLO of each entry, for xcache hlo and xcache diff.")
+@click.option("--programs", is_flag=True, help="With the StableHLO of each entry, for xcache hlo and xcache graph.")
 @click.option("--unsigned", is_flag=True, help="Sign nothing; whoever imports the file has to vouch for it.")
 @json_option
 def export(
@@ -68,7 +68,7 @@ def export(
     JSON: {"file": str, "entries": int, "programs": int (whose wants go along), "bytes": int, "signed": bool}
     """
     settings = config.load()
-    keys = _chosen(settings, run, filters)
+    keys, of_run = _chosen(settings, run, filters)
     with contextlib.closing(daemon.connect_for_change(settings)) as connection:
         histories = [each for each in _histories(settings, connection) if program is None or program in each.program]
         if program is not None:
@@ -78,8 +78,9 @@ def export(
             keys = [key for key in keys if key in wanted]
         if not keys:
             raise Failure("no entry matches, so there is nothing to export")
-        chosen = set(keys)
-        histories = [each for each in histories if not chosen.isdisjoint(each.keys)]
+        # Another program may share an entry with the run.
+        of_these = of_run.issuperset if run is not None else lambda wanted: not set(keys).isdisjoint(wanted)
+        histories = [each for each in histories if of_these(each.keys)]
         with _written(output) as file:
             count, told = _write(settings, connection, file, keys, histories, programs=programs, unsigned=unsigned)
     if as_json:
@@ -89,15 +90,16 @@ def export(
         click.echo(printable(f"wrote {what} to {output}, {size(_bytes(output))}"))
 
 
-def _chosen(settings: Config, run: str | None, filters: dict[str, Any]) -> list[str]:
-    """Return the keys of the entries that are not stale and match, without those of other users."""
+def _chosen(settings: Config, run: str | None, filters: dict[str, Any]) -> tuple[list[str], set[str]]:
+    """Return the keys of the entries that are not stale and match, and all that the run wanted."""
     with daemon_listing.open_store_or_listing(settings, latest=True) as store:
         rows = store.entries(filtered(filters))[0] if store else []
     keys = {str(row["key"]) for row in rows if not row["stale"]}
-    if run is not None:
-        with open_ledger(settings) as (ledger, _):
-            keys &= {row.key for row in ledger.rows(ledger.run(run))}
-    return sorted(keys)
+    if run is None:
+        return sorted(keys), set()
+    with open_ledger(settings) as (ledger, _):
+        of_run = {row.key for row in ledger.rows(ledger.run(run))}
+    return sorted(keys & of_run), of_run
 
 
 def _histories(settings: Config, connection: Connection) -> Iterator[_History]:
@@ -140,7 +142,7 @@ def _write(
                     note(printable(str(error)))
             else:
                 if isinstance(message, commands.ExportEntry):
-                    writer.add(name, content, executable_in(content, message.key, settings.namespace))
+                    writer.add(name, content, _executable_in(content, message.key, settings.namespace))
                 else:
                     writer.add(name, content)
                 counts[isinstance(message, commands.ExportEntry)] += 1
@@ -149,6 +151,15 @@ def _write(
         raise Failure("none of the entries can be exported")
     writer.finish()
     return counts[True], counts[False]
+
+
+def _executable_in(content: bytes, key: str, namespace: str) -> Part:
+    try:
+        return executable_in(content, key, namespace)
+    except DamagedError as error:
+        raise Failure(
+            f"what the daemon made cannot be used: {error}. If it was started with other settings: xcache restart"
+        ) from None
 
 
 def _demand(settings: Config, connection: Connection, message: commands.ExportEntry | commands.ExportHistory) -> bytes:

@@ -33,6 +33,7 @@ ADVICE = {
     "failed": "The daemon's log may say more. Is it a store of the kind that the address says?",
     "unusable": "Correct XCACHE_REMOTE, and restart the daemon: xcache restart.",
 }
+_NONE = "no remote store is set; XCACHE_REMOTE names them"
 # The daemon refuses: a store does not say what it has, or the settings say that it is only read from.
 CANNOT_LIST, READ_ONLY = "cannot list", "readonly"
 
@@ -80,9 +81,9 @@ class Remotes:
         status = connection.demand(protocol.AskStatus(), protocol.Status, settings.timeout)
         self.names = [str(each["name"]) for each in status.remotes]
         if not self.names:
-            if settings.remote:
+            if settings.has_tiers:
                 raise Failure("the daemon has no remote store: it was started with other settings; xcache restart")
-            raise Failure("no remote store is set; XCACHE_REMOTE names them")
+            raise Failure(_NONE)
 
     def named(self, wanted: str | None) -> list[str]:
         """Return the one store whose address is this or contains it; all of them if none is wanted."""
@@ -173,7 +174,12 @@ class Problems:
 @contextlib.contextmanager
 def asking(settings: Config) -> Iterator[Remotes]:
     """Yield the remote stores of the daemon, which is started if none runs."""
-    with contextlib.closing(daemon.connect_for_change(settings)) as connection:
+    if not settings.has_tiers and (running := daemon.find(settings)) is None:
+        # A daemon that is started now would have none later either.
+        raise Failure(_NONE)
+    connected = daemon.connect_for_change(settings) if settings.has_tiers else running
+    assert connected is not None  # noqa: S101 - it was found above
+    with contextlib.closing(connected) as connection:
         yield Remotes(settings, connection)
 
 

@@ -51,6 +51,8 @@ def rm(prefixes: tuple[str, ...], tier: str | None, as_json: bool) -> None:
         click.echo(f"removed {counted(len(keys), 'entry')}, {size(sum(row['bytes'] or 0 for row in removed))}")
         for row in removed:
             print_line(f"  {row['key'][:SHORT_KEY]}  {printable(row['remote'])}")
+        if removed:
+            note("what programs wanted (runs) may still have copies of small entries; see --help")
     problems.tell()
     if not removed:
         click.get_current_context().exit(1)

@@ -22,6 +22,7 @@ class Finding(NamedTuple):
 
 
 KEYS = "keys"
+_OF_BUNDLES = "Is it a file that xcache export made, at the path in XCACHE_BUNDLES? `xcache bundle verify` checks it."
 
 
 def findings(checked: commands.RemotesChecked) -> Iterator[Finding]:
@@ -34,7 +35,9 @@ def findings(checked: commands.RemotesChecked) -> Iterator[Finding]:
 def _of_remote(remote: dict[str, Any]) -> Finding:
     name, seconds = str(remote["name"]), duration(remote["seconds"])
     if remote["problem"]:
-        return Finding(name, "wrong", f"{remote['problem']} ({remote['kind']})", ADVICE.get(remote["kind"], ""))
+        is_bundle = name.startswith("bundle:")
+        advice = _OF_BUNDLES if is_bundle else ADVICE.get(remote["kind"], "")
+        return Finding(name, "wrong", f"{remote['problem']} ({remote['kind']})", advice)
     if remote["readonly"]:
         return Finding(name, "ok", f"it answers in {seconds}; it is only read from")
     done = "written" if remote["writeonly"] else "written and read back"

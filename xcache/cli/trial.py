@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 from xcache.cli import daemon_listing, rm, store_file
 from xcache.config import config
 from xcache.errors import XcacheError
+from xcache.wire import protocol
 
 _SECONDS = 300
-_NAME = "xcache_doctor"
+_NAME = protocol.TRIAL
 # A line of the cache on stderr begins so.
 _SAID = "xcache: "
 # Its number makes it a program that nobody has stored. The argument is numpy's, so that jax compiles nothing for it.

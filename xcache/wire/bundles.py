@@ -69,6 +69,7 @@ class Bundle:
     def __init__(self, path: Path) -> None:
         """Open a file; raise OSError, or DamagedError if it is no bundle."""
         self.path = path
+        self._descriptor = -1
         # Opening a pipe would wait.
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:

@@ -49,6 +49,8 @@ MAX_ALIASES, MAX_ALIAS_BYTES = 500, 512 * 1024
 LOCK, DATABASE, LOG = "daemon.lock", "store.db", "daemon.log"
 # A daemon that is started reports one of these, on a line of its own, to the process that started it.
 READY, FAILED = "ready", "failed: "
+# The function that `xcache doctor` has compiled; its entries are removed again.
+TRIAL = "xcache_doctor"
 # The reason in a mark which means that the executable must be serialized early, not that it cannot be.
 SERIALIZE_FIRST = "it can only be serialized before it runs"
 # The kind of a refusal: the reader's processes have crashed while they loaded these very bytes.

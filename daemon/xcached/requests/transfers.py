@@ -101,12 +101,15 @@ class TransferRequests:
         def keep(transfers: Transfers, content: bytes) -> Reply:
             from xcached.tiers.transfers import Came
 
-            return Reply(transfers.keep_entry(Came(content, caller.uid if message.unsigned else None), message.key))
+            return Reply(
+                transfers.keep_entry(Came(content, caller.uid if message.unsigned else None), message.key, here)
+            )
 
         files = caller.take_files()
         if not is_digest(message.key):
             close_files(files)
             return _NOT_A_KEY
+        here = {hit.digest for hit in self._lookup.readable(caller, message.key)}
         return self._import(message, files, keep)
 
     def _import_history(self, caller: Caller, message: commands.ImportHistory) -> Answer:

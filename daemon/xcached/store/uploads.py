@@ -121,7 +121,7 @@ class Uploads:
             )
 
     def _note_put(self, put: protocol.Put, writer: Writer) -> None:
-        if self._tiers and self._may_share(writer.uid):
+        if self._tiers and self._may_share(writer.uid) and put.module_name != f"jit_{protocol.TRIAL}":
             wanted = [tier for tier, least in self._tiers.items() if put.compile_seconds >= least]
             self._add(ENTRY, put.key, writer.uid, wanted)
 

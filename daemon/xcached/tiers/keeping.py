@@ -70,6 +70,11 @@ class Keeper:
         trusted = self._identity.trusted().public(key_id, time.time()) is not None
         return trusted or (tier.remote.trust == "tier" and not self._identity.trusted().knows(key_id))
 
+    def may_use(self, tier: GuardedTier) -> bool:
+        """Return whether anything from a tier can be used: a key is trusted now, or the tier itself."""
+        trusted, now = self._identity.trusted(), time.time()
+        return tier.remote.trust == "tier" or any(trusted.public(key.public.id, now) for key in trusted.keys)
+
     async def keep_run(self, tier: GuardedTier, content: bytes, program: str, arguments: str) -> bool:
         """Keep what a program wanted elsewhere, with its entries and aliases; return whether there was anything."""
         wanted = protocol.Predict(program, arguments)

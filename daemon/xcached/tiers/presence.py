@@ -55,7 +55,9 @@ class Presence:
         problems |= {tier.name: problem for tier, (_, problem) in zip(tiers, asked, strict=True) if problem}
         for key, place in wanted.items():
             having = next((tier for tier, (there, _) in zip(tiers, asked, strict=True) if there.get(key)), None)
-            if having is not None:
+            if having is not None and not self._keeper.may_use(having):
+                found[place] = [MISSING, "", f"{having.name} has it, and no key is trusted here"]
+            elif having is not None:
                 found[place] = [REMOTE, having.name, ""]
             elif any(key not in there for there, _ in asked) or self._tiers.unusable:
                 found[place][0] = UNKNOWN

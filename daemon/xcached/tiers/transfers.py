@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 from xcache.errors import ConfigError, DamagedError, RefusedError, SignatureError, SigningKeyError
@@ -75,8 +75,8 @@ class Transfers:
         """Return the signed form of what a program wanted."""
         return runs.joined([runs.pack(run, namespace=self._namespace, signer=self._signer(unsigned=unsigned))])
 
-    def keep_entry(self, came: Came, key: str) -> protocol.Message:
-        """Store an entry; return the answer for whoever sent it. Raise RefusedError."""
+    def keep_entry(self, came: Came, key: str, here: Container[str]) -> protocol.Message:
+        """Store an entry unless its digest is ``here``; return the answer for whoever sent it. Raise RefusedError."""
         with _translated():
             found = parcel.unpack(
                 came.content,
@@ -90,9 +90,10 @@ class Transfers:
         if self._is_barred(found.put.digest):
             raise RefusedError(protocol.SET_ASIDE, "processes ended here while they loaded exactly these bytes")
         # What is in place in a bundle comes here now, and stays if the bundle goes.
-        overwrite = not self._store.files.path(found.put.digest).exists() and self._store.files.is_elsewhere(
-            found.put.digest
-        )
+        files, digest = self._store.files, found.put.digest
+        overwrite = not files.path(digest).exists() and files.is_elsewhere(digest)
+        if digest in here and not overwrite:
+            return protocol.Stored(kept=False)
         found = found._replace(put=found.put._replace(overwrite=overwrite))
         return asyncio.run(self._keeper.put(found, _writer(found.key_id, came)))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from support.signing import OURS, SECOND, STRANGER
 from xcache.wire import protocol
 from xcache.wire.bundles import Bundle, BundleWriter
 from xcache.wire.ownership import signer_uid
+from xcached.tiers import bundle as bundle_tier
 
 SMALL, LARGE = key_of("small"), key_of("large")
 CONTENTS = {SMALL: b"an executable", LARGE: bytes(range(256)) * 400}
@@ -93,6 +95,40 @@ def test_a_bundle_is_imported(bundle):
         assert {uid for (uid,) in there.query("SELECT writer_uid FROM entries")} == {signer_uid(OURS.public.id)}
         told = json.loads(shell.say("import", "--all", "--json", str(bundle)))
         assert told == {"file": str(bundle), "stored": 0, "there": 2, "programs": 1, "left_out": {}}
+
+
+def test_what_is_in_place_is_imported_all_the_same(bundle, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copy(bundle, copy)
+    with serving(bundle) as there:
+        assert has_all(there)
+        told = json.loads(Shell(there).say("import", "--all", "--json", str(copy)))
+        assert (told["stored"], told["there"]) == (1, 1)
+        bundle.unlink()
+        assert has_all(there)
+
+
+def test_an_entry_of_ones_own_is_not_imported_a_second_time(tmp_path):
+    with host() as here:
+        fill(here)
+        shell = Shell(here)
+        shell.say("export", "-o", str(tmp_path / "mine"))
+        told = json.loads(shell.say("import", "--all", "--json", str(tmp_path / "mine")))
+        assert (told["stored"], told["there"]) == (0, 2)
+
+
+def test_an_executable_on_a_file_system_that_may_hang_is_copied(bundle, monkeypatch, tmp_path):
+    mounts = tmp_path / "mounts"
+    monkeypatch.setattr(bundle_tier, "_MOUNTS", mounts)
+    disk = "22 1 8:1 / / rw - ext4 /dev/vda rw"
+    for kind, is_far in (("nfs4", True), ("fuse.sshfs", True), ("tmpfs", False)):
+        mounts.write_text(f"{disk}\n30 22 0:41 / {tmp_path} rw,relatime shared:1 - {kind} host:/x rw\n")
+        assert (bundle_tier.InPlace([bundle]).open(digest(CONTENTS[LARGE])) is None) == is_far
+    mounts.write_text(f"{disk}\n30 22 0:41 / {tmp_path}/other rw - nfs4 host:/x rw\n")
+    descriptor, offset = bundle_tier.InPlace([bundle]).open(digest(CONTENTS[LARGE]))
+    with open(descriptor, "rb") as file:
+        assert os.pread(file.fileno(), len(CONTENTS[LARGE]), offset) == CONTENTS[LARGE]
+    bundle_tier.bundle_at.cache_clear()
 
 
 def test_a_bundle_is_read_in_place(bundle):
@@ -289,7 +325,8 @@ def test_a_part_is_exported(tmp_path):
         assert exported() == ({*CONTENTS, lonely}, ["train.py"])
         assert exported("--name", "lonely") == ({lonely}, [])
         assert exported("--program", "train") == ({*CONTENTS}, ["train.py"])
-        assert exported("--run", "last") == ({SMALL}, ["train.py"])
+        # The program wants more than this run did.
+        assert exported("--run", "last") == ({SMALL}, [])
         before = path.read_bytes()
         for options in (["--name", "nothing"], ["--program", "serve.py"], ["--run", "ffff"], ["--older-than", "1d"]):
             shell.say("export", "-o", str(path), *options, code=1)

@@ -145,6 +145,35 @@ def test_an_object_that_is_none_is_a_miss(folder, content):
         assert remote_of(here)["rejected"] == 1
 
 
+@pytest.mark.parametrize(
+    ("trusts", "is_replaced"),
+    [((SECOND.public, f"{OURS.public} revoked=2020-01-01"), True), ((SECOND.public,), False)],
+    ids=["revoked", "unknown"],
+)
+def test_what_a_revoked_key_signed_is_replaced_and_what_an_unknown_one_signed_stays(folder, trusts, is_replaced):
+    with host(f"file://{folder}") as here:
+        put_and_upload(here)
+    before = (folder / Names("").entry(KEY)).read_bytes()
+    with host(f"file://{folder}", signer=SECOND, trusts=trusts) as there:
+        assert isinstance(got(there)[0], protocol.Missing)
+        put_and_upload(there)
+    assert ((folder / Names("").entry(KEY)).read_bytes() != before) == is_replaced
+
+
+def test_a_damaged_object_is_replaced(folder):
+    with host(f"file://{folder}") as here:
+        put_and_upload(here)
+    path = folder / Names("").entry(KEY)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-1])
+    with host(f"file://{folder}") as there:
+        assert isinstance(got(there)[0], protocol.Missing)
+        put_and_upload(there)
+    assert len(path.read_bytes()) >= len(whole) - 100
+    with host(f"file://{folder}") as third:
+        assert got(third)[1] == CONTENT
+
+
 def test_options_of_a_tier_are_kept(folder):
     quick, slow = key_of("quick"), key_of("slow")
     with host(f"file://{folder}?no-upload-below=500ms") as here:
