@@ -26,6 +26,7 @@ from xcached.requests.inspection import Inspection
 from xcached.requests.leases import Leases
 from xcached.requests.loads import Loads
 from xcached.requests.lookup import Lookup
+from xcached.requests.patience import Patience
 from xcached.requests.pinning import Pinning
 from xcached.requests.predictions import Predictions
 from xcached.requests.presence import PresenceRequests
@@ -128,7 +129,8 @@ def assemble(
         )  # fmt: skip
     trust.signers = sharing.signers if sharing else _signers_of_before(store, settings)
     lookup = Lookup(store, trust, quarantine, strikes, endings, toolchains, writer)
-    fleet = Fleet(sharing.tiers, trust.may_share, loop.call_soon_threadsafe) if sharing else None
+    patience = Patience(lambda: settings.now.remote_timeout)
+    fleet = Fleet(sharing.tiers, trust.may_share, patience, loop.call_soon_threadsafe) if sharing else None
     leases = Leases(trust.reads, lookup.found, lookup.expected_seconds, loop.call_later, fleet)
 
     def remotes() -> list[dict[str, protocol.Scalar]]:
@@ -150,7 +152,7 @@ def assemble(
     fetches = None
     if sharing is not None:
         fetches = Fetches(
-            sharing.tiers, lookup.expected_seconds, lambda: settings.now.remote_timeout,
+            sharing.tiers, lookup.expected_seconds, lambda: settings.now.remote_timeout, patience,
             loop.call_soon_threadsafe, loop.call_later,
         )  # fmt: skip
     watchers = Watchers(store, settings, leases, trust, callers, loop.call_later)

@@ -24,6 +24,8 @@ class Process:
         self.since = time.monotonic()
         # As the process has reported them.
         self.hits = self.misses = 0
+        # Seconds of waits for remote stores that brought nothing since the last that did, and of its compiles.
+        self.waited_in_vain = self.compiled = 0.0
         # Digests of the entries it was loading when it ended, so that each counts once for all its connections.
         self.ended_in: set[str] = set()
         # The entries it was given, oldest first; with the writer while the first use is still to be counted, else None.

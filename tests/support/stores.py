@@ -118,7 +118,7 @@ class Shelf:
         assert hit.is_sound
         if hit.inline_bytes is not None:
             return self.store.reader.content(hit.digest)
-        with open(self.store.files.open(hit.digest), "rb") as file:
+        with open(self.store.files.open(hit.digest).descriptor, "rb") as file:
             return file.read()
 
     def keys(self) -> set[str]:

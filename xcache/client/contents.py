@@ -96,7 +96,7 @@ def predicted_in(connection: Connection, found: protocol.Prediction) -> Iterator
                 int(item["stored_size"] or 0),
                 float(item["compile_seconds"] or 0),
                 None,
-                offset=int(item["offset"] or 0),
+                offset=int(item.get("offset") or 0),
             )
             for item in found.items
             if "digest" in item

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from xcache.wire import protocol
 from xcached.caller import Answer, Caller, Later, Process, Reply
+from xcached.requests.patience import Patience
 
 if TYPE_CHECKING:
     from xcached.tiers.tiers import Tiers
@@ -31,6 +32,7 @@ class _Waiter:
         self.then = then
         # It understands heartbeats: it waits for other programs' compiles, too.
         self.is_told = is_told
+        self.since = time.monotonic()
         self.answer = Later()
 
 
@@ -51,6 +53,7 @@ class Fetches:
         tiers: Tiers,
         expected: Callable[[Caller, protocol.Get], float | None],
         longest: Callable[[], float],
+        patience: Patience,
         call_soon: Callable[[Callable[[], None]], object],
         call_later: Callable[[float, Callable[[], None]], object],
     ) -> None:
@@ -61,6 +64,7 @@ class Fetches:
         self._tiers = tiers
         self._expected = expected
         self._longest = longest
+        self._patience = patience
         self._call_soon = call_soon
         self._call_later = call_later
         self._questions: dict[str, _Question] = {}
@@ -79,7 +83,7 @@ class Fetches:
         about = self._histories.get(caller.process)
         if about is not None:
             return self._wait(self._questions[about], caller, again, is_told=wanted.wait > 0)
-        if not self._tiers.may_have_some:
+        if not self._tiers.may_have_some or not self._patience.is_left(caller.process):
             return None
         expected = self._expected(caller, wanted)
         seconds = self._longest() if expected is None else min(expected, self._longest())
@@ -134,7 +138,10 @@ class Fetches:
         while question.waiters:
             waiter = question.waiters.pop(0)
             try:
-                _forward(waiter.then(), waiter.answer)
+                answer = waiter.then()
+                has_come = isinstance(answer, Reply) and _has_brought(answer.message)
+                self._patience.note(waiter.caller.process, time.monotonic() - waiter.since, in_vain=not has_come)
+                _forward(answer, waiter.answer)
             except Exception:
                 # A failure for one client must not keep the others from their answers.
                 logger.exception("a request that waited for the remote stores failed")
@@ -150,6 +157,10 @@ class Fetches:
         self._ticking = bool(self._questions)
         if self._ticking:
             self._call_later(_HEARTBEAT_SECONDS, self._tick)
+
+
+def _has_brought(message: protocol.Message) -> bool:
+    return isinstance(message, protocol.Found) or (isinstance(message, protocol.Prediction) and bool(message.items))
 
 
 def _forward(answer: Answer, to: Later) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from xcache.wire import protocol
 from xcached.caller import Caller
+from xcached.requests.patience import Patience
 
 if TYPE_CHECKING:
     from xcached.tiers.lease_object import Held
@@ -39,19 +40,29 @@ class Fleet:
     """Asks for each key once, whichever client will have the lease."""
 
     def __init__(
-        self, tiers: Tiers, may_share: Callable[[int], bool], call_soon: Callable[[Callable[[], None]], object]
+        self,
+        tiers: Tiers,
+        may_share: Callable[[int], bool],
+        patience: Patience,
+        call_soon: Callable[[Callable[[], None]], object],
     ) -> None:
         """``may_share`` says whose entries leave the machine; ``call_soon`` is for calls from another thread."""
         self._tiers = tiers
+        self._patience = patience
         self.may_share = may_share
         self._call_soon = call_soon
         # The number says which request a late answer is for.
         self._keys: dict[str, int] = {}
         self._last = 0
 
-    def takes(self, uid: int, expected: float | None) -> bool:
-        """Return whether a user's compile of so many seconds needs a lease that other machines see."""
-        return self.may_share(uid) and self._tiers.may_lease(expected)
+    def takes(self, caller: Caller, expected: float | None) -> bool:
+        """Return whether a client's compile of so many seconds needs a lease that other machines see."""
+        is_worth_it = self._tiers.may_lease(expected) and self._patience.is_left(caller.process)
+        return is_worth_it and self.may_share(caller.uid)
+
+    def note_wait(self, caller: Caller, seconds: float) -> None:
+        """Note how long it took to get a lease."""
+        self._patience.note(caller.process, seconds, in_vain=True)
 
     def begin(
         self,

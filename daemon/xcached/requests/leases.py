@@ -93,7 +93,7 @@ class Leases:
             return Reply(explain(0))
         if self._fleet is not None and may_wait:
             expected = self._expected(caller, wanted)
-            if self._fleet.takes(caller.uid, expected):
+            if self._fleet.takes(caller, expected):
                 return self._ask_fleet(self._fleet, caller, wanted, expected, explain(0))
         return Reply(explain(self._grant(caller, wanted).number))
 
@@ -107,10 +107,15 @@ class Leases:
     ) -> Later:
         """Have all clients wait as for another one's compile until the fleet has decided who compiles."""
         lease = self._grant(Elsewhere(caller.uid), wanted)
-        answer = self._wait(lease, caller, wanted, missing)
-        fleet.begin(
-            caller, wanted, expected, lambda held: self._learn(lease, held), lambda decided: self._go_on(lease, decided)
-        )
+        answer, since = self._wait(lease, caller, wanted, missing), time.monotonic()
+
+        def decide(decided: str) -> None:
+            if lease.elsewhere is not None and not lease.elsewhere.host:
+                # Nobody else compiles it: the time went into asking.
+                fleet.note_wait(caller, time.monotonic() - since)
+            self._go_on(lease, decided)
+
+        fleet.begin(caller, wanted, expected, lambda held: self._learn(lease, held), decide)
         return answer
 
     def _learn(self, lease: Lease, held: Held) -> None:

@@ -72,6 +72,7 @@ class Puts:
             self._leases.fail(message.key, caller.uid)
             self._note_refusal(caller.uid, message, refused)
             return Reply(refused)
+        caller.process.compiled += message.compile_seconds
         is_large = len(files) > 0
         of_executable = files.pop(0) if message.payload is None else None
         of_program = files.pop(0) if message.program is None else None

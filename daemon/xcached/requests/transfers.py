@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Aliases of one program that go along.
 _MOST_ALIASES = 4
+_MOST_HISTORIES = 10**6
 _NOT_A_KEY = Reply(protocol.Refused("protocol error", "that is not a key"))
 _NONE = Reply(protocol.Refused("no entry", "there is no such entry that you may load"))
 
@@ -62,7 +63,7 @@ class TransferRequests:
 
     def _history(self, caller: Caller, message: commands.AskHistory) -> Answer:
         reading, position = self._store.database.reading, message.position
-        found = history_at(reading, caller.uid, position) if position >= 0 else None
+        found = history_at(reading, caller.uid, position) if 0 <= position < _MOST_HISTORIES else None
         if found is None:
             return Reply(commands.WantedBefore("", "", [], 0))
         items, _ = newest_history(reading, [caller.uid], protocol.Predict(*found))

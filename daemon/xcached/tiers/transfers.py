@@ -91,7 +91,8 @@ class Transfers:
             raise RefusedError(protocol.SET_ASIDE, "processes ended here while they loaded exactly these bytes")
         # What is in place in a bundle comes here now, and stays if the bundle goes.
         files, digest = self._store.files, found.put.digest
-        overwrite = not files.path(digest).exists() and files.is_elsewhere(digest)
+        is_large = found.put.stored_size > protocol.INLINE_LIMIT
+        overwrite = is_large and not files.path(digest).exists() and files.is_elsewhere(digest)
         if digest in here and not overwrite:
             return protocol.Stored(kept=False)
         found = found._replace(put=found.put._replace(overwrite=overwrite))

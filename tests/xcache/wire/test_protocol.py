@@ -178,7 +178,7 @@ def test_hello_and_welcome_may_grow():
 
 
 def test_an_integer_will_do_where_a_number_is_wanted():
-    assert framing.decode(msgpack.packb([1, "Found", "d", 5, 2, None, 0.0]))[1].compile_seconds == 2
+    assert framing.decode(msgpack.packb([1, "Found", "d", 5, 2, None, 0.0, 0]))[1].compile_seconds == 2
 
 
 def test_a_frame_above_the_limit_is_refused_before_it_has_arrived():

@@ -27,7 +27,7 @@ def shortage(tmp_path: Path) -> list[str]:
 
 
 def read(files: BlobFiles, name: str) -> bytes:
-    with open(files.open(name), "rb") as file:
+    with open(files.open(name).descriptor, "rb") as file:
         return file.read()
 
 
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_replaced(files):
     with open_file(CONTENT) as source:
         files.write(source, len(CONTENT), digest(CONTENT))
         files.path(digest(CONTENT)).write_bytes(b"damaged")
-        with open(files.open(digest(CONTENT)), "rb") as reader:
+        with open(files.open(digest(CONTENT)).descriptor, "rb") as reader:
             files.write(source, len(CONTENT), digest(CONTENT))
             # A reader of the old file goes on reading it.
             assert reader.read() == b"damaged"

@@ -31,7 +31,7 @@ def put(made: Shelf, name: str, uid: int, **changes: object) -> bytes:
 def opened(made: Shelf, name: str) -> int:
     """Return a descriptor as a reader gets it."""
     (hit,) = made.store.reader.find(key_of(name))
-    descriptor = made.store.files.open(hit.digest)
+    descriptor = made.store.files.open(hit.digest).descriptor
     assert descriptor is not None
     return descriptor
 

@@ -49,7 +49,7 @@ def test_a_run_is_told_as_it_was(talk):
     found = talk.ask(protocol.Predict("train.py", "x"))
     made_with = " ".join(digest(name) for name in (b"flags", b"platform", b"toolchain"))
     told = [
-        item | {"made_with": 0} | {"digest": digest(name), "compile_seconds": 1.0, "stored_size": 1}
+        item | {"made_with": 0} | {"digest": digest(name), "compile_seconds": 1.0, "stored_size": 1, "offset": 0}
         for item, name in zip(items, (b"b", b"a"), strict=True)
     ]
     assert found == protocol.Prediction(told, OPTIONS, {key_of("a"): b"a", key_of("b"): b"b"}, [], [made_with], [], b"")
