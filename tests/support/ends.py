@@ -120,8 +120,8 @@ def daemon_end() -> Iterator[Check]:
         place.start_daemon()
         with talking(place) as bystander:
             assert until(lambda: bystander.status()["connections"] == 1)
-            # The daemon keeps a pidfd of each process that was given something, and SQLite the file of a connection that
-            # was closed while another one had a lock, until the next one needs it.
+            # The daemon keeps a pidfd of each process that was given something, and SQLite a file that was closed while
+            # another connection had a lock, until the next one needs it.
             before = _open_in(bystander.pid) + 2
             # The most that a sound daemon has: the largest frame, in all its forms.
             for _ in range(3):
