@@ -73,6 +73,7 @@ def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> N
            "module_name": str, "site": str, "shapes": str, "key": str,
            "outcome": "miss", "uncacheable" or "compiling", "cause": str,
            "meaning": str, "stored": str, "seconds": float, "nearest": str (the key it was compared with),
+           "of_this_run": bool (whether the run itself stored that),
            "components": {NAME: {"here": [str], "there": [str]}}, "differences": [{"text": str, "advice": str,
            "arguments": [[int, str]] (the numbers and names of those that differ, where they have names)}],
            "advice": str, "earlier": str (a run that compiled it and stored nothing)}]}
@@ -120,6 +121,7 @@ def explained(
     same: defaultdict[str, list[tuple[str, Row]]] = defaultdict(list)
     # A row of what was loaded ahead in vain has the key of another row, and says nothing of its program.
     known = {row.key: row for row in reader.rows(run) if row.outcome != ledger.UNUSED}
+    own = {key for key, row in known.items() if row.stored == "yes"}
     wanted = {key for row in missed for key in (row.key, row.nearest) if key}
     for before, row in reader.earlier(run, column="key", values=wanted):
         if row.outcome != ledger.UNUSED:
@@ -137,7 +139,10 @@ def explained(
         kinds = ledger.kinds_of(row.cause)
         is_compared = row.outcome == ledger.MISS and any(kind in _COMPARED for kind in kinds)
         comparison = neighbours.compared(row) if neighbours and is_compared else None
-        found.append(_one(row, comparison) | {"earlier": _in_vain(same[row.key]) if row.key else ""})
+        of_this_run = comparison is not None and comparison.key in own
+        found.append(
+            _one(row, comparison) | {"of_this_run": of_this_run, "earlier": _in_vain(same[row.key]) if row.key else ""}
+        )
     return sorted(found, key=lambda each: -each["seconds"])
 
 
@@ -233,7 +238,11 @@ def _likeness(row: Mapping[str, Any]) -> object:
 def _print_one(row: dict[str, Any], *, is_running: bool, most: int) -> None:
     """Print a program with what differs from the nearest entry."""
     print_wrapped(_title(row), bold=True)
-    print_wrapped(f"{row['meaning']}; compared with the stored {row['nearest'][:_SHORT_KEY]}:", "  ")
+    nearest = row["nearest"][:_SHORT_KEY]
+    if row["of_this_run"]:
+        print_wrapped(f"this run compiled a program of this name before; compared with that, {nearest}:", "  ")
+    else:
+        print_wrapped(f"{row['meaning']}; compared with the stored {nearest}:", "  ")
     for difference in row["differences"][:most]:
         print_wrapped(f"- {difference['text']}", "  ", "    ")
         print_wrapped(difference["advice"], "    ")

@@ -28,6 +28,18 @@ def test_what_was_loaded_ahead_in_vain_does_not_hide_the_run_that_compiled_it(sh
     assert "f32[16] here, f32[8] in the stored program" in miss["differences"][0]["text"]
 
 
+def test_a_program_of_the_same_run_is_not_called_an_earlier_one(shell):
+    stored, missed = shell.put("jit_f"), "d" * 64
+    first = Row(0, "jit_f", "t.py:1", "f32[8]", stored, "miss", "new", "yes", "", SPANS)
+    second = first._replace(position=1, shapes="f32[16]", key=missed, cause="other program", nearest=stored)
+    shell.record_rows([first, second], run="b" * 16)
+    shell.record_rows([second._replace(position=0, key="e" * 64)], run="c" * 16)
+    told = shell.say("why", "--run", "bbbb")
+    assert f"this run compiled a program of this name before; compared with that, {stored[:12]}" in told
+    assert "have changed" not in told
+    assert "have changed; compared with the stored" in shell.say("why", "--run", "cccc")
+
+
 def test_a_random_key_of_another_kind_does_not_hide_another_difference(shell):
     shell.record_run("c" * 64, run="a" * 16, shapes="key<fry>[], f32[8], f32[3]")
     changes = {"shapes": "key<rbg>[], f32[16], f32[3] weak", "cause": "other program", "nearest": "c" * 64}
