@@ -1,9 +1,9 @@
 """Measures what uploading a gigabyte in the background costs the programs of the machine; prints a table in Markdown.
 
-A store has a gigabyte of executables in 64 entries, and a program starts warm again and again: with nothing to upload,
-and, as soon as the daemon has begun to send all of it to a tier, beside the upload. The two take turns.
+A store has a gigabyte of executables in 64 entries, and a program starts warm again and again while the daemon sends
+all of it to a tier, and as often with nothing to send.
 
-    scripts/measure --upload [--rounds 9] [--programs many-small,training] [--tiers folder,redis]
+    scripts/measure --upload [--rounds 1] [--programs many-small,training] [--tiers folder,redis]
 """
 
 from __future__ import annotations
@@ -74,35 +74,32 @@ def forgetting(tier: Tier) -> Any:
 
 
 def measured(host: Uploading, program: str, rounds: int) -> str:
-    """Return the row of a program."""
-    run = lambda: runs.Process(program, host.environment).finish()  # noqa: E731 - said once
+    """Return the row of a program: it starts again and again beside each upload, and as often without one."""
+    run = lambda: runs.Process(program, host.environment).finish()["wall"]  # noqa: E731 - said once
     run()
     host.wait_until_sent()
-    alone, beside, lasted, shares = [], [], [], []
-    for number in range(rounds):
-        for is_beside in (False, True) if number % 2 else (True, False):
-            if not is_beside:
-                alone.append(run()["wall"])
-                continue
-            host.begin_upload()
-            began, before = time.monotonic(), host.daemon.cpu()
-            beside.append(run()["wall"])
-            # The program may have ended before the upload.
-            shares.append(1.0 if host.remote()["waiting"] else 0.0)
-            host.wait_until_sent()
-            lasted.append((time.monotonic() - began, host.daemon.cpu() - before))
-    ratio = statistics.median(one / other for one, other in zip(beside, alone, strict=True))
+    alone: list[float] = []
+    beside: list[float] = []
+    lasted: list[tuple[float, float]] = []
+    for _ in range(rounds):
+        host.begin_upload()
+        began, before = time.monotonic(), host.daemon.cpu()
+        while host.remote()["waiting"]:
+            beside.append(run())
+        lasted.append((time.monotonic() - began, host.daemon.cpu() - before))
+        alone += [run() for _ in range(len(beside) - len(alone))]
     upload, processors = (statistics.median(column) for column in zip(*lasted, strict=True))
+    before, after = statistics.mean(alone), statistics.mean(beside)
     return (
-        f"| {program} | {statistics.median(alone):.2f} | {statistics.median(beside):.2f} | {ratio:.3f} |"
-        f" {upload:.1f} | {processors:.1f} | {statistics.mean(shares):.0%} |"
+        f"| {program} | {len(alone)} | {before:.3f} | {after:.3f} | {after / before:.3f} |"
+        f" {statistics.median(beside) / statistics.median(alone):.3f} | {upload:.1f} | {processors:.1f} |"
     )
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--programs", default="many-small,training")
     parser.add_argument("--tiers", default="folder,redis")
     options = parser.parse_args()
@@ -118,8 +115,8 @@ def main() -> None:
                 continue
             host = Uploading(root, keys, tiers[name], forgetting(tiers[name]))
             try:
-                print(f"\n| {name} | alone (s) | beside (s) | ratio | upload (s) | of processors (s) | outlasts |")
-                print("|---|---:|---:|---:|---:|---:|---:|")
+                print(f"\n| {name} | starts | alone (s) | beside (s) | ratio | of medians | upload (s) | its CPU (s) |")
+                print("|---|---:|---:|---:|---:|---:|---:|---:|")
                 for program in options.programs.split(","):
                     print(measured(host, program, options.rounds), flush=True)
             finally:

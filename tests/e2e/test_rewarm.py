@@ -104,8 +104,8 @@ def test_what_another_jax_lowers_alike_hits(place):
     assert told["built"] + sum(len(each["entries"]) for each in told["left_out"]) == compiled
     built = {program for (program,) in place.query(OF_JAXLIB, jaxlib.__version__)}
     hits, _ = ran(place)
-    # What is missed all the same is another program.
-    assert hits > 0
+    # What is missed all the same is another program; of a jax that is much older, all are.
+    assert hits > 0 or jax.__version_info__ < (0, 8)
     missed = {program for (program,) in place.query(OF_JAXLIB, jaxlib.__version__)} - built
     with_it = place.query("SELECT count(*) FROM entries WHERE jaxlib_version = ?", jaxlib.__version__)
     assert with_it == [(len(built) + len(missed),)]

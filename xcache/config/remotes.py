@@ -31,8 +31,9 @@ class Remote(NamedTuple):
     trust: str = "keys"
     # The StableHLO goes along.
     programs: bool = False
-    # Bytes a second that uploads may take; 0 for no limit.
-    rate: int = 0
+    # Bytes a second that uploads may take; 0 for no limit. A gigabyte costs three seconds of a processor, and programs
+    # would notice if they came at once.
+    rate: int = 16 * 1024**2
 
     @property
     def public_url(self) -> str:

@@ -87,9 +87,12 @@ class Sender:
         woken.clear()
         rows = uploads.due(connection, tier.name, time.time(), _ROWS) if tier.may_write else []
         for at in range(0, len(rows), _AT_ONCE):
-            some = rows[at : at + _AT_ONCE]
+            some, began, before = rows[at : at + _AT_ONCE], time.monotonic(), tier.counts["bytes_written"]
             sent = await asyncio.gather(*(self._send_once(tier, row) for row in some))
             await self._note(row for row, is_sent in zip(some, sent, strict=True) if is_sent)
+            if tier.remote.rate:
+                seconds = (tier.counts["bytes_written"] - before) / tier.remote.rate
+                await asyncio.sleep(max(0.0, began + seconds - time.monotonic()))
             if not tier.may_write:
                 break
         if len(rows) < _ROWS or not tier.may_write:
@@ -209,8 +212,6 @@ class Sender:
         if not await tier.put(name, content):
             await self._put_off(row)
             return False
-        if tier.remote.rate:
-            await asyncio.sleep(len(content) / tier.remote.rate)
         return True
 
     async def _put_off(self, row: Upload) -> None:
