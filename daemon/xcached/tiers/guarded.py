@@ -198,6 +198,8 @@ class GuardedTier:
     def note_unusable(self, name: str, error: Exception) -> None:
         """Note why an object is not used. It may be replaced, unless others may trust the key that signed it."""
         self.note_rejected(name, str(error))
+        # Its frames have the object, which may be a gigabyte, and would keep it until the collector comes.
+        error.__traceback__ = None
         if not isinstance(error, UnknownKeyError) and len(self.replaceable) < _MOST_REPLACEABLE:
             self.replaceable.add(name)
 
