@@ -61,8 +61,12 @@ class Uploads:
         store.after_put, store.after_commit = self._note_put, self._tell
 
     def send_to(self, tiers: Mapping[str, float]) -> None:
-        """Send to these tiers from now on; rows for others are forgotten."""
+        """Send to these tiers from now on. Must be called before the writer thread begins: no put may come sooner."""
         self._tiers = dict(tiers)
+
+    def forget_others(self) -> None:
+        """Forget rows for tiers that the settings no longer name."""
+        tiers = self._tiers
         with self._store.transaction(frees=True):
             kept = ", ".join("?" * len(tiers))
             self._db.execute(f"DELETE FROM uploads WHERE tier NOT IN ({kept})", tuple(tiers))  # noqa: S608 - question marks

@@ -67,7 +67,8 @@ def share(
     tiers = Tiers(remotes, names, keeper, sender, lambda: settings.now.remote_timeout)
     kept_from = {each.public_url: each.no_upload_below for each in remotes if not each.readonly}
     histories.after_remember = uploads.note_history
-    writer.call(lambda: uploads.send_to(kept_from))
+    uploads.send_to(kept_from)
+    writer.call(uploads.forget_others)
     manager, presence = Manager(tiers, names, identity), Presence(tiers, names, keeper)
     return Sharing(tiers, manager, presence, uploads, Signers(identity, remotes), store.database.reading)
 
