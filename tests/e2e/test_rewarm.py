@@ -104,7 +104,7 @@ def test_what_another_jax_lowers_alike_hits(place):
     assert told["built"] + sum(len(each["entries"]) for each in told["left_out"]) == compiled
     built = {program for (program,) in place.query(OF_JAXLIB, jaxlib.__version__)}
     hits, _ = ran(place)
-    # What is missed all the same is another program; of a jax that is much older, all are.
+    # The programs that miss all the same are other ones; of a jax that is much older, all are.
     assert hits > 0 or jax.__version_info__ < (0, 8)
     missed = {program for (program,) in place.query(OF_JAXLIB, jaxlib.__version__)} - built
     with_it = place.query("SELECT count(*) FROM entries WHERE jaxlib_version = ?", jaxlib.__version__)
@@ -135,7 +135,7 @@ def test_a_compile_that_ends_costs_one_entry(place, number):
     shell = Shell(place)
     with shell.begin("rewarm", "--workers", "1", "--json") as command:
         found: list[int] = []
-        # What only plans has none.
+        # A worker that only plans has none.
         assert until(lambda: found.extend(compiles(command.pid)) or found, 120.0)
         os.kill(found[0], number)
         said, complaints = command.communicate(timeout=120)

@@ -90,7 +90,7 @@ def test_a_second_runner_compiles_nothing_and_a_third_one_what_is_new(place: Pla
     first, second, third = (Runner(place.root, caches, number) for number in (1, 2, 3))
     first.work(TEST.format("+ 1"))
     assert "wrote " in first.said["Export"] and len([*caches.iterdir()]) == 1
-    # Whatever the processor is, its name and features are in the name.
+    # The name holds the processor's name and features, on any processor.
     (name,) = (path.name for path in caches.iterdir())
     assert re.fullmatch(r"xcache-[\d.]+-[0-9a-f]{12}-1-1", name)
     second.work(TEST.format("+ 1"))

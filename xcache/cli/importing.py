@@ -63,7 +63,8 @@ def import_(path: Path, unsigned: bool, even_foreign: bool, as_json: bool) -> No
             progress(total, "importing") as advance,
         ):
             for each in _told_to(advance, objects(bundle, trusted, trust_unsigned=unsigned)):
-                why = _why_not(each, here)
+                # The file may have been altered since it was checked.
+                why = each.problem or _why_not(each, here)
                 if not why:
                     why = _take_over(settings, connection, each, counts, unsigned=unsigned)
                 if why:

@@ -79,7 +79,7 @@ class Uploads:
     def push(self, tier: str, *, even_quick: bool) -> Generator[None, None, dict[str, protocol.Scalar]]:
         """Queue what the store has and may share, the dearest first; return how much that was, and what had no room.
 
-        What is queued already is not counted. The upload itself finds out what the tier has.
+        Rows that are queued already are not counted. The upload itself finds out what the tier has.
         """
         least = 0.0 if even_quick else self._tiers[tier]
         writers = [uid for (uid,) in self._db.execute("SELECT uid FROM users") if self._may_share(uid)]

@@ -50,7 +50,7 @@ class Identity:
         with self._lock:
             is_due = time.monotonic() - self._asked_at > _RETRY_SECONDS
             if is_asking := source != self._asked or (not isinstance(self._printed, PrivateKey) and is_due):
-                # Whoever asks meanwhile need not wait, too: what waits for a signature goes on without.
+                # Other threads that ask meanwhile get this error at once, and go on without a signature.
                 self._printed = SigningKeyError("the command that prints the key to sign with has not answered yet")
                 self._asked, self._asked_at = source, time.monotonic()
         if is_asking:

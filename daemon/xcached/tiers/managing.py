@@ -134,7 +134,7 @@ class Manager:
                     removed += sum(await asyncio.gather(*(_removed(tier, name) for name in some)))
             except (TierError, TimeoutError) as error:
                 if done:
-                    # Whoever asks for the rest is told of it.
+                    # The request for the rest is told of it.
                     break
                 if isinstance(error, TierError):
                     raise

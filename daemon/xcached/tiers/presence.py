@@ -122,6 +122,7 @@ class Presence:
             tier.note_unusable(name, error)
             return f"{tier.name}: {error}"
         except Exception:
+            # A defect with one entry must not leave the person who asked for many without an answer.
             logger.exception("%s of %s could not be kept", key[:12], tier.name)
             return "the daemon's log says more"
         return "the store here did not take it; the daemon's log says more"

@@ -140,7 +140,7 @@ class Sender:
             tier.writes.fail(tier.name, str(error))
             return False
         except DamagedError as error:
-            # Whoever loads it finds that out, too, and it is set aside then.
+            # The next program that loads it finds that out, too, and it is set aside then.
             logger.warning("%s %s is not sent to %s: %s", row.kind, row.name[:12], tier.name, error)
             return True
         except (sqlite3.Error, OSError) as error:

@@ -89,7 +89,7 @@ class Transfers:
             )
         if self._is_barred(found.put.digest):
             raise RefusedError(protocol.SET_ASIDE, "processes ended here while they loaded exactly these bytes")
-        # What is in place in a bundle comes here now, and stays if the bundle goes.
+        # An executable that is in place in a bundle is copied now, and stays if the bundle goes.
         files, digest = self._store.files, found.put.digest
         is_large = found.put.stored_size > protocol.INLINE_LIMIT
         overwrite = is_large and not files.path(digest).exists() and files.is_elsewhere(digest)

@@ -27,7 +27,7 @@ HERE, THERE, NOWHERE, DEAR = (key_of(name) for name in ("here", "there", "nowher
 
 @pytest.fixture(scope="session")
 def mine() -> Made:
-    """What programs of this Python are made with."""
+    """The compiler that programs of this Python are made with."""
     found = toolchain.describe("cpu", JAXLIB, jaxlib.__version__, None)
     return Made("cpu", "cpu", jaxlib.__version__, digest(found.content))
 
@@ -85,7 +85,7 @@ def test_what_is_where_and_what_it_would_cost(folder, mine):
             "key": THERE, "module_name": "jit_there", "platform": "cpu", "compile_seconds": 2.0,
             "state": "remote", "remote": tier, "reason": "",
         }  # fmt: skip
-        # What a remote store has is enough; and what is quick may not matter.
+        # An entry in a remote store is enough, and a quick compile may not matter.
         path = write(place, mine, here=(HERE, 1.0), there=(THERE, 2.0), nowhere=(NOWHERE, 0.4))
         assert "wants 2 of 3 programs" in (quick := shell.say("preflight", path, "--at-least", "500ms"))
         assert "      0  missing\n" in quick

@@ -266,7 +266,7 @@ def test_what_the_store_had_before_is_pushed(folder):
         ]
         assert uploaded(place)
         assert (folder / Names("").entry(quick)).exists()
-        # What was there is not written again.
+        # The objects that were there are not written again.
         assert remote_of(place)["puts"] == 3
 
 

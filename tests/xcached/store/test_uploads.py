@@ -1,4 +1,4 @@
-"""What the store has is queued for a remote store when somebody asks for it."""
+"""Entries and runs of the store are queued for a remote store when somebody asks for it."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_the_dearest_come_first_and_what_has_no_room_is_counted(filled, monkeypa
 def test_what_compiled_faster_than_the_setting_demands_stays_unless_all_is_wanted(filled):
     begin(filled, [])
     assert pushed(filled, even_quick=False)["entries"] == 3
-    # What is queued already is not counted again.
+    # Rows that are queued already are not counted again.
     assert pushed(filled)["entries"] == 2
     assert pushed(filled, OTHER, even_quick=False)["entries"] == 5
     assert key_of("stranger's") not in queued(filled) + queued(filled, OTHER)
