@@ -38,10 +38,7 @@ WITH_JIT = ("training", "serving", "training-24", "training-48")
 # Cold and warm rounds of the short run: more for short programs, and for those that a bar is about.
 QUICK_ROUNDS = {"many-small": (5, 7), "training": (5, 7), "library": (5, 7)}
 # The programs that are started together, and how many at once.
-CROWDS = {
-    "quick": [("training", 4), ("many-small", 4), ("many-small", 16)],
-    "full": [(name, size) for name in ("training", "many-small") for size in (4, 16)],
-}
+CROWDS = [(name, size) for name in ("training", "many-small") for size in (4, 16)]
 # Pairs of programs: a script was the first at its last run, and is the second now.
 CHANGES = [("training", "serving"), ("serving", "training")]
 Part = Callable[[Path, bool], Any]
@@ -68,7 +65,7 @@ def parts() -> dict[str, Part]:
     def crowd(folder: Path, full: bool) -> Any:
         return {
             f"{size} {name}": runs.crowd(name, size, folder, (3 if full else 1), 3)
-            for name, size in CROWDS["full" if full else "quick"]
+            for name, size in CROWDS
         }
 
     def micros(folder: Path, full: bool) -> Any:
