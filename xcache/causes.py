@@ -68,12 +68,16 @@ def of_error(error: BaseException) -> str:
     if isinstance(error, NobodyThereError) or (isinstance(error, NotAskedError) and error.nobody_there):
         return "no daemon"
     if isinstance(error, NotAskedError):
-        return f"not asked: {error}"
+        return ledger.with_detail("not asked", str(error))
     if isinstance(error, NoAnswerError):
         return "no answer"
     return f"no daemon: {getattr(error, 'kind', type(error).__name__)}"
 
 
 def differences(key: Key, nearest: list[str]) -> list[str]:
-    """Return the names of the components in which a key differs from an entry of the same program."""
-    return [name for name, digest in zip(_COMPARED, nearest[1:], strict=False) if key.components.get(name) != digest]
+    """Return the names of the components in which a key differs from an entry of the same program.
+
+    Another jaxlib has other defaults for options, and describes the processor in another way.
+    """
+    found = [name for name, digest in zip(_COMPARED, nearest[1:], strict=False) if key.components.get(name) != digest]
+    return ["toolchain"] if "toolchain" in found else found

@@ -198,7 +198,10 @@ def assemble(
     writer.start()
     if sharing is not None:
         sharing.tiers.start()
-    welcome = protocol.Welcome(protocol.VERSION, __version__, os.getpid(), protocol.path_text(settings.now.dir))
+    addresses = [tier.public_url for tier in settings.now.tiers()]
+    welcome = protocol.Welcome(
+        protocol.VERSION, __version__, os.getpid(), protocol.path_text(settings.now.dir), addresses
+    )
     observe = None if metrics is None else metrics.observe
     return Service(handlers, leases, loads, watchers, fetches, welcome, damaged, finish, observe)
 

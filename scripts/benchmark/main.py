@@ -63,10 +63,7 @@ def parts() -> dict[str, Part]:
         return {f"{before}, now {name}": runs.changed(before, name, folder, rounds) for before, name in CHANGES}
 
     def crowd(folder: Path, full: bool) -> Any:
-        return {
-            f"{size} {name}": runs.crowd(name, size, folder, (3 if full else 1), 3)
-            for name, size in CROWDS
-        }
+        return {f"{size} {name}": runs.crowd(name, size, folder, (3 if full else 1), 3) for name, size in CROWDS}
 
     def micros(folder: Path, full: bool) -> Any:
         sizes = [*SIZES, 256 * MIB] if full else SIZES

@@ -51,6 +51,7 @@ _ADVICE = {
     "refused: store full": "Unpin what need not stay (`xcache unpin`), or raise XCACHE_MAX_SIZE or XCACHE_MAX_ENTRIES.",
     "serialized too late": "Nothing is wrong: xcache knows that now, and this run stored it before its first run.",
     "not trusted": "The setting trusted_writers of the machine's daemon says whose entries are loaded for you.",
+    "rejected": "`xcache key trust` has the daemon trust a key; `xcache remote check` looks at keys and stores.",
     "waited in vain": "The other process was killed, or could not store it; see `xcache runs`.",
     "no daemon": "`xcache status` says whether the daemon runs, and its log why not; `xcache doctor` tries it out.",
     "no answer": "The machine or its disk may be overloaded; XCACHE_TIMEOUT bounds what a program waits.",

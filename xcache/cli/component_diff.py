@@ -70,6 +70,10 @@ def differences(components: Mapping[str, Mapping[str, list[str]]], *, same_progr
         for component, sides in facts.items()
     }  # fmt: skip
     is_upgrade = any("jaxlib" in side for side in facts.get("toolchain", ()))
+    if is_upgrade:
+        # Each jaxlib describes the processor in its own way.
+        for side in facts.get("platform", ()):
+            side.pop("host", None)
     for name, compare in _COMPARE.items():
         if name not in facts:
             continue

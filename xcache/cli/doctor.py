@@ -19,7 +19,7 @@ import click
 from xcache._version import __version__
 from xcache.cli import daemon, remote_findings, store_file, trial
 from xcache.cli.config import suggestion, unknown_variables
-from xcache.cli.output import emit, json_option, print_line, printable, size
+from xcache.cli.output import emit, json_option, print_finding, size
 from xcache.cli.remote_asking import asking
 from xcache.config import config
 from xcache.config.config import Config
@@ -36,7 +36,6 @@ from xcache.wire import commands, protocol
 from xcache.wire.ownership import check_directory, trusted_uids
 
 State = Literal["ok", "note", "wrong"]
-_COLORS = {"ok": "green", "note": "yellow", "wrong": "red"}
 _LOG_BYTES, _LOG_DAYS, _MOST_LOG_LINES = 256 * 1024, 7, 3
 _LOG_LINE = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ \d+ (ERROR|WARNING) (.*)$")
 # Settings of jax under which each program is compiled, with the value that does it, and how jax reads such variables.
@@ -84,7 +83,7 @@ def doctor(no_compile: bool, as_json: bool) -> None:
         emit({"checks": [each._asdict() for each in checks]})
     else:
         for each in checks:
-            _print(each)
+            print_finding(each.state, each.name, each.found, each.advice)
     if any(each.state == "wrong" for each in checks):
         click.get_current_context().exit(1)
 
@@ -95,13 +94,6 @@ def _guarded(check: Callable[[], Iterator[Check]]) -> list[Check]:
     except (XcacheError, OSError) as error:
         advice = next((each for kind, each in _ADVICE.items() if isinstance(error, kind)), "")
         return [Check(check.__name__.strip("_").replace("_", " "), "wrong", str(error), advice)]
-
-
-def _print(check: Check) -> None:
-    click.secho(f"{check.state:5}", fg=_COLORS[check.state], nl=False)
-    print_line(f" {check.name}: {printable(check.found)}")
-    if check.advice:
-        print_line(f"      {printable(check.advice)}")
 
 
 def _plugin() -> Iterator[Check]:

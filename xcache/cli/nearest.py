@@ -31,6 +31,10 @@ _RAW_KEY = (
     "jax.random.key makes such keys, and jax.random.PRNGKey arrays of numbers. Make keys in one way in all runs, or"
     " convert them with jax.random.wrap_key_data and key_data."
 )
+_UPGRADED = (
+    "Another jax may lower the same function in another way, also in what is not shown here. This is usual after an"
+    " upgrade; what is compiled now serves the next runs."
+)
 
 
 class Comparison(NamedTuple):
@@ -118,7 +122,20 @@ class Neighbours:
         if found := [*_of_keys(row, other), *_weak(row, other)]:
             found += program_diff.of_arguments(mine.arguments, theirs.arguments, _key_numbers(row, other))
         found = found or program_diff.differences(mine, theirs)
-        return Comparison(there["key"], components, found + component_diff.differences(components, same_program=False))
+        of_components = component_diff.differences(components, same_program=False)
+        if upgrade := self._upgrade(here, there):
+            # It may be all that has changed.
+            known = of_components if "toolchain" in components else [upgrade, *of_components]
+            return Comparison(there["key"], components, [*known, *_apart_from_upgrade(found)])
+        return Comparison(there["key"], components, found + of_components)
+
+    def _upgrade(self, here: store_file.Row, there: store_file.Row) -> Difference | None:
+        """Say so if the jax of another jaxlib lowered the stored program."""
+        here_by, there_by = (self._store.lowered_by(each["program"]) for each in (here, there))
+        if here_by == there_by:
+            return None
+        text = f"the stored program was lowered by the jax of jaxlib {there_by}, this one by that of {here_by}"
+        return Difference(text, _UPGRADED)
 
     def _by_shapes(self, row: Row) -> Comparison | None:
         """Compare the arguments alone, of a program that is not stored."""
@@ -151,6 +168,15 @@ class Neighbours:
 def _changed(here: store_file.Row, there: store_file.Row) -> list[str]:
     """Return the components in which two entries differ."""
     return [name for name in DESCRIBED_COMPONENTS if here[f"{name}_component"] != there[f"{name}_component"]]
+
+
+def _apart_from_upgrade(found: Sequence[Difference]) -> Iterator[Difference]:
+    """Yield differences of programs without the advice that an upgrade makes doubtful."""
+    from xcache.cli import program_diff
+
+    for each in found:
+        if each != program_diff.SAME:
+            yield each._replace(advice="") if each.advice == operation_diff.CODE else each
 
 
 def _key_numbers(row: Row, other: Row | None) -> set[int]:

@@ -50,7 +50,7 @@ _RANDOM = (
     "_bernoulli",
 )
 
-_CODE = (
+CODE = (
     "The arguments are the same, so the function itself does something else: its code, a static argument, or a Python"
     " value that it uses from outside has changed."
 )
@@ -124,9 +124,9 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
         ):
             found = [each._replace(advice=RNG) if each.advice in ("", _SIZE) else each for each in found]
         # The general advice is said once, and only if there is no better one.
-        said = {_CODE} if any(each.advice for each in found) else set()
+        said = {CODE} if any(each.advice for each in found) else set()
         for each in found[:_MOST_SHOWN]:
-            advice = each.advice or _CODE
+            advice = each.advice or CODE
             yield each._replace(advice="" if advice in said else advice)
             said.add(advice)
         if max(len(mine), len(theirs)) > _MOST_COMPARED:
@@ -142,7 +142,7 @@ def _times(count: int) -> str:
 def _of_operands(here: Sequence[Operation], there: Sequence[Operation]) -> Iterator[Difference]:
     for one, other in zip(here, there, strict=True):
         if one.operands != other.operands:
-            yield Difference(f"the operations are the same, but {_named(one)} takes other values", _CODE)
+            yield Difference(f"the operations are the same, but {_named(one)} takes other values", CODE)
             return
 
 

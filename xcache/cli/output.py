@@ -25,6 +25,10 @@ _LEAST_WIDTH = 30
 _GAP_WIDTH = 2
 # A column may be cut down to this width.
 _MIN_CUT_WIDTH = 10
+# Facts with long names go on not so far to the right.
+_MOST_HANGING = 12
+_COLORS = {"ok": "green", "note": "yellow", "wrong": "red"}
+_ADVICE_INDENT = " " * 6
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -114,11 +118,28 @@ def print_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
-    """Print a name and a value per line; values are never cut."""
+    """Print a name and a value per line; on a terminal, long values go on below."""
     facts = list(facts)
     width = max(len(name) for name, _ in facts) + _GAP_WIDTH
     for name, value in facts:
-        print_line(click.style(name.ljust(width), bold=True) + printable(value))
+        _print_hanging(name.ljust(width), value, " " * min(width, _MOST_HANGING), bold=True)
+
+
+def print_finding(state: str, about: str, found: str, advice: str) -> None:
+    """Print a line about what was checked, and what to do about it."""
+    _print_hanging(f"{state:6}", f"{about}: {found}", _ADVICE_INDENT, fg=_COLORS[state])
+    print_wrapped(advice, _ADVICE_INDENT)
+
+
+def _print_hanging(label: str, text: str, indent: str, **style: Any) -> None:
+    """Print a label in a style, and a text beside it that is wrapped on a terminal; words are never broken."""
+    first, *others = textwrap.wrap(
+        label + printable(text), max(_width(), _LEAST_WIDTH), subsequent_indent=indent, break_long_words=False,
+        break_on_hyphens=False,
+    ) or [label]  # fmt: skip
+    print_line(click.style(first[: len(label)], **style) + first[len(label) :])
+    for line in others:
+        print_line(line)
 
 
 def print_wrapped(text: str, indent: str = "", following: str | None = None, *, bold: bool = False) -> None:

@@ -252,9 +252,13 @@ def _print(
         return
     took = duration(_compile_seconds(rows))
     what = "what is missing, or unknown," if counts[UNKNOWN] else "what is missing"
+    # A reason that all share is said once.
+    reason, *others = {row.reason for row in absent}
+    if reason and not others:
+        print_wrapped(printable(f"Reason: {_WORDS.get(reason, reason)}."))
     print_wrapped(f"Compiling {what} takes about {took}, one program after the other. The dearest:")
     shown = absent[:limit] if limit else absent
-    print_table((*_COLUMNS, _WHY) if any(row.reason for row in shown) else _COLUMNS, shown)
+    print_table((*_COLUMNS, _WHY) if others else _COLUMNS, shown)
     if len(absent) > len(shown):
         click.echo(f"... and {len(absent) - len(shown)} more (--limit 0 shows all)")
 

@@ -34,6 +34,7 @@ _SHAPES = re.compile(r"(?:(\d+) x )?([^\s,\[]+\[[\d,]*\])( weak)?")
 _DIMENSION = re.compile(r"\{([^{}]*)\}")
 
 _NOT_OURS = "This should not have missed. Please report it, with the output of `xcache show KEY --program` of both."
+SAME = Difference("no part of the two programs differs", _NOT_OURS)
 _MESH = "Each mesh and number of devices needs an executable of its own; keep them the same in all runs."
 _DONATED = "Give jax.jit the same donate_argnums and donate_argnames in all runs, and arrays that can be donated."
 _LAYER = (
@@ -75,7 +76,7 @@ def differences(here: Program, there: Program) -> list[Difference]:
         found += operation_diff.differences(here.operations, there.operations)
     if not found:
         found += _of_values("result", here.results, there.results, _ALL)
-    return found or [*_of_names(here, there)] or [Difference("no part of the two programs differs", _NOT_OURS)]
+    return found or [*_of_names(here, there)] or [SAME]
 
 
 def of_arguments(here: Sequence[Value], there: Sequence[Value], without: Collection[int] = ()) -> list[Difference]:

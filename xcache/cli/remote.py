@@ -10,8 +10,7 @@ from typing import Any
 import click
 
 from xcache.cli import remote_keys
-from xcache.cli.completion import complete_remote
-from xcache.cli.output import Column, ago, emit, json_option, print_line, print_table, printable, size
+from xcache.cli.output import Column, ago, emit, json_option, print_finding, print_table, size
 from xcache.cli.remote_asking import Object, Problems, asking, tier_option
 from xcache.cli.remote_changes import gc, push, rm
 from xcache.cli.remote_findings import KEYS, findings
@@ -19,7 +18,6 @@ from xcache.cli.selection import SHORT_KEY
 from xcache.config import config
 
 _TABLE_LIMIT = 50
-_COLORS = {"ok": "green", "note": "yellow", "wrong": "red"}
 # The first parts of names, and what one such object is called.
 _KINDS = {"entries": "entry", "runs": "run"}
 _OTHER = "other"
@@ -36,9 +34,9 @@ def remote() -> None:
 
 
 @remote.command()
-@click.argument("name", required=False, shell_complete=complete_remote)
+@tier_option
 @json_option
-def check(name: str | None, as_json: bool) -> None:
+def check(tier: str | None, as_json: bool) -> None:
     """Ask each remote store now: write a small object, read it back, compare, and remove it.
 
     Those that the settings call readonly are only read from. The first line says whether a key signs what is uploaded,
@@ -55,7 +53,7 @@ def check(name: str | None, as_json: bool) -> None:
     Exit status 1 if anything is wrong.
     """
     with asking(config.load()) as remotes:
-        checked = remotes.check(remotes.named(name)[0] if name else "")
+        checked = remotes.check(remotes.named(tier)[0] if tier else "")
     found = list(findings(checked))
     if as_json:
         told: dict[str, dict[str, Any]]
@@ -64,10 +62,7 @@ def check(name: str | None, as_json: bool) -> None:
         emit({"keys": told[KEYS] | checked.keys, "remotes": rows})
     else:
         for one in found:
-            click.secho(f"{one.state:5}", fg=_COLORS[one.state], nl=False)
-            print_line(f" {printable(one.about)}: {printable(one.found)}")
-            if one.advice:
-                print_line(f"      {one.advice}")
+            print_finding(one.state, one.about, one.found, one.advice)
     if any(one.state == "wrong" for one in found):
         click.get_current_context().exit(1)
 

@@ -315,6 +315,11 @@ class StoreReader:
         rows = self._rows("SELECT description FROM components WHERE digest = ?", component)
         return rows[0]["description"] if rows else None
 
+    def lowered_by(self, program: str) -> str:
+        """Return the version of jaxlib that a program was stored for first; others come from ``xcache rewarm``."""
+        rows = self._rows("SELECT jaxlib_version FROM entries WHERE program = ? ORDER BY rowid LIMIT 1", program)
+        return rows[0]["jaxlib_version"] if rows else ""
+
     def file_of(self, blob: str) -> Path | None:
         """Return the file of a content, or None if the content is in the database."""
         row = self._row("SELECT content IS NULL AS outside FROM blobs WHERE digest = ?", blob)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from time import sleep
 
 from xcache.client.connection import Connection, left
@@ -11,6 +12,8 @@ from xcache.config.config import Config
 from xcache.errors import HungUpError, NobodyThereError, ProtocolError, UnavailableError
 from xcache.wire import commands, protocol
 from xcache.wire.ownership import trusted_uids
+
+logger = logging.getLogger("xcache")
 
 _RETRY_SECONDS = 0.01
 
@@ -27,6 +30,7 @@ class Connector:
         self._finder = launcher or Launcher(config)
         self._trusted: set[int] | None = None
         self._is_leaving = False
+        self._has_warned = False
 
     def start_no_more(self) -> None:
         """Start no daemon from now on: the program is leaving, and perhaps so is the folder of its store."""
@@ -73,6 +77,7 @@ class Connector:
                 if self._launcher is not None:
                     # The daemon is ready; its start has nothing more to report.
                     self._launcher.close()
+                self._warn_of_left_out(connection.welcome)
                 return connection
             if theirs > protocol.VERSION or replaced or self._launcher is None:
                 connection.close()
@@ -83,3 +88,16 @@ class Connector:
                 connection.demand(commands.Stop("a newer xcache takes over"), protocol.Done, left(deadline))
                 connection.wait_for_end(left(deadline))
             replaced = True
+
+    def _warn_of_left_out(self, welcome: protocol.Welcome) -> None:
+        """Warn once of remote stores that this program's settings name, and the daemon was started without."""
+        if welcome.remotes is None or self._has_warned:
+            return
+        missing = [tier.public_url for tier in self._config.tiers() if tier.public_url not in welcome.remotes]
+        if missing:
+            self._has_warned = True
+            logger.warning(
+                "the daemon was started without %s, which the settings of this program name, so nothing is shared"
+                " there; to start it with the settings of now: xcache restart",
+                ", ".join(missing),
+            )

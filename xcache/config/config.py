@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcache.config import remotes
+from xcache.config.parsing import UnfitError
 from xcache.config.table import FIXED, MAX_SOCKET_PATH, SETTINGS, TYPES, Setting
 from xcache.errors import ConfigError
 from xcache.wire.ownership import uid_of_account
@@ -226,9 +227,9 @@ def _check(setting: Setting, value: Any, source: str) -> Any:
         if type(value) not in TYPES[setting.kind]:
             raise ValueError(text)
         return setting.parse(text)
-    except (ValueError, OverflowError, RuntimeError):
-        told = _told(setting.name, text, source)
-        raise ConfigError(f"{told} cannot be used; it must be {setting.allowed}") from None
+    except (ValueError, OverflowError, RuntimeError) as error:
+        told, why = _told(setting.name, text, source), f": {error}" if isinstance(error, UnfitError) else ""
+        raise ConfigError(f"{told} cannot be used{why}; it must be {setting.allowed}") from None
 
 
 def _told(name: str, text: str, source: str) -> str:

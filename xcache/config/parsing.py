@@ -23,6 +23,10 @@ _MAX_COUNT = 10**12
 _MAX_PERCENT = 90
 
 
+class UnfitError(ValueError):
+    """A text that is rejected; in words, the part of it that is wrong."""
+
+
 def parse_size(text: str) -> int:
     """Return the bytes in ``10G``, ``512MiB``, ``1.5GB`` or ``0``: K and KiB are 1024, KB is 1000, and so on."""
     return _within(0, int(_parse_quantity(text, _UNITS)), _MAX_BYTES)

@@ -14,7 +14,7 @@ SCHEMES = ("s3", "gs", "az", "file", "redis", "rediss", "redis+unix", "http", "h
 # The scheme of a bundle; no setting names it.
 BUNDLE = "bundle"
 _NAMESPACE = re.compile(r"[a-z0-9][a-z0-9.-]{0,62}|")
-_CREDENTIALS = re.compile(r"//[^/@\s]*@")
+_CREDENTIALS = re.compile(r"(?<=//)[^/@\s]*(?=@)|(?<=[?&]header=)[^&\s]*")
 _ADDRESS_BYTES = 2000
 _LEAST_RATE = 64 * 1024
 
@@ -85,20 +85,28 @@ _OPTIONS: dict[str, Callable[[str], Any]] = {
 
 def parse_remotes(text: str) -> tuple[str, ...]:
     """Return the addresses, which blanks separate; raise ValueError for one that cannot be used."""
-    addresses = tuple(text.split())
-    found = [remote(address).public_url for address in addresses]
-    if len(found) != len(set(found)):
-        raise ValueError(text)
-    return addresses
+    return _parsed(text, remote)
 
 
 def parse_bundles(text: str) -> tuple[str, ...]:
     """Return the paths of bundles, which blanks separate; raise ValueError for one that cannot be used."""
-    paths = tuple(text.split())
-    found = [bundle(path).public_url for path in paths]
-    if len(found) != len(set(found)):
-        raise ValueError(text)
-    return paths
+    return _parsed(text, bundle)
+
+
+def _parsed(text: str, parse: Callable[[str], Remote]) -> tuple[str, ...]:
+    """Return what blanks separate; raise UnfitError, which names the first that is wrong."""
+    given, seen = tuple(text.split()), set[str]()
+    for each in given:
+        try:
+            url = parse(each).public_url
+        except parsing.UnfitError:
+            raise
+        except ValueError:
+            raise parsing.UnfitError(f"{masked(each)} is not understood") from None
+        if url in seen:
+            raise parsing.UnfitError(f"{url} comes twice")
+        seen.add(url)
+    return given
 
 
 def bundle(path: str) -> Remote:
@@ -129,17 +137,26 @@ def remote(address: str) -> Remote:
         raise ValueError(address)
     _ = parts.port
     given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    options = {name.replace("-", "_"): _OPTIONS[name](value) for name, value in given if name in _OPTIONS}
+    options = {name.replace("-", "_"): _option(name, value) for name, value in given if name in _OPTIONS}
     others = urlencode([(name, value) for name, value in given if name not in _OPTIONS], quote_via=quote)
     found = Remote(urlunsplit(parts._replace(query=others, fragment="")), **options)
-    if (found.readonly and found.writeonly) or not math.isfinite(found.no_upload_below):
-        raise ValueError(address)
+    if found.readonly and found.writeonly:
+        raise parsing.UnfitError(f"{found.public_url} is both readonly and writeonly")
+    if not math.isfinite(found.no_upload_below):
+        raise parsing.UnfitError(f"no-upload-below of {found.public_url} is not finite")
     return found
 
 
+def _option(name: str, value: str) -> Any:
+    try:
+        return _OPTIONS[name](value)
+    except ValueError:
+        raise parsing.UnfitError(f"the option {name}={value} is not understood") from None
+
+
 def masked(text: str) -> str:
-    """Return a text with addresses in it without their names and passwords."""
-    return _CREDENTIALS.sub("//***@", text)
+    """Return a text with addresses in it without their names, passwords and headers."""
+    return _CREDENTIALS.sub("***", text)
 
 
 def parse_namespace(text: str) -> str:

@@ -93,10 +93,14 @@ class LocalWorkers:
         self._is_closed = False
 
     def compile(self, task: Task) -> dict[str, Any]:
-        """Have a worker of this place compile; one that fails is not used again."""
-        worker = self._take(task.place)
+        """Have a worker of the task's place compile."""
+        return self.ask(task.place, task.message(), task.bound)
+
+    def ask(self, place: Place, message: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Return the answer of a worker of this place; one that fails is not used again."""
+        worker = self._take(place)
         try:
-            answer = worker.ask(task.message(), task.bound)
+            answer = worker.ask(message, seconds)
         except BaseException:
             self._give_up(worker)
             raise

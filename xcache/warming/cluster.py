@@ -1,24 +1,28 @@
 """Compile on a Dask cluster: each program is a task whose key is the entry's, so that nobody compiles it twice.
 
-A task runs a worker process of its own on the cluster's machine, as here, and returns the entry, which the caller
-stores. The entry's key is made here and there: a machine of another kind makes another key, and refuses.
+A worker process on the cluster's machine does it, as here: the first task starts one, and the next ones use it. The
+task returns the entry, which the caller stores. The entry's key is made here and there: a machine of another kind makes
+another key, and refuses.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 from xcache.errors import ClusterError, NoWorkerError, WorkerError
-from xcache.warming.building import Task
+from xcache.warming.building import LocalWorkers, Task
 from xcache.warming.place import Place
-from xcache.warming.process import Worker, this_python
+from xcache.warming.process import this_python
 
 _CONNECT_SECONDS = 20.0
 # A task may wait for its turn in the cluster's queue as long as for its compile, and its worker process must start.
 _MORE_SECONDS = 300.0
 _POLL_SECONDS = 0.5
+# Worker processes on the cluster's machines end when no task has wanted them for so long.
+_IDLE_SECONDS = 30.0
 
 
 class DaskWorkers:
@@ -72,11 +76,48 @@ class DaskWorkers:
 
 
 def compile_there(message: dict[str, Any], place: tuple[Any, ...], seconds: float) -> dict[str, Any]:
-    """Compile on a machine of the cluster, in a process of its own."""
+    """Compile on a machine of the cluster, in a worker process."""
     try:
-        with contextlib.closing(Worker(this_python(), Place(*place))) as worker:
-            return worker.ask(message, seconds)
+        with _kept.in_use() as workers:
+            return workers.ask(Place(*place), message, seconds)
     except NoWorkerError as error:
         return {"refused": str(error)}
     except WorkerError as error:
         return {"failed": str(error)}
+
+
+class _Kept:
+    """The worker processes of this process of the cluster: its tasks use them one after the other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._workers: LocalWorkers | None = None
+        self._users = 0
+        self._timer: threading.Timer | None = None
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[LocalWorkers]:
+        """Yield the worker processes; they end when nobody has used them for a while."""
+        with self._lock:
+            workers = self._workers = self._workers or LocalWorkers(this_python())
+            self._users += 1
+            if self._timer is not None:
+                self._timer.cancel()
+        try:
+            yield workers
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._timer = threading.Timer(_IDLE_SECONDS, self._end)
+                    self._timer.daemon = True
+                    self._timer.start()
+
+    def _end(self) -> None:
+        with self._lock:
+            if not self._users and self._workers is not None:
+                workers, self._workers = self._workers, None
+                workers.close()
+
+
+_kept = _Kept()

@@ -22,6 +22,8 @@ from xcache.wire.protocol import (
 )
 
 _MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typing.get_args(Message)}
+# Hello and Welcome grow at their end: they have at least the fields of the first version, and may have more than ours.
+_SHORTEST = {"Hello": 4, "Welcome": 4}
 _LENGTH = struct.Struct(">I")
 Check = Callable[[Any], bool]
 
@@ -92,8 +94,7 @@ def decode(body: bytes | memoryview) -> tuple[int, Message]:
     if name not in _MESSAGES:
         raise ProtocolError(f"unknown message {name[:40]!r}")
     fields = _checks(name)
-    # Hello and Welcome may grow at their end in a later version.
-    if len(values) != len(fields) and not (name in ("Hello", "Welcome") and len(values) > len(fields)):
+    if len(values) != len(fields) and len(values) < _SHORTEST.get(name, len(values) + 1):
         raise ProtocolError(f"{name} has {len(fields)} fields, not {len(values)}")
     _check(name, values)
     return request, _MESSAGES[name](*values[: len(fields)])

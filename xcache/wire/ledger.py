@@ -7,6 +7,7 @@ MAX_ROWS, MAX_SENT_ROWS = 10_000, 400
 # Characters of a text in a row, and of a run's fact.
 MAX_TEXT, MAX_FACT = 1500, 2000
 MAX_FACTS = 24
+_LONGEST_CAUSE = 500
 # Stands in a list of types for so many that are left out.
 LEFT_OUT = "... {} more ..."
 
@@ -65,6 +66,7 @@ CAUSES = {
     "refused": "it was compiled before, and the store did not take it",
     "serialized too late": "it was compiled before, but could not be stored once the program had run it",
     "not trusted": "it was stored only by users whose entries are not loaded for you",
+    "rejected": "a remote store or a bundle has its entry, which is not used",
     "waited in vain": "another process that was compiling it stored nothing",
     "no daemon": "no daemon could be reached",
     "no answer": "the daemon did not answer in time",
@@ -72,6 +74,11 @@ CAUSES = {
     "refresh": "XCACHE=refresh compiles everything anew",
     "readonly": "XCACHE=readonly stores nothing, so each run compiles it again",
 }
+
+
+def with_detail(kind: str, detail: str) -> str:
+    """Return a cause with a detail, as rows have it."""
+    return f"{kind}: {detail.replace('; ', ', ')}"[:_LONGEST_CAUSE]
 
 
 def kinds_of(cause: str) -> list[str]:

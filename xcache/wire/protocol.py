@@ -5,7 +5,7 @@ the order below. A payload larger than ``INLINE_LIMIT`` travels as a file, with 
 sends descriptors: it makes the memory file that a client writes a large payload into, and disconnects a client that
 sends one. Each end disconnects a peer that breaks a limit.
 
-``Hello`` and ``Welcome`` never change shape, so that any two versions can find out that they differ.
+``Hello`` and ``Welcome`` change only by growing at their end, so that any two versions can find out that they differ.
 """
 
 import os
@@ -79,12 +79,16 @@ class Hello(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The daemon's answer to Hello, even if the two versions cannot talk to each other."""
+    """The daemon's answer to Hello, even if the two versions cannot talk to each other.
+
+    ``remotes`` are the addresses of the remote stores and bundles that it was started with; None if it does not say.
+    """
 
     protocol: int
     version: str
     pid: int
     directory: str
+    remotes: list[str] | None = None
 
 
 class Get(NamedTuple):

@@ -27,7 +27,7 @@ _NAMED = "remote stores"
 class _Waiter:
     """A client that waits, and what to answer it afterwards."""
 
-    def __init__(self, caller: Caller, then: Callable[[], Answer], *, is_told: bool) -> None:
+    def __init__(self, caller: Caller, then: Callable[[str], Answer], *, is_told: bool) -> None:
         self.caller = caller
         self.then = then
         # It understands heartbeats: it waits for other programs' compiles, too.
@@ -73,16 +73,17 @@ class Fetches:
         self._ticking = False
 
     def fetch(
-        self, caller: Caller, wanted: protocol.Get, again: Callable[[], Answer], then: Callable[[], Answer]
+        self, caller: Caller, wanted: protocol.Get, again: Callable[[], Answer], then: Callable[[str], Answer]
     ) -> Later | None:
         """Ask the tiers for an entry, and have ``then`` answer afterwards; None if asking them is of no use.
 
+        ``then`` gets the reason if a tier has an entry that cannot be used.
         While what the process will want is being asked for, the entry may come with that, and ``again`` handles the
         request once more when that is here.
         """
         about = self._histories.get(caller.process)
         if about is not None:
-            return self._wait(self._questions[about], caller, again, is_told=wanted.wait > 0)
+            return self._wait(self._questions[about], caller, lambda _: again(), is_told=wanted.wait > 0)
         if not self._tiers.may_have_some or not self._patience.is_left(caller.process):
             return None
         expected = self._expected(caller, wanted)
@@ -100,7 +101,7 @@ class Fetches:
             about, seconds, lambda: self._tiers.fetch_history(wanted.program, wanted.arguments, seconds)
         )
         self._histories[caller.process] = about
-        return self._wait(question, caller, then, is_told=False)
+        return self._wait(question, caller, lambda _: then(), is_told=False)
 
     def leave(self, caller: Caller) -> None:
         """Forget what a connection that has ended waited for."""
@@ -116,12 +117,14 @@ class Fetches:
         question = self._questions.get(about)
         if question is None:
             question = self._questions[about] = _Question(seconds)
-            begin().add_done_callback(lambda _: self._call_soon(lambda: self._answer(about, question)))
+            begin().add_done_callback(
+                lambda done: self._call_soon(lambda: self._answer(about, question, _reason(done)))
+            )
             # The tiers keep to the time, too; but their thread may be busy.
             self._call_later(seconds, lambda: self._answer(about, question))
         return question
 
-    def _wait(self, question: _Question, caller: Caller, then: Callable[[], Answer], *, is_told: bool) -> Later:
+    def _wait(self, question: _Question, caller: Caller, then: Callable[[str], Answer], *, is_told: bool) -> Later:
         waiter = _Waiter(caller, then, is_told=is_told)
         question.waiters.append(waiter)
         if not self._ticking:
@@ -129,7 +132,7 @@ class Fetches:
             self._call_later(_HEARTBEAT_SECONDS, self._tick)
         return waiter.answer
 
-    def _answer(self, about: str, question: _Question) -> None:
+    def _answer(self, about: str, question: _Question, reason: str = "") -> None:
         if self._questions.get(about) is not question:
             return
         del self._questions[about]
@@ -138,7 +141,7 @@ class Fetches:
         while question.waiters:
             waiter = question.waiters.pop(0)
             try:
-                answer = waiter.then()
+                answer = waiter.then(reason)
                 has_come = isinstance(answer, Reply) and _has_brought(answer.message)
                 self._patience.note(waiter.caller.process, time.monotonic() - waiter.since, in_vain=not has_come)
                 _forward(answer, waiter.answer)
@@ -157,6 +160,16 @@ class Fetches:
         self._ticking = bool(self._questions)
         if self._ticking:
             self._call_later(_HEARTBEAT_SECONDS, self._tick)
+
+
+def _reason(done: Future[str]) -> str:
+    """Return why what a tier has is of no use; empty if there is no such reason."""
+    if done.cancelled():
+        return ""
+    if error := done.exception():
+        logger.error("the remote stores could not be asked", exc_info=error)
+        return ""
+    return done.result()
 
 
 def _has_brought(message: protocol.Message) -> bool:

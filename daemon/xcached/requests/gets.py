@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from xcache.wire import protocol
+from xcache.wire import ledger, protocol
 from xcache.wire.hashing import is_digest
 from xcached.caller import Answer, Caller, Handlers, Reply
 from xcached.requests.fetches import Fetches
@@ -42,20 +42,24 @@ class Gets:
             return found
         if self._fetches is not None:
             fetched = self._fetches.fetch(
-                caller, message, lambda: self._answer(caller, message), lambda: self._answer_from_here(caller, message)
+                caller,
+                message,
+                again=lambda: self._answer(caller, message),
+                then=lambda rejected: self._answer_from_here(caller, message, rejected),
             )
             if fetched is not None:
                 return fetched
         return self._lease(caller, message, found)
 
-    def _answer_from_here(self, caller: Caller, message: protocol.Get) -> Answer:
-        """Answer after the remote stores were asked."""
+    def _answer_from_here(self, caller: Caller, message: protocol.Get, rejected: str) -> Answer:
+        """Answer after the remote stores were asked; ``rejected`` says why an entry of theirs cannot be used."""
         found = self._lookup.find(caller, message)
-        return found if isinstance(found, Reply) else self._lease(caller, message, found)
+        return found if isinstance(found, Reply) else self._lease(caller, message, found, rejected)
 
-    def _lease(self, caller: Caller, message: protocol.Get, found: Traces) -> Answer:
+    def _lease(self, caller: Caller, message: protocol.Get, found: Traces, rejected: str = "") -> Answer:
         def missing(lease: int) -> protocol.Missing:
-            return protocol.Missing(lease, *self._lookup.why_missing(caller, message, found))
+            cause, nearest = self._lookup.why_missing(caller, message, found)
+            return protocol.Missing(lease, ledger.with_detail("rejected", rejected) if rejected else cause, nearest)
 
         return self._leases.ask(caller, message, missing)
 

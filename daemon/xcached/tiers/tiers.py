@@ -70,10 +70,10 @@ class Tiers:
         return not self._is_open or any(tier.may_read for tier in self.opened)
 
     def fetch(self, key: str, unwanted: str, seconds: float) -> concurrent.futures.Future[str]:
-        """Look an entry up, and keep it here if a tier has it; the future gets the name of that tier, or "".
+        """Look an entry up, and keep it here if a tier has it; the future gets the reason if none can be used.
 
-        The result comes within these seconds; a tier that answers later is listened to all the same. An entry of the
-        digest ``unwanted`` is none.
+        The reason is empty if no tier has one, too. The result comes within these seconds; a tier that answers later is
+        listened to all the same. An entry of the digest ``unwanted`` is none.
         """
         return self.begin(self._fetch(self._names.entry(key), seconds, self._keeper.keep_entry, key, unwanted))
 
@@ -147,12 +147,13 @@ class Tiers:
             self._loop.run_until_complete(self._end(sending))
 
     async def _end(self, sending: Sequence[asyncio.Task[None]]) -> None:
-        """Stop sending, and close the engines; one that does not end in time is left."""
-        for task in sending:
+        """Stop all that goes on, and close the engines; what does not end in time is left."""
+        tasks = {*sending, *asyncio.all_tasks()} - {asyncio.current_task()}
+        for task in tasks:
             task.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
-                await asyncio.gather(*(tier.close() for tier in self.opened), *sending, return_exceptions=True)
+                await asyncio.gather(*(tier.close() for tier in self.opened), *tasks, return_exceptions=True)
 
     def _begin_lease(self, wanted: Compile) -> None:
         if self._claims is None:
@@ -165,12 +166,16 @@ class Tiers:
             self._claims.end(key, how)
 
     def _claims_in(self, tier: GuardedTier) -> Claims:
-        names, keep = self._names, self._keeper.keep_entry
+        names = self._names
+
+        async def fetch(key: str, unusable: str) -> bool:
+            return await self._why_not_kept(tier, names.entry(key), self._keeper.keep_entry, key, unusable) is None
+
         return Claims(
             tier,
             names.lease,
             names.entry,
-            fetch=lambda key, unusable: self._fetch_from(tier, names.entry(key), keep, key, unusable),
+            fetch=fetch,
             send=lambda key: self._sender.send_now(tier, key),
             signer=lambda: self._sender.signer_id(tier),
             trusts=lambda signer: self._keeper.trusts(tier, signer),
@@ -178,26 +183,28 @@ class Tiers:
         )
 
     async def _fetch(self, name: str, seconds: float, keep: _Keep, *wanted: str) -> str:
-        until = self._loop.time() + seconds
+        until, reason = self._loop.time() + seconds, ""
         for tier in self.opened:
             left = until - self._loop.time()
             if not tier.may_read or left <= 0:
                 continue
-            reading = self._loop.create_task(self._fetch_from(tier, name, keep, *wanted))
+            reading = self._loop.create_task(self._why_not_kept(tier, name, keep, *wanted))
             await asyncio.wait({reading}, timeout=left)
             if not reading.done():
                 tier.note_overdue(reading)
-            elif reading.result():
-                return tier.name
-        return ""
+            elif (failed := reading.result()) is None:
+                return ""
+            else:
+                reason = reason or failed
+        return reason
 
-    async def _fetch_from(self, tier: GuardedTier, name: str, keep: _Keep, *wanted: str) -> bool:
-        """Return whether a tier has an object that may be used and is now kept here."""
+    async def _why_not_kept(self, tier: GuardedTier, name: str, keep: _Keep, *wanted: str) -> str | None:
+        """Return None if a tier has an object that may be used and is now kept here; else why not, if it has one."""
         async with tier.fetched(name) as content:
             if content is None:
-                return False
+                return ""
             try:
-                return await keep(tier, content, *wanted)
+                return None if await keep(tier, content, *wanted) else ""
             except XcacheError as error:
                 tier.note_unusable(name, error)
-                return False
+                return f"{tier.name}: {error}"

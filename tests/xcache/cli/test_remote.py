@@ -66,11 +66,11 @@ def test_a_store_is_checked_and_nothing_stays_there(folder):
         assert f"ok    keys: ours ({OURS.public.id}) signs; 1 key trusted\n" in said
         assert f"ok    file://{folder}: written, read back and removed in " in said
         assert not files(folder)
-        found = here.json("remote", "check", str(folder))
+        found = here.json("remote", "check", "--tier", str(folder))
         (one,) = found["remotes"]
         assert (one["state"], one["problem"], one["can_list"], one["seconds"] > 0) == ("ok", "", True, True)
         assert (found["keys"]["signer"], found["keys"]["why_not_trusted"]) == ("ours", "")
-        assert "no remote store matches nowhere" in here.say("remote", "check", "nowhere", code=2)
+        assert "no remote store matches nowhere" in here.say("remote", "check", "--tier", "nowhere", code=2)
 
 
 def test_what_the_keys_lack_is_said(folder):
@@ -81,7 +81,7 @@ def test_what_the_keys_lack_is_said(folder):
         here, key = Shell(place), place.root / "config" / "xcache" / "signing-key"
 
         def said(name: str) -> tuple[str, str]:
-            result = here.run("remote", "check", f"/{name}")
+            result = here.run("remote", "check", "--tier", f"/{name}")
             lines = result.stdout.splitlines()
             assert result.returncode == lines[0].startswith("wrong")
             return lines[0], lines[1].strip()
@@ -366,11 +366,11 @@ def test_doctor_does_not_blame_the_stores_when_this_user_may_not_ask(folder, mon
         assert "the daemon refuses: only root and" in here.say("remote", "check", code=1)
 
 
-@pytest.mark.parametrize("option", [["check"], ["ls", "--tier"], ["gc", "--tier"]])
-def test_stores_are_completed_without_what_a_shell_would_cut(monkeypatch, option):
+@pytest.mark.parametrize("command", ["check", "ls", "gc"])
+def test_stores_are_completed_without_what_a_shell_would_cut(monkeypatch, command):
     monkeypatch.setenv("XCACHE_REMOTE", "s3://bucket/one?readonly=1 redis://user:secret@host")
     complete = ShellComplete(main, {}, "xcache", "_XCACHE_COMPLETE").get_completions
-    assert [each.value for each in complete(["remote", *option], "")] == ["bucket/one", "host"]
-    assert [each.value for each in complete(["remote", *option], "bu")] == ["bucket/one"]
+    assert [each.value for each in complete(["remote", command, "--tier"], "")] == ["bucket/one", "host"]
+    assert [each.value for each in complete(["remote", command, "--tier"], "bu")] == ["bucket/one"]
     monkeypatch.setenv("XCACHE_REMOTE", "nonsense")
-    assert not complete(["remote", *option], "")
+    assert not complete(["remote", command, "--tier"], "")

@@ -14,6 +14,7 @@ from support.places import Place, digest, free_port, get_message, new_place, put
 from support.sharing import BOUND, CONTENT, KEY, host, put_and_upload, remote_of, silent_host, trust
 from support.signing import OURS, SECOND, STRANGER
 
+from xcache.client.client import Client
 from xcache.wire import protocol
 from xcache.wire.names import Names
 from xcache.wire.ownership import signer_uid
@@ -64,7 +65,9 @@ def test_what_a_stranger_signed_is_not_loaded_and_said_once(folder):
         put_and_upload(here, key_of("another"))
     with host(f"file://{folder}") as there:
         for key in (KEY, KEY, key_of("another")):
-            assert isinstance(got(there, key)[0], protocol.Missing)
+            answer, _ = got(there, key)
+            assert isinstance(answer, protocol.Missing)
+            assert answer.cause.startswith(f"rejected: file://{folder}: the key {STRANGER.public.id} is not in ")
         assert remote_of(there)["rejected"] == 3
         assert (there.dir / "daemon.log").read_text().count("is not used") == 1
         assert not there.query("SELECT 1 FROM entries")
@@ -410,3 +413,14 @@ def test_entries_that_arrive_for_no_reason_of_ours_are_put_as_before(folder):
             message = put_message(KEY, b"compiled here", b"program")
             assert talk.ask(message) == protocol.Stored(True)
             assert talk.get(KEY) == b"compiled here"
+
+
+def test_a_program_is_told_once_that_the_daemon_runs_without_its_remote_store(folder, caplog):
+    with host() as here:
+        here.env["XCACHE_REMOTE"] = f"file://{folder}"
+        with contextlib.closing(Client(here.config(), "test")) as client:
+            client.get(get_message(KEY))
+            client.get(get_message(KEY))
+            client.forget_connections()
+    (told,) = caplog.messages
+    assert f"the daemon was started without file://{folder}, which the settings of this program name" in told
