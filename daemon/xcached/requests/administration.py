@@ -86,7 +86,7 @@ class Administration:
     def _zero_statistics(self, caller: Caller, message: commands.ZeroStatistics) -> Answer:
         def zero() -> protocol.Message:
             with self._store.transaction():
-                self._store.zero_statistics()
+                self._store.statistics.zero()
             return protocol.Done()
 
         return self._writer.call(zero, caller.uid) if self._trust.administers(caller.uid) else Reply(NOT_PERMITTED)

@@ -89,7 +89,7 @@ class Evictor:
         self.shortage = Shortage(store, trim_other_data)
         self.pins = Pins(store)
         # Entries used from this order on are newcomers.
-        self._new_from = store.used_order + 1
+        self._new_from = store.uses.order + 1
         # Newcomers to evict after the next end_grace(), and those whose time has come.
         self._newcomers_for_later: dict[EntryKey, int] = {}
         self._newcomers_due: dict[EntryKey, int] = {}
@@ -108,7 +108,7 @@ class Evictor:
 
     def end_grace(self) -> None:
         """Let the newcomers so far be evicted; entries put from now on stay until the next call."""
-        self._new_from = self._store.used_order + 1
+        self._new_from = self._store.uses.order + 1
         self._newcomers_due |= self._newcomers_for_later
         self._newcomers_for_later.clear()
 
@@ -119,7 +119,7 @@ class Evictor:
         self.shortage.cut_down_other_data()
         lacking = self.shortage.lacking()
         if (batch := self._next(lacking)) is not None:
-            if self._store.used_order < self._new_from:
+            if self._store.uses.order < self._new_from:
                 return self._evict([one.entry for one in batch.going], batch.reason)
             plan = self._plan(batch, lacking)
             self._newcomers_for_later |= plan.newcomers
@@ -161,7 +161,7 @@ class Evictor:
                 # A quota is kept with the user's own entries.
                 only_theirs=too_much.reason == "quota",
                 # One newcomer may cost many others.
-                without_end=self._store.used_order >= self._new_from,
+                without_end=self._store.uses.order >= self._new_from,
             )
             candidates = (one for one in candidates if one.subject.entry != spared)
             chosen = choose(itertools.islice(candidates, most), too_much.excess)

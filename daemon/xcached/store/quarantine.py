@@ -122,7 +122,7 @@ class Quarantine:
             " created_at, stored_size, blob, ?, ?, ? FROM entries WHERE key = ? AND writer_uid = ?",
             (reason[: protocol.MAX_NAME], time.time(), file, *entry),
         )
-        self._store.add_statistics({"quarantined": 1})
+        self._store.statistics.add({"quarantined": 1})
 
     def _copy(self, entry: EntryKey) -> str | None:
         """Copy an entry's bytes; return the file's name, or None if the bytes cannot be had."""

@@ -10,7 +10,7 @@ import hashlib
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from xcache.errors import RefusedError, StoreError
@@ -18,10 +18,12 @@ from xcache.wire import protocol
 from xcached.clock import GuardedClock
 from xcached.store.blobs import BlobFiles
 from xcached.store.database import Database, is_full
-from xcached.store.entries import EntryKey, Source, Use, Writer
-from xcached.store.eviction import Usage, time_passed, used, worth
+from xcached.store.entries import EntryKey, Source, Writer
+from xcached.store.eviction import used, worth
 from xcached.store.limits import LEAST_ROOM, Limits
 from xcached.store.reader import Reader
+from xcached.store.statistics import Statistics
+from xcached.store.uses import Uses
 
 # Bytes of a component's text in a row. limits.py bounds the number of entries.
 LONGEST_DESCRIPTION = 4096
@@ -37,7 +39,6 @@ _OTHER_DATA_DIVISOR = 20
 _LEAST_OTHER_DATA_BYTES = 1024**2
 # Removals of a user's entries between two trims of the compile times, which take some milliseconds each.
 _REMOVALS_PER_TRIM = 500
-MOST_COUNTERS = 1000
 
 
 class _UndoneError(Exception):
@@ -63,8 +64,8 @@ class Store:
             self.database.close()
             raise StoreError(f"{directory / 'blobs'} cannot be used: {error.strerror}") from None
         self.set_limits(limits or Limits())
-        self.used_order, self._time, last_use = self._last_use()
-        self.age_clock = GuardedClock(last_use)
+        self.statistics, self.uses = Statistics(self._db), Uses(self._db)
+        self.age_clock = GuardedClock(self.uses.wall_time)
         self.after_put: Callable[[protocol.Put, Writer], object] = lambda *_: None
         """Called within the transaction of each put."""
         self.after_commit: Callable[[], object] = lambda: None
@@ -106,7 +107,7 @@ class Store:
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Undo everything inside at the end."""
-        before = self.used_order, self._time, set(self.grown)
+        before = self.uses.now, set(self.grown)
         try:
             with (
                 contextlib.suppress(_UndoneError),
@@ -116,7 +117,7 @@ class Store:
                 yield
                 raise _UndoneError
         finally:
-            self.used_order, self._time, self.grown = before
+            self.uses.now, self.grown = before
             self.pins_changed = True
 
     def has(self, entry: EntryKey) -> bool:
@@ -151,7 +152,8 @@ class Store:
         """Within a transaction: add or replace an entry. Return digests that may be unreferenced now."""
         pinned = self._refers("entries", key=put.key, writer_uid=writer.uid, pinned=1)
         maybe_orphaned = self.remove([EntryKey(put.key, writer.uid)], staying=put.program_digest)
-        usage = used(self._usage_before(EntryKey(put.key, writer.uid)), self._tick())
+        turn = self.uses.next()
+        usage = used(self.uses.before(EntryKey(put.key, writer.uid)), turn.time)
         maybe_orphaned += self._insert_blob(executable)
         if not self._refers("programs", digest=put.program_digest, writer_uid=writer.uid):
             maybe_orphaned += self._insert_blob(program)
@@ -202,7 +204,7 @@ class Store:
             compile_seconds=seconds,
             created_at=now,
             last_used_at=now,
-            used_order=self._next_order(),
+            used_order=turn.order,
             hits=0,
             writer_pid=writer.pid,
             program=put.program_digest,
@@ -290,7 +292,7 @@ class Store:
                 with self.transaction(frees=True):
                     maybe_orphaned = self.remove(going, reason)
                     if counted_as:
-                        self.add_statistics({counted_as: len(going)})
+                        self.statistics.add({counted_as: len(going)})
             except sqlite3.Error as error:
                 if not is_full(error) or not (self.database.use_reserve() or together > 1):
                     raise
@@ -322,52 +324,6 @@ class Store:
         sql = "SELECT key, writer_uid FROM entries WHERE writer_uid = coalesce(?, writer_uid)"
         return [EntryKey(*row) for row in self._db.execute(sql, (uid,))]
 
-    def note_uses(self, uses: Mapping[EntryKey, Use]) -> None:
-        """Within a transaction: add hits; ``uses`` is in the order of the last use."""
-        for entry, use in uses.items():
-            row = self._db.execute(
-                "SELECT uses, used_time, compile_seconds, footprint FROM entries WHERE key = ? AND writer_uid = ?",
-                entry,
-            ).fetchone()
-            # Any program that may write the file can alter these values.
-            if row is None or not all(type(value) in (int, float) for value in row):
-                continue
-            usage = used(Usage(*row[:2]), self._tick(use.hits), use.hits)
-            self._db.execute(
-                # last_used_at is for people; the ranking uses no clock that jumps.
-                "UPDATE entries SET hits = hits + ?, last_used_at = ?, used_order = ?, uses = ?, used_time = ?,"
-                " worth = ? WHERE key = ? AND writer_uid = ?",
-                (
-                    use.hits,
-                    use.last_used_at,
-                    self._next_order(),
-                    *usage,
-                    worth(usage, *row[2:]),
-                    *entry,
-                ),
-            )
-
-    def add_statistics(self, counts: Mapping[str, float]) -> None:
-        """Within a transaction: add to the statistics."""
-        there = {name for (name,) in self._db.execute("SELECT name FROM statistics")}
-        accepted: list[tuple[str, float]] = []
-        for name, amount in counts.items():
-            # Clients choose the names of reasons and kinds, so their number is limited.
-            if name in there or is_own_counter(name) or len(there) < MOST_COUNTERS:
-                there.add(name)
-                accepted.append((name, amount))
-        self._db.executemany(
-            "INSERT INTO statistics (name, amount) VALUES (?, ?)"
-            " ON CONFLICT (name) DO UPDATE SET amount = amount + excluded.amount",
-            accepted,
-        )
-
-    def zero_statistics(self) -> None:
-        """Within a transaction: restart the statistics and the list of invalidations."""
-        self._db.execute("DELETE FROM statistics")
-        self._db.execute("DELETE FROM invalidations")
-        self.add_statistics({"since": time.time()})
-
     def sweep(self) -> int:
         """Delete files that no row refers to, such as those written just before a crash."""
         return sum(self.sweep_by_steps())
@@ -377,34 +333,6 @@ class Store:
         yield self.files.clear_unfinished()
         for digests in self.files.by_folder():
             yield self.delete_files(digests)
-
-    def _last_use(self) -> tuple[int, float, float]:
-        """Return the latest order of use, the store's own time then, and the wall clock's."""
-        # CAST, because any program that may write the file can alter these values. The two partial indexes serve one
-        # value of pinned each.
-        sql = (
-            "SELECT CAST(used_order AS INTEGER), CAST(used_time AS REAL), CAST(last_used_at AS REAL) FROM entries"
-            " WHERE pinned = {} ORDER BY used_order DESC LIMIT 1"
-        )
-        rows = [self._db.execute(sql.format(pinned)).fetchone() or (0, 0.0, 0.0) for pinned in (0, 1)]
-        order, time, wall_time = (max(value or 0 for value in column) for column in zip(*rows, strict=True))
-        return order, time, wall_time
-
-    def _usage_before(self, entry: EntryKey) -> Usage:
-        """Return the past usage of an entry that was stored before."""
-        sql = "SELECT uses, used_time FROM compile_times WHERE key = ? AND writer_uid = ?"
-        row = self._db.execute(sql, entry).fetchone()
-        return Usage(*row) if row and all(type(value) in (int, float) for value in row) else Usage()
-
-    def _tick(self, uses: int = 1) -> float:
-        """Advance the store's own time by some uses, and return it. A use counts less among more entries."""
-        (entries,) = self._db.execute("SELECT amount FROM totals WHERE name = 'entries'").fetchone()
-        self._time += time_passed(entries, uses)
-        return self._time
-
-    def _next_order(self) -> int:
-        self.used_order += 1
-        return self.used_order
 
     def most_rows(self, uid: int) -> int:
         """Return how many compile times or aliases to keep of a user: in a shared store as many as it has entries."""
@@ -452,11 +380,6 @@ class Store:
         places = ", ".join("?" * len(row))
         sql = f"INSERT INTO {table} ({', '.join(row)}) VALUES ({places})"  # noqa: S608 - names of our own
         self._db.execute(sql, tuple(row.values()))
-
-
-def is_own_counter(name: str) -> bool:
-    """Return whether xcache itself chose a counter's name; clients' reasons and kinds follow a colon."""
-    return ":" not in name
 
 
 def cut(text: str, most: int) -> str:

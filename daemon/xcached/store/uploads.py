@@ -154,7 +154,7 @@ class Uploads:
             over = "SELECT rowid FROM uploads WHERE tier = ? ORDER BY queued_at DESC LIMIT -1 OFFSET ?"
             sql = f"DELETE FROM uploads WHERE rowid IN ({over})"  # noqa: S608 - our own words
             if dropped := self._db.execute(sql, (tier, _MOST_ROWS)).rowcount:
-                self._store.add_statistics({"uploads_dropped": dropped})
+                self._store.statistics.add({"uploads_dropped": dropped})
 
 
 def due(connection: sqlite3.Connection, tier: str, now: float, most: int) -> list[Upload]:

@@ -18,7 +18,8 @@ from xcached.fair_queue import SharedFairQueue, Turn
 from xcached.store.database import is_damage
 from xcached.store.entries import EntryKey, Source, Use, Writer
 from xcached.store.evictor import Evictor, Tally
-from xcached.store.store import MOST_COUNTERS, Store, is_own_counter
+from xcached.store.statistics import MOST_COUNTERS, is_own_counter
+from xcached.store.store import Store
 
 logger = logging.getLogger("xcached")
 
@@ -282,7 +283,7 @@ class WriterThread:
         """Count puts within their transaction; failing to count them does not fail them."""
         try:
             with self._store.savepoint():
-                self._store.add_statistics({"stores": count, "bytes_written": size})
+                self._store.statistics.add({"stores": count, "bytes_written": size})
         except sqlite3.Error as error:
             if is_damage(error):
                 raise
@@ -380,8 +381,8 @@ class WriterThread:
             counts, self._counts = self._counts, {}
         if uses or counts:
             with self._store.transaction():
-                self._store.note_uses(uses)
-                self._store.add_statistics(counts)
+                self._store.uses.note(uses)
+                self._store.statistics.add(counts)
         return more
 
     def _call(self, job: CallJob) -> None:

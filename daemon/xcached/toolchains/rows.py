@@ -126,7 +126,7 @@ class ToolchainRows:
         """Record entries removed by a user, with the reason given."""
         with self._store.transaction():
             self._note(reason, removed.entries, removed.bytes, uid)
-            self._store.add_statistics({"invalidated_by_hand": removed.entries})
+            self._store.statistics.add({"invalidated_by_hand": removed.entries})
 
     def _note(self, reason: str, entries: int, stored: int, uid: int, toolchain: str | None = None) -> None:
         if not entries:
@@ -152,7 +152,7 @@ class ToolchainRows:
                 " ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
                 (uid, _MOST_INVALIDATIONS),
             )
-        self._store.add_statistics({"invalidated": entries})
+        self._store.statistics.add({"invalidated": entries})
 
 
 def _installation(toolchain: Any, uid: Any, files: Any, state: Any, seen_at: Any) -> Installation | None:

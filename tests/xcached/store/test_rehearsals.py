@@ -121,7 +121,7 @@ def test_a_chosen_entry_that_is_used_meanwhile_stays(tmp_path, monkeypatch):
 
     def use(store):
         with store.transaction():
-            store.note_uses({used: Use(1000, 1.0)})
+            store.uses.note({used: Use(1000, 1.0)})
 
     with shelf(tmp_path, max_size=400 * KB) as made:
         begin_to_go(made, monkeypatch, use)

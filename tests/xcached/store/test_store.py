@@ -228,7 +228,7 @@ def test_statistics_add_up_and_start_anew(shelved):
 
     def zero(store):
         with store.transaction():
-            store.zero_statistics()
+            store.statistics.zero()
         return protocol.Done()
 
     shelved.call(zero)

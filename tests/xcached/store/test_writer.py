@@ -18,7 +18,7 @@ def damage() -> sqlite3.DatabaseError:
     return error
 
 
-@pytest.mark.parametrize("where", ["check", "accept", "put", "add_statistics"])
+@pytest.mark.parametrize("where", ["check", "accept", "put", "statistics.add"])
 def test_damage_that_a_put_meets_is_the_databases(monkeypatch, where):
     with shelf(quick_folder()) as made:
 
@@ -27,7 +27,8 @@ def test_damage_that_a_put_meets_is_the_databases(monkeypatch, where):
 
         met = damage()
         with monkeypatch.context() as patch:
-            patch.setattr(made.store, where, fail)
+            owner, _, name = where.rpartition(".")
+            patch.setattr(getattr(made.store, owner) if owner else made.store, name, fail)
             answer = made.begin_put(key_of("a"), b"x", b"p").result(20)
         assert isinstance(answer, protocol.Refused) and answer.kind == "store error", answer
         assert made.damage == [met]
