@@ -67,6 +67,7 @@ CAUSES = {
     "serialized too late": "it was compiled before, but could not be stored once the program had run it",
     "not trusted": "it was stored only by users whose entries are not loaded for you",
     "rejected": "a remote store or a bundle has its entry, which is not used",
+    "remote trouble": "a remote store that may have it could not be asked",
     "waited in vain": "another process that was compiling it stored nothing",
     "no daemon": "no daemon could be reached",
     "no answer": "the daemon did not answer in time",

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from xcache.wire import protocol
+from xcache.wire import ledger, protocol
 from xcached.caller import Answer, Caller, Later, Process, Reply
 from xcached.requests.patience import Patience
 
@@ -22,6 +22,8 @@ logger = logging.getLogger("xcached")
 _HEARTBEAT_SECONDS = 0.25
 # Clients are told that this is what they wait for.
 _NAMED = "remote stores"
+_NO_ANSWER = ledger.with_detail("remote trouble", "no answer came in time")
+_TOO_SLOW = ledger.with_detail("remote trouble", "the program has waited for remote stores in vain for too long")
 
 
 class _Waiter:
@@ -74,18 +76,20 @@ class Fetches:
 
     def fetch(
         self, caller: Caller, wanted: protocol.Get, again: Callable[[], Answer], then: Callable[[str], Answer]
-    ) -> Later | None:
-        """Ask the tiers for an entry, and have ``then`` answer afterwards; None if asking them is of no use.
+    ) -> Later | str:
+        """Ask the tiers for an entry, and have ``then`` answer afterwards; or return why asking them is of no use.
 
-        ``then`` gets the reason if a tier has an entry that cannot be used.
+        ``then`` gets a cause of the miss as ``Tiers.fetch`` has it, and so is what is returned.
         While what the process will want is being asked for, the entry may come with that, and ``again`` handles the
         request once more when that is here.
         """
         about = self._histories.get(caller.process)
         if about is not None:
             return self._wait(self._questions[about], caller, lambda _: again(), is_told=wanted.wait > 0)
-        if not self._tiers.may_have_some or not self._patience.is_left(caller.process):
-            return None
+        if not self._tiers.may_have_some:
+            return self._tiers.trouble
+        if not self._patience.is_left(caller.process):
+            return _TOO_SLOW
         expected = self._expected(caller, wanted)
         seconds = self._longest() if expected is None else min(expected, self._longest())
         begin = lambda: self._tiers.fetch(wanted.key, wanted.unusable, seconds)  # noqa: E731 - called once, below
@@ -117,11 +121,9 @@ class Fetches:
         question = self._questions.get(about)
         if question is None:
             question = self._questions[about] = _Question(seconds)
-            begin().add_done_callback(
-                lambda done: self._call_soon(lambda: self._answer(about, question, _reason(done)))
-            )
+            begin().add_done_callback(lambda done: self._call_soon(lambda: self._answer(about, question, _cause(done))))
             # The tiers keep to the time, too; but their thread may be busy.
-            self._call_later(seconds, lambda: self._answer(about, question))
+            self._call_later(seconds, lambda: self._answer(about, question, _NO_ANSWER))
         return question
 
     def _wait(self, question: _Question, caller: Caller, then: Callable[[str], Answer], *, is_told: bool) -> Later:
@@ -132,7 +134,7 @@ class Fetches:
             self._call_later(_HEARTBEAT_SECONDS, self._tick)
         return waiter.answer
 
-    def _answer(self, about: str, question: _Question, reason: str = "") -> None:
+    def _answer(self, about: str, question: _Question, cause: str = "") -> None:
         if self._questions.get(about) is not question:
             return
         del self._questions[about]
@@ -141,7 +143,7 @@ class Fetches:
         while question.waiters:
             waiter = question.waiters.pop(0)
             try:
-                answer = waiter.then(reason)
+                answer = waiter.then(cause)
                 has_come = isinstance(answer, Reply) and _has_brought(answer.message)
                 self._patience.note(waiter.caller.process, time.monotonic() - waiter.since, in_vain=not has_come)
                 _forward(answer, waiter.answer)
@@ -162,8 +164,7 @@ class Fetches:
             self._call_later(_HEARTBEAT_SECONDS, self._tick)
 
 
-def _reason(done: Future[str]) -> str:
-    """Return why what a tier has is of no use; empty if there is no such reason."""
+def _cause(done: Future[str]) -> str:
     if done.cancelled():
         return ""
     if error := done.exception():

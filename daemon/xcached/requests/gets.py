@@ -40,28 +40,40 @@ class Gets:
         found = self._lookup.find(caller, message)
         if isinstance(found, Reply):
             return found
+        of_remotes = ""
         if self._fetches is not None:
             fetched = self._fetches.fetch(
                 caller,
                 message,
                 again=lambda: self._answer(caller, message),
-                then=lambda rejected: self._answer_from_here(caller, message, rejected),
+                then=lambda of_remotes: self._answer_from_here(caller, message, of_remotes),
             )
-            if fetched is not None:
+            if not isinstance(fetched, str):
                 return fetched
-        return self._lease(caller, message, found)
+            of_remotes = fetched
+        return self._lease(caller, message, found, of_remotes)
 
-    def _answer_from_here(self, caller: Caller, message: protocol.Get, rejected: str) -> Answer:
-        """Answer after the remote stores were asked; ``rejected`` says why an entry of theirs cannot be used."""
+    def _answer_from_here(self, caller: Caller, message: protocol.Get, of_remotes: str) -> Answer:
+        """Answer after the remote stores were asked."""
         found = self._lookup.find(caller, message)
-        return found if isinstance(found, Reply) else self._lease(caller, message, found, rejected)
+        return found if isinstance(found, Reply) else self._lease(caller, message, found, of_remotes)
 
-    def _lease(self, caller: Caller, message: protocol.Get, found: Traces, rejected: str = "") -> Answer:
+    def _lease(self, caller: Caller, message: protocol.Get, found: Traces, of_remotes: str) -> Answer:
+        """Answer that there is no entry; ``of_remotes`` is what the remote stores are to blame for it."""
+
         def missing(lease: int) -> protocol.Missing:
             cause, nearest = self._lookup.why_missing(caller, message, found)
-            return protocol.Missing(lease, ledger.with_detail("rejected", rejected) if rejected else cause, nearest)
+            return protocol.Missing(lease, _with_remotes(cause, of_remotes), nearest)
 
         return self._leases.ask(caller, message, missing)
 
     def _release(self, caller: Caller, message: protocol.Release) -> None:
         self._leases.release(caller, message.key, message.lease)
+
+
+def _with_remotes(cause: str, of_remotes: str) -> str:
+    """Return the cause of a miss here, and what remote stores are to blame for."""
+    if ledger.kinds_of(of_remotes) == ["rejected"]:
+        # That is the entry which was asked for, so nothing else matters but trouble with the one that was here.
+        return cause if cause in ("unusable", "set aside") else of_remotes
+    return f"{cause}; {of_remotes}" if of_remotes and cause in ("new", "other program") else cause

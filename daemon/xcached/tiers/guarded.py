@@ -94,6 +94,13 @@ class GuardedTier:
         return not self.remote.writeonly and not self.reads.problem and not self._overdue
 
     @property
+    def trouble(self) -> str:
+        """Why it is not asked now; empty if it is, or never is."""
+        if self.remote.writeonly or self.may_read:
+            return ""
+        return f"{self.name}: {self.reads.problem or 'it has not answered for long'}"
+
+    @property
     def may_write(self) -> bool:
         """Whether it is worth sending something now."""
         return not self.remote.readonly and not self.writes.is_open and not self.reads.problem

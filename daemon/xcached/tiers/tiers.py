@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from xcache.config.remotes import Remote
 from xcache.errors import XcacheError
-from xcache.wire import protocol
+from xcache.wire import ledger, protocol
 from xcache.wire.names import Names
 from xcached.tiers.claims import ALONE, Claims, Compile
 from xcached.tiers.engines import open_tier
@@ -69,10 +69,17 @@ class Tiers:
         """Whether it is worth asking now."""
         return not self._is_open or any(tier.may_read for tier in self.opened)
 
-    def fetch(self, key: str, unwanted: str, seconds: float) -> concurrent.futures.Future[str]:
-        """Look an entry up, and keep it here if a tier has it; the future gets the reason if none can be used.
+    @property
+    def trouble(self) -> str:
+        """The trouble of the first tier that has any, as a cause of a miss."""
+        told = [tier.trouble for tier in self.opened if tier.trouble]
+        told += [f"{name}: {why}" for name, why in self.unusable.items()]
+        return ledger.with_detail("remote trouble", told[0]) if told else ""
 
-        The reason is empty if no tier has one, too. The result comes within these seconds; a tier that answers later is
+    def fetch(self, key: str, unwanted: str, seconds: float) -> concurrent.futures.Future[str]:
+        """Look an entry up, and keep it here if a tier has it; the future gets a cause of the miss, or "".
+
+        It is "rejected" or "remote trouble". The result comes within these seconds; a tier that answers later is
         listened to all the same. An entry of the digest ``unwanted`` is none.
         """
         return self.begin(self._fetch(self._names.entry(key), seconds, self._keeper.keep_entry, key, unwanted))
@@ -183,7 +190,7 @@ class Tiers:
         )
 
     async def _fetch(self, name: str, seconds: float, keep: _Keep, *wanted: str) -> str:
-        until, reason = self._loop.time() + seconds, ""
+        until, rejected, late = self._loop.time() + seconds, "", ""
         for tier in self.opened:
             left = until - self._loop.time()
             if not tier.may_read or left <= 0:
@@ -192,11 +199,12 @@ class Tiers:
             await asyncio.wait({reading}, timeout=left)
             if not reading.done():
                 tier.note_overdue(reading)
+                late = late or ledger.with_detail("remote trouble", f"{tier.name}: no answer within {seconds:g} s")
             elif (failed := reading.result()) is None:
                 return ""
-            else:
-                reason = reason or failed
-        return reason
+            elif failed and not rejected:
+                rejected = ledger.with_detail("rejected", f"{tier.name}: {failed}")
+        return rejected or late or self.trouble
 
     async def _why_not_kept(self, tier: GuardedTier, name: str, keep: _Keep, *wanted: str) -> str | None:
         """Return None if a tier has an object that may be used and is now kept here; else why not, if it has one."""
@@ -207,4 +215,4 @@ class Tiers:
                 return None if await keep(tier, content, *wanted) else ""
             except XcacheError as error:
                 tier.note_unusable(name, error)
-                return f"{tier.name}: {error}"
+                return str(error)

@@ -424,3 +424,15 @@ def test_a_program_is_told_once_that_the_daemon_runs_without_its_remote_store(fo
             client.forget_connections()
     (told,) = caplog.messages
     assert f"the daemon was started without file://{folder}, which the settings of this program name" in told
+
+
+def test_a_miss_says_that_a_remote_store_could_not_be_asked(folder):
+    with silent_host() as there:
+        (first, _), (second, _) = got(there), got(there, key_of("another"))
+        assert isinstance(first, protocol.Missing) and isinstance(second, protocol.Missing)
+        address = remote_of(there)["name"]
+        assert first.cause == f"new; remote trouble: {address}: no answer within {BOUND:g} s" or (
+            first.cause == "new; remote trouble: no answer came in time"
+        )
+        # It is not asked again, because it owes an answer.
+        assert second.cause.startswith(f"new; remote trouble: {address}: ")
