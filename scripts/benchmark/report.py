@@ -234,7 +234,11 @@ def _crowd(found: Found) -> str:
             compiled = [f"{kinds[kind][peer][-1]['compiled']}" for peer in (XCACHE, BUILT_IN)]
             rows.append((f"{name}, {kind}", *cells, *compiled))
     head = ("", "processor time", "time", "compiled: xcache", "built-in")
-    text = "Processes that start at once; the built-in cache is 1. xcache's processor time has its daemon's in it."
+    text = (
+        "Processes that start at once; the built-in cache is 1. xcache's processor time has its daemon's in it. The"
+        " floor in the table of bars is the processor time of one warm start with built-in, less that of lowering: each"
+        " process has to import, trace and load, and in a crowd no processor is free to do so beside the program."
+    )
     return f"## Crowds\n\n{text}\n\n<crowd>\n\n{_table(head, rows)}"
 
 
