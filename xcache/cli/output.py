@@ -133,12 +133,14 @@ def print_finding(state: str, about: str, found: str, advice: str) -> None:
 
 def _print_hanging(label: str, text: str, indent: str, **style: Any) -> None:
     """Print a label in a style, and a text beside it that is wrapped on a terminal; words are never broken."""
-    first, *others = textwrap.wrap(
-        label + printable(text), max(_width(), _LEAST_WIDTH), subsequent_indent=indent, break_long_words=False,
+    text = printable(text)
+    # One word that is too long, such as a path, stays beside its label.
+    lines = textwrap.wrap(
+        label + text, max(_width(), _LEAST_WIDTH), subsequent_indent=indent, break_long_words=False,
         break_on_hyphens=False,
-    ) or [label]  # fmt: skip
-    print_line(click.style(first[: len(label)], **style) + first[len(label) :])
-    for line in others:
+    ) if " " in text else [label + text]  # fmt: skip
+    print_line(click.style(label, **style) + lines[0][len(label) :])
+    for line in lines[1:]:
         print_line(line)
 
 

@@ -20,9 +20,8 @@ from xcache.cli.output import (
     middle_cut,
     moment,
     note,
-    print_line,
     print_table,
-    printable,
+    print_wrapped,
     short_site,
     shortened,
 )  # fmt: skip
@@ -129,12 +128,12 @@ def _origin(row: dict[str, Any]) -> str:
 def _print(shown: dict[str, Any], programs: list[dict[str, Any]], *, show_all: bool) -> None:
     most = len(programs) if show_all else _MOST_SHOWN
     command = shown["command"] if show_all else shortened(shown["command"], _LONGEST)
-    print_line(f"{printable(command)}  (run {shown['run'][:_SHORT_RUN]}, process {shown['pid']}, {shown['state']})")
-    print_line(f"began {moment(shown['began_at'])} in {shown['directory'] or 'an unknown folder'}")
-    print_line(_total(shown))
-    print_line(_counts(shown["outcomes"]))
+    print_wrapped(f"{command}  (run {shown['run'][:_SHORT_RUN]}, process {shown['pid']}, {shown['state']})")
+    print_wrapped(f"began {moment(shown['began_at'])} in {shown['directory'] or 'an unknown folder'}")
+    print_wrapped(_total(shown))
+    print_wrapped(_counts(shown["outcomes"]))
     if shown["saved_seconds"] > 0:
-        print_line(f"the cache saved {duration(shown['saved_seconds'])} of compiling in this run, less the loading")
+        print_wrapped(f"the cache saved {duration(shown['saved_seconds'])} of compiling in this run, less the loading")
     programs = [row for row in programs if row["outcome"] != ledger.UNUSED]
     dearest = sorted(programs, key=lambda row: -row["seconds"])[:most]
     if dearest:

@@ -196,10 +196,10 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
             is_one_function = all(other["module_name"] == row["module_name"] for other in others)
             more = counted(len(others), "more program") + (" of this function" if is_one_function else "")
             verb, what = ("differ", "each") if len(others) > 1 else ("differs", "it")
-            print_line(f"  {more} {verb} in the same way, {seconds:.2f} s more; --all shows {what}")
+            print_wrapped(f"{more} {verb} in the same way, {seconds:.2f} s more; --all shows {what}", "  ")
     if left_out := sum(map(len, groups[most:])):
         click.echo()
-        print_line(
+        print_wrapped(
             f"{left_out} more that {'differ' if left_out > 1 else 'differs'} from a stored entry; --all shows them"
         )
     rest = sorted((row for row in explained if row not in told), key=lambda row: row["meaning"])
@@ -247,7 +247,7 @@ def _print_one(row: dict[str, Any], *, is_running: bool, most: int) -> None:
         print_wrapped(f"- {difference['text']}", "  ", "    ")
         print_wrapped(difference["advice"], "    ")
     if len(row["differences"]) > most:
-        print_line(f"  - and {len(row['differences']) - most} more; --all shows them")
+        print_wrapped(f"- and {len(row['differences']) - most} more; --all shows them", "  ")
     print_wrapped(row["advice"], "  ")
     _print_not_stored(row, is_running=is_running)
 
@@ -260,7 +260,7 @@ def _print_group(group: Sequence[dict[str, Any]], *, is_running: bool, most: int
         print_wrapped(_title(row), "  ", "      ")
         _print_not_stored(row, is_running=is_running)
     if count > most:
-        print_line(f"  and {count - most} more; --all shows them")
+        print_wrapped(f"and {count - most} more; --all shows them", "  ")
     print_wrapped(first["advice"], "  ")
 
 
