@@ -123,16 +123,7 @@ def gc(
         emit(asked | {"remotes": rows, "problems": problems.found})
     else:
         for row in rows:
-            what = f"{counted(row['matched'] if dry_run else row['removed'], 'object')}, {size(row['bytes'])}"
-            print_line(printable(f"{row['name']}: {'would remove' if dry_run else 'removed'} {what}"))
-            for made in row["toolchains"]:
-                told = f"{counted(made['objects'], 'entry')}, {size(made['bytes'])}"
-                print_line(printable(f"  {remote_details.spelled_toolchain(made)}: {told}"))
-            if row["without_time"]:
-                note(f"{row['name']}: {counted(row['without_time'], 'object')} of unknown age stay; see --help")
-            if row["unknown"]:
-                told = f"{counted(row['unknown'], 'entry')} that nobody trusted vouches for stay"
-                note(f"{row['name']}: {told}; xcache remote ls --details says why")
+            _tell(row, dry_run=dry_run)
         if wanted.toolchains is not None and not wanted.toolchains:
             note("no toolchain is stale here; see xcache toolchains")
     problems.tell()
@@ -210,6 +201,20 @@ def _made_by(
     fitting = [(each, said) for each, said in details.items() if wanted.fits(said)]
     row["toolchains"] = remote_details.by_toolchain(fitting)
     return [each for each, _ in fitting]
+
+
+def _tell(row: dict[str, Any], *, dry_run: bool) -> None:
+    """Say what was removed from one store, or would be, and what stays."""
+    what = f"{counted(row['matched'] if dry_run else row['removed'], 'object')}, {size(row['bytes'])}"
+    print_line(printable(f"{row['name']}: {'would remove' if dry_run else 'removed'} {what}"))
+    for made in row["toolchains"]:
+        told = f"{counted(made['objects'], 'entry')}, {size(made['bytes'])}"
+        print_line(printable(f"  {remote_details.spelled_toolchain(made)}: {told}"))
+    if row["without_time"]:
+        note(f"{row['name']}: {counted(row['without_time'], 'object')} of unknown age stay; see --help")
+    if row["unknown"]:
+        told = f"{counted(row['unknown'], 'entry')} that nobody trusted vouches for stay"
+        note(f"{row['name']}: {told}; xcache remote ls --details says why")
 
 
 def _remove(remotes: Remotes, old: Sequence[Object], row: dict[str, Any]) -> None:
