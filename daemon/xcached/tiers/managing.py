@@ -1,4 +1,4 @@
-"""The requests of administrators to the tiers: a check, a listing of objects, what they are, and the removal of some."""
+"""The requests of administrators to the tiers: a check, a listing of objects, facts of some, and their removal."""
 
 from __future__ import annotations
 
