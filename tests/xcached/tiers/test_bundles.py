@@ -187,8 +187,10 @@ def test_the_beginning_of_an_object_in_a_bundle_is_read(bundle):
         for most in (1, 100, len(content), len(content) + 1):
             assert await tier.begin(name, most) == content[:most]
         assert await tier.begin(Names("").entry(key_of("another")), 100) is None
+        bundle.rename(bundle.with_name("elsewhere"))
         with pytest.raises(TierError):
-            await bundle_tier.BundleFile(bundle.with_name("none")).begin(name, 100)
+            await tier.begin(name, 100)
+        bundle.with_name("elsewhere").rename(bundle)
         await tier.close()
 
     asyncio.run(main())
