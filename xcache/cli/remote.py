@@ -89,7 +89,7 @@ def ls(tier: str | None, limit: int | None, details: bool, as_json: bool) -> Non
     JSON: {"objects": [{"remote": str, "kind": "entries", "runs" or another, "id": str (of an entry, its key),
            "module_name": str or null, "bytes": int, "modified_at": float or null,
            "details": null (not asked for, or of no entry) or {"state": "ok", "not trusted", "damaged", "unreadable" or
-           "gone", "problem": str (why not ok), and where the state is ok or not trusted "module_name": str,
+           "gone", "problem": str (why not ok), and where its header could be read "module_name": str,
            "platform": str, "jaxlib_version": str, "toolchain": str, "compile_seconds": float,
            "size": int (that the object should have), "signer": str (the id of a key; empty: nobody)}}],
            "matched": int (without the limit), "problems": [{"remote": str, "kind": str, "problem": str}]}

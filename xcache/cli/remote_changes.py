@@ -78,11 +78,12 @@ def gc(
     toolchains. A stale toolchain is known here for XCACHE_STALE_GRACE; --jaxlib needs no such knowledge.
 
     The beginning of each entry says what made it, a request for each. An entry stays if no trusted key has signed that,
-    or if it cannot be read. What programs wanted (runs) stays, too: machines renew it, and it goes by its age.
+    or if it cannot be read. What programs wanted (runs) stays, too, with its copies of small entries: machines renew it,
+    and it goes by its age.
 
     It removes nothing beyond the namespace of the settings. An old entry may be wanted still: then it is compiled, and
-    uploaded, once more. Redis does not know how old its objects are: give its address a ?ttl=90d instead. HTTP caches
-    and buckets have rules of their own.
+    uploaded, once more. Redis does not know how old its objects are: there only --jaxlib and --stale do
+    anything, and its address takes a ?ttl=90d. HTTP caches and buckets have rules of their own.
 
     \b
     JSON: {"older_than": float or null, "jaxlib": str or null, "stale": bool, "dry_run": bool,
@@ -213,8 +214,8 @@ def _tell(row: dict[str, Any], *, dry_run: bool) -> None:
     if row["without_time"]:
         note(f"{row['name']}: {counted(row['without_time'], 'object')} of unknown age stay; see --help")
     if row["unknown"]:
-        told = f"{counted(row['unknown'], 'entry')} that nobody trusted vouches for stay"
-        note(f"{row['name']}: {told}; xcache remote ls --details says why")
+        told = f"left {counted(row['unknown'], 'entry')}: damaged, or signed by no trusted key"
+        note(f"{row['name']}: {told}; xcache remote ls --details says more")
 
 
 def _remove(remotes: Remotes, old: Sequence[Object], row: dict[str, Any]) -> None:
