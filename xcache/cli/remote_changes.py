@@ -78,8 +78,8 @@ def gc(
     toolchains. A stale toolchain is known here for XCACHE_STALE_GRACE; --jaxlib needs no such knowledge.
 
     The beginning of each entry says what made it, a request for each. An entry stays if no trusted key has signed that,
-    or if it cannot be read. What programs wanted (runs) stays, too, with copies of small entries: machines renew it, and
-    it goes by its age.
+    or if it cannot be read. What programs wanted (runs) stays, too, with copies of small entries: machines renew it,
+    and it goes by its age.
 
     It removes nothing beyond the namespace of the settings. An old entry may be wanted still: then it is compiled, and
     uploaded, once more. Redis does not know how old its objects are: there only --jaxlib and --stale do

@@ -15,7 +15,7 @@ import redis
 from support import parcels
 from support.command_line import Shell
 from support.conversation import key_of, talking
-from support.engines import SECRET
+from support.engines import SECRET, Engine
 from support.places import digest, until
 from support.sharing import host, remote_of, trust
 from support.signing import OURS, SECOND, STRANGER
@@ -265,12 +265,16 @@ def test_many_are_looked_at_in_several_messages(folder):
         assert len(details_of(here)) == 103
 
 
-@pytest.mark.parametrize("engine", ["folder", "redis"])
-def test_after_an_upgrade_a_team_sees_and_removes_what_the_old_jaxlib_made(engine, folder, request):
+@pytest.fixture(scope="session", params=["folder", "redis"])
+def engine(request) -> Engine:
+    """Each engine in turn."""
+    found: Engine = request.getfixturevalue(f"{request.param}_engine")
+    return found
+
+
+def test_after_an_upgrade_a_team_sees_and_removes_what_the_old_jaxlib_made(engine):
     """As a user does it: each command is a process, and what one machine uploaded another one looks at."""
-    address = f"file://{folder}"
-    if engine == "redis":
-        address = request.getfixturevalue("redis_engine").at("upgrade").url
+    address = engine.at("upgrade").url
     with host(address) as there:
         shell = Shell(there)
         keys = [shell.put(f"jit_{number}", jaxlib="0.10.2", seconds=30.0) for number in range(3)]
