@@ -26,7 +26,7 @@ ANSWERS = frozenset(
         *(protocol.Done, protocol.Refused, commands.Removed, commands.Pinned, commands.Entries, commands.Runs),
         *(commands.LedgerRows, commands.StoredProgram, commands.Collected, commands.Seen, protocol.Status),
         *(commands.RemotesChecked, commands.Objects, commands.ObjectsRemoved, commands.Pushed),
-        *(commands.Presence, commands.WantedBefore, commands.Exported),
+        *(commands.Presence, commands.WantedBefore, commands.Exported, commands.EntriesDescribed),
     )
 )
 # The command line sends these, and a person waits for the answer; a program pins only when an alias is wrong.

@@ -106,6 +106,14 @@ def check(content: bytes) -> bool:
     else:
         assert content in _SIGNED
     try:
+        label = parcel.label(content, KEY, NAMESPACE, _TRUSTED, NOON)
+    except DamagedError:
+        pass
+    else:
+        # What counts of it was signed as it is.
+        beginning = content[: parcel.label_bytes(content)]
+        assert label.why_not or any(each.startswith(beginning) for each in _SIGNED)
+    try:
         found = parcel.unpack(content, KEY, NAMESPACE, _TRUSTED, NOON, MOST, trust_unsigned=True)
     except (DamagedError, SignatureError):
         return False

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from xcache.cli import remote_keys
+from xcache.cli import remote_details, remote_keys
 from xcache.cli.output import Column, ago, emit, json_option, print_finding, print_table, size
 from xcache.cli.remote_asking import Object, Problems, asking, tier_option
 from xcache.cli.remote_changes import gc, push, rm
@@ -74,17 +74,25 @@ def check(tier: str | None, as_json: bool) -> None:
     type=click.IntRange(min=0),
     help=f"Show at most this many; 0 for all. [default: {_TABLE_LIMIT}, with --json all]",
 )
+@click.option("--details", is_flag=True, help="Read what each entry says that it is: what made it, who signed it.")
 @json_option
-def ls(tier: str | None, limit: int | None, as_json: bool) -> None:
+def ls(tier: str | None, limit: int | None, details: bool, as_json: bool) -> None:
     """List the objects of the remote stores, the newest first.
 
     An entry has its key, and the name of its module if it is here, too. A run is what a program wanted, with a copy of
     the small ones of its entries. HTTP caches cannot list what they have, and Redis does not know how old it is.
 
+    --details reads the beginning of each entry that is shown, a request for each. An entry that no trusted key has
+    signed says of itself what somebody wrote there; it is not loaded here.
+
     \b
     JSON: {"objects": [{"remote": str, "kind": "entries", "runs" or another, "id": str (of an entry, its key),
-           "module_name": str or null, "bytes": int, "modified_at": float or null}], "matched": int (without the limit),
-           "problems": [{"remote": str, "kind": str, "problem": str}]}
+           "module_name": str or null, "bytes": int, "modified_at": float or null,
+           "details": null (not asked for, or of no entry) or {"state": "ok", "not trusted", "damaged", "unreadable" or
+           "gone", "problem": str (why not ok), and where its header could be read "module_name": str,
+           "platform": str, "jaxlib_version": str, "toolchain": str, "compile_seconds": float,
+           "size": int (that the object should have), "signer": str (the id of a key; empty: nobody)}}],
+           "matched": int (without the limit), "problems": [{"remote": str, "kind": str, "problem": str}]}
 
     Exit status 1 if a store fails.
     """
@@ -95,16 +103,18 @@ def ls(tier: str | None, limit: int | None, as_json: bool) -> None:
         stores = remotes.named(tier)
         found = seen.passing(problems.objects(remotes, stores))
         objects = heapq.nsmallest(most, found, key=_order) if most else sorted(found, key=_order)
+        said = remote_details.of_all(remotes, problems, objects) if details else {}
     names = remote_keys.module_names(settings, [each.id for each in objects if each.kind == "entries"])
     if as_json:
-        rows = [_told(each) | {"module_name": names.get(each.id)} for each in objects]
+        rows = [_told(each) | {"module_name": names.get(each.id), "details": said.get(each)} for each in objects]
         emit({"objects": rows, "matched": seen.count, "problems": problems.found})
     elif objects:
         several = len({each.remote for each in objects}) > 1
         columns = [
             Column("object", lambda each: each.id[:SHORT_KEY]),
             Column("kind", lambda each: _KINDS.get(each.kind, each.kind)),
-            Column("name", lambda each: names.get(each.id, ""), cut=True),
+            Column("name", lambda each: said.get(each, {}).get("module_name") or names.get(each.id, ""), cut=True),
+            *(remote_details.columns(said) if details else []),
             Column("size", lambda each: size(each.size), "right"),
             Column("age", lambda each: _age(each.modified_at), "right"),
             *([Column("store", lambda each: each.remote, cut=True)] if several else []),
@@ -112,6 +122,7 @@ def ls(tier: str | None, limit: int | None, as_json: bool) -> None:
         print_table(columns, objects)
         if seen.count > len(objects):
             click.echo(f"... and {seen.count - len(objects)} more (--limit 0 shows all)")
+        remote_details.tell_problems(said)
     elif len(problems.found) < len(stores):
         click.echo("there is nothing")
     problems.tell()

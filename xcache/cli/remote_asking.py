@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 
@@ -113,6 +113,16 @@ class Remotes:
             position = page.position
             if not position:
                 return
+
+    def described(self, name: str, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
+        """Yield what each of these entries says that it is, with its key."""
+        left = list(keys)
+        while left:
+            asked = commands.DescribeEntries(name, left[: commands.MAX_DESCRIBED], self._seconds)
+            with _translated(name):
+                answer = self._connection.demand(asked, commands.EntriesDescribed, self._patience)
+            yield from answer.entries
+            left = left[max(1, len(answer.entries)) :]
 
     def remove(self, name: str, objects: Sequence[str]) -> Iterator[tuple[int, int]]:
         """Remove objects; yield for each batch how many are done with, and how many were there."""

@@ -8,12 +8,14 @@ from typing import Any
 
 import click
 
-from xcache.cli import Failure, remote_keys
+from xcache.cli import Failure, WrongUsage, remote_details, remote_keys
 from xcache.cli.completion import complete_key
 from xcache.cli.output import counted, emit, json_option, note, print_line, printable, progress, size
 from xcache.cli.remote_asking import Object, Problems, Remotes, asking, tier_option
+from xcache.cli.remote_details import Wanted
 from xcache.cli.selection import SHORT_KEY, duration_option, older_than_option
 from xcache.config import config
+from xcache.wire import commands
 
 _OLD_SECONDS = 90 * 86400.0
 _LOOK_SECONDS = 0.1
@@ -60,44 +62,71 @@ def rm(prefixes: tuple[str, ...], tier: str | None, as_json: bool) -> None:
 
 @click.command()
 @older_than_option
+@click.option("--jaxlib", metavar="VERSION", help="Entries that this jaxlib made: 0.10.2, or 0.10 for 0.10.*.")
+@click.option("--stale", is_flag=True, help="Entries of toolchains that are stale here (xcache toolchains).")
 @tier_option
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @json_option
-def gc(older_than: float | None, tier: str | None, dry_run: bool, as_json: bool) -> None:
-    """Remove the objects of the remote stores that were written longer ago than --older-than, by default 90 days.
+def gc(
+    older_than: float | None, jaxlib: str | None, stale: bool, tier: str | None, dry_run: bool, as_json: bool
+) -> None:
+    """Remove the objects of the remote stores that match all given options; by default those older than 90 days.
+
+    --jaxlib and --stale are for the time after an upgrade, and take entries of any age unless --older-than says more.
+    Stale is what this machine no longer has: another machine that shares the store may still use it, and compiles and
+    uploads again what it misses. So run it when all machines are upgraded, first with --dry-run, which lists the
+    toolchains. A stale toolchain is known here for XCACHE_STALE_GRACE; --jaxlib needs no such knowledge.
+
+    The beginning of each entry says what made it, a request for each. An entry stays if no trusted key has signed that,
+    or if it cannot be read. What programs wanted (runs) stays, too, with copies of small entries: machines renew it,
+    and it goes by its age.
 
     It removes nothing beyond the namespace of the settings. An old entry may be wanted still: then it is compiled, and
-    uploaded, once more. Redis does not know how old its objects are: give its address a ?ttl=90d instead. HTTP caches
-    and buckets have rules of their own.
+    uploaded, once more. Redis does not know how old its objects are: there only --jaxlib and --stale do
+    anything, and its address takes a ?ttl=90d. HTTP caches and buckets have rules of their own.
 
     \b
-    JSON: {"older_than": float, "dry_run": bool, "remotes": [{"name": str, "matched": int, "without_time": int,
-           "removed": int, "bytes": int (removed, or that would be)}],
+    JSON: {"older_than": float or null, "jaxlib": str or null, "stale": bool, "dry_run": bool,
+           "remotes": [{"name": str, "matched": int, "without_time": int (that stay, because their age is not known),
+           "unknown": int (that stay, because nobody trusted says what made them), "removed": int,
+           "bytes": int (removed, or that would be), "toolchains": [{"toolchain": str, "platform": str,
+           "jaxlib_version": str, "objects": int, "bytes": int}] (of what matched, with --jaxlib or --stale)}],
            "problems": [{"remote": str, "kind": str, "problem": str}]}
 
     Exit status 1 if a store fails.
     """
-    seconds = _OLD_SECONDS if older_than is None else older_than
-    before, problems, rows = time.time() - seconds, Problems(), list[dict[str, Any]]()
-    with asking(config.load()) as remotes:
+    settings = config.load()
+    if jaxlib == "":
+        # The value is probably of an unset shell variable.
+        raise WrongUsage("--jaxlib is empty; without it, gc removes what is old")
+    by_maker = stale or jaxlib is not None
+    seconds = _OLD_SECONDS if older_than is None and not by_maker else older_than
+    before, problems, rows = None if seconds is None else time.time() - seconds, Problems(), list[dict[str, Any]]()
+    with asking(settings) as remotes:
+        wanted = Wanted(jaxlib, remote_details.stale_toolchains(settings) if stale else None)
         for name in remotes.named(tier):
             with problems.of(name):
-                objects = list(remotes.objects(name))
-                row: dict[str, Any] = {"name": name, "matched": 0, "without_time": 0, "removed": 0, "bytes": 0}
+                row: dict[str, Any] = {"name": name, "matched": 0, "without_time": 0, "unknown": 0, "removed": 0}
+                row |= {"bytes": 0, "toolchains": []}
+                found = list(remotes.objects(name, remote_keys.ENTRIES if by_maker else ""))
+                if before is not None:
+                    found = _old(found, before, row)
+                if by_maker:
+                    found = _made_by(wanted, remotes, name, found, row)
+                row["matched"] = len(found)
                 rows.append(row)
-                old = _old(objects, before, row)
                 if dry_run:
-                    row["bytes"] = sum(each.size for each in old)
+                    row["bytes"] = sum(each.size for each in found)
                 else:
-                    _remove(remotes, old, row)
+                    _remove(remotes, found, row)
     if as_json:
-        emit({"older_than": seconds, "dry_run": dry_run, "remotes": rows, "problems": problems.found})
+        asked = {"older_than": seconds, "jaxlib": jaxlib, "stale": stale, "dry_run": dry_run}
+        emit(asked | {"remotes": rows, "problems": problems.found})
     else:
         for row in rows:
-            what = f"{counted(row['matched'] if dry_run else row['removed'], 'object')}, {size(row['bytes'])}"
-            print_line(printable(f"{row['name']}: {'would remove' if dry_run else 'removed'} {what}"))
-            if row["without_time"]:
-                note(f"{row['name']}: {counted(row['without_time'], 'object')} of unknown age stay; see --help")
+            _tell(row, dry_run=dry_run)
+        if wanted.toolchains is not None and not wanted.toolchains:
+            note("no toolchain is stale here; see xcache toolchains")
     problems.tell()
 
 
@@ -159,8 +188,34 @@ def _old(objects: Iterable[Object], before: float, row: dict[str, Any]) -> list[
             row["without_time"] += 1
         elif each.modified_at < before:
             old.append(each)
-            row["matched"] += 1
     return old
+
+
+def _made_by(
+    wanted: Wanted, remotes: Remotes, name: str, objects: Sequence[Object], row: dict[str, Any]
+) -> list[Object]:
+    """Return the entries among these objects that are meant, and count them by toolchain."""
+    if wanted.toolchains is not None and not wanted.toolchains:
+        return []
+    details = remote_details.of_one(remotes, name, objects)
+    row["unknown"] = len(objects) - sum(each["state"] in (commands.OK, commands.GONE) for each in details.values())
+    fitting = [(each, said) for each, said in details.items() if wanted.fits(said)]
+    row["toolchains"] = remote_details.by_toolchain(fitting)
+    return [each for each, _ in fitting]
+
+
+def _tell(row: dict[str, Any], *, dry_run: bool) -> None:
+    """Say what was removed from one store, or would be, and what stays."""
+    what = f"{counted(row['matched'] if dry_run else row['removed'], 'object')}, {size(row['bytes'])}"
+    print_line(printable(f"{row['name']}: {'would remove' if dry_run else 'removed'} {what}"))
+    for made in row["toolchains"]:
+        told = f"{counted(made['objects'], 'entry')}, {size(made['bytes'])}"
+        print_line(printable(f"  {remote_details.spelled_toolchain(made)}: {told}"))
+    if row["without_time"]:
+        note(f"{row['name']}: {counted(row['without_time'], 'object')} of unknown age stay; see --help")
+    if row["unknown"]:
+        told = f"left {counted(row['unknown'], 'entry')}: damaged, or signed by no trusted key"
+        note(f"{row['name']}: {told}; xcache remote ls --details says more")
 
 
 def _remove(remotes: Remotes, old: Sequence[Object], row: dict[str, Any]) -> None:

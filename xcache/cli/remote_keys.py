@@ -10,10 +10,13 @@ from xcache.cli.selection import KEY_LENGTH, ambiguous, checked_prefix
 from xcache.config.config import Config
 from xcache.errors import XcacheError
 
+# How the names of entries' objects begin in the namespace.
+ENTRIES = "entries/"
+
 
 def object_name(key: str) -> str:
     """Return the name of an entry's object in the namespace."""
-    return f"entries/{key[:2]}/{key}"
+    return f"{ENTRIES}{key[:2]}/{key}"
 
 
 def module_names(settings: Config, keys: Sequence[str]) -> dict[str, str]:

@@ -80,10 +80,16 @@ class Bundle:
             self.close()
             raise
 
-    def get(self, name: str) -> bytes | None:
-        """Return an object; None if there is none. Raise OSError, or DamagedError if the file has become shorter."""
+    def get(self, name: str, most: int | None = None) -> bytes | None:
+        """Return an object, or its first ``most`` bytes; None if there is none.
+
+        Raise OSError, or DamagedError if the file has become shorter.
+        """
         place = self._places.get(name)
-        return None if place is None else self._read(*place)
+        if place is None:
+            return None
+        at, size = place
+        return self._read(at, size if most is None else min(size, most))
 
     def executable(self, digest: str) -> tuple[int, int] | None:
         """Return a descriptor of the file, which the caller closes, and where an executable is in it; None if nowhere.

@@ -7,6 +7,11 @@ Scalar = str | int | float | bool | None
 MAX_KEYS = 100
 # The states of a key in Presence: in the store, in a remote store, in neither; or a remote store could not be asked.
 HERE, REMOTE, MISSING, UNKNOWN = PRESENCES = ("here", "remote", "missing", "unknown")
+# Entries in one EntriesDescribed.
+MAX_DESCRIBED = 100
+# The states of an entry there: a key that is trusted now has signed it (or nobody need sign it there); nobody trusted
+# has; it is not as it was written; the store does not give it; it has gone.
+OK, NOT_TRUSTED, DAMAGED, UNREADABLE, GONE = STATES = ("ok", "not trusted", "damaged", "unreadable", "gone")
 
 
 class AskRuns(NamedTuple):
@@ -194,6 +199,27 @@ class Objects(NamedTuple):
     position: int
 
 
+class DescribeEntries(NamedTuple):
+    """Ask what these entries of a remote store say that they are, as many as can be looked at within so many seconds.
+
+    Only the beginning of each object is read.
+    """
+
+    remote: str
+    keys: list[str]
+    seconds: float
+
+
+class EntriesDescribed(NamedTuple):
+    """What was found out about the keys, from the first on, each with its key and a ``state``, one of ``STATES``.
+
+    One that is ok or not trusted has facts of its header: module_name, platform, jaxlib_version, toolchain,
+    compile_seconds, size (of the object) and signer (the id of a key). ``problem`` says why one is not ok.
+    """
+
+    entries: list[dict[str, Scalar]]
+
+
 class RemoveObjects(NamedTuple):
     """Remove objects of these names, as ``Objects`` has them, as many as can be within so many seconds."""
 
@@ -332,6 +358,7 @@ Message = (
     AskRuns | Runs | AskLedger | LedgerRows | Remove | Clear | Removed | Pin | Unpin | Pinned | AskEntries | Entries
     | AskProgram | StoredProgram | CollectGarbage | Collected | Sync | ZeroStatistics | Watch | Seen
     | CheckRemotes | RemotesChecked | AskObjects | Objects | RemoveObjects | ObjectsRemoved | Push | Pushed
+    | DescribeEntries | EntriesDescribed
     | AskHistory | WantedBefore | ExportEntry | ExportHistory | Exported | ImportEntry | ImportHistory
     | AskPresence | Fetch | Presence | Stop
 )  # fmt: skip

@@ -24,7 +24,22 @@ _KIND = signed_header.Kind("parcel", b"xcparcel", 1, protocol.MAX_FRAME, len(_FI
 _LARGEST = 2**53
 _LONGEST_CODEC, _LONGEST_NAMESPACE = 32, 200
 
+# Nearly every header ends within so many bytes of an object.
+FEW_BYTES = 16 * 1024
+
 Content = bytes | memoryview
+
+
+class Label(NamedTuple):
+    """What the header of a parcel says, for people."""
+
+    put: protocol.Put
+    # Bytes of the whole parcel.
+    size: int
+    # The key that should have signed it; empty if none is named.
+    key_id: str
+    # Why it would not be loaded here, whatever follows the header; empty if it would be.
+    why_not: str
 
 
 class Parcel(NamedTuple):
@@ -80,11 +95,7 @@ def unpack(
     if len(view) > most:
         raise DamagedError(f"its {len(view)} bytes are more than the {most} that are accepted")
     key_id, values, rest = signed_header.read(_KIND, view, trusted, now, trust_unsigned=trust_unsigned)
-    found, writer, stored_at, has_program, put = _read(values)
-    if put.key != key:
-        raise DamagedError("it belongs to another key")
-    if found != namespace:
-        raise DamagedError(f"it belongs to the namespace {found!r}, not to {namespace!r}")
+    writer, stored_at, has_program, put = _read(values, key, namespace)
     size = put.stored_size + put.program_stored_size * has_program
     if len(rest) != size:
         raise DamagedError(f"its contents have {len(rest)} bytes, not {size}")
@@ -93,16 +104,39 @@ def unpack(
     return Parcel(put, payload, program, writer, stored_at, key_id)
 
 
-def _read(values: list[Any]) -> tuple[str, str, float, bool, protocol.Put]:
-    """Return the namespace, the writer, the time, whether a program follows, and the fields of the Put."""
+def label(
+    beginning: Content, key: str, namespace: str, trusted: TrustedKeys, now: float, *, trust_unsigned: bool = False
+) -> Label:
+    """Return what the beginning of a parcel says of it, whoever signed it.
+
+    Raise DamagedError if that cannot be the beginning of the parcel of this key and namespace.
+    """
+    view = memoryview(beginning)
+    why_not, values = signed_header.shown(_KIND, view, trusted, now, trust_unsigned=trust_unsigned)
+    _, _, has_program, put = _read(values, key, namespace)
+    size = label_bytes(view) + put.stored_size + put.program_stored_size * has_program
+    return Label(put, size, signed_header.signer_of(view), why_not)
+
+
+def label_bytes(beginning: Content) -> int:
+    """Return how many bytes of a parcel ``label`` needs; raise DamagedError if this is no parcel's beginning."""
+    return signed_header.bytes_before_contents(_KIND, memoryview(beginning))
+
+
+def _read(values: list[Any], key: str, namespace: str) -> tuple[str, float, bool, protocol.Put]:
+    """Return the writer, the time, whether a program follows, and the fields of the Put."""
     if len(values) != len(_FIELDS) + 4:
         raise DamagedError("its header is malformed")
-    namespace, writer, stored_at, has_program, *fields = values
+    found, writer, stored_at, has_program, *fields = values
     if type(has_program) is not bool:
         raise DamagedError("its header is malformed")
     put = protocol.Put(**dict(zip(_FIELDS, fields, strict=True)), **_LEFT_OUT)
-    _check(put, namespace, writer, stored_at)
-    return namespace, writer, stored_at, has_program, put
+    _check(put, found, writer, stored_at)
+    if put.key != key:
+        raise DamagedError("it belongs to another key")
+    if found != namespace:
+        raise DamagedError(f"it belongs to the namespace {found!r}, not to {namespace!r}")
+    return writer, stored_at, has_program, put
 
 
 def _check(put: protocol.Put, namespace: object, writer: object, stored_at: object) -> None:

@@ -69,6 +69,28 @@ def read(
     return key_id, _decoded(kind, header), rest
 
 
+def shown(
+    kind: Kind, view: memoryview, trusted: TrustedKeys, now: float, *, trust_unsigned: bool
+) -> tuple[str, list[Any]]:
+    """Return why the header of an object's beginning does not count here (empty if it does), and the header.
+
+    For people: nobody may have signed what it says. Raise DamagedError if it is not as it was written.
+    """
+    is_signed, header, proof, _ = _parts(kind, view)
+    why_not = "" if is_signed or trust_unsigned else "nobody has signed it"
+    if is_signed:
+        try:
+            _proven(kind, view[: _START.size], header, proof, trusted, now, trust_unsigned=trust_unsigned)
+        except SignatureError as error:
+            why_not = str(error)
+    return why_not, _decoded(kind, header)
+
+
+def bytes_before_contents(kind: Kind, view: memoryview) -> int:
+    """Return how many bytes the header and its signature have; raise DamagedError if the object is none of the kind."""
+    return _places(kind, view)[2]
+
+
 def signer_of(view: memoryview) -> str:
     """Return the id of the key that should have signed an object, which is not checked; empty if none is named."""
     if len(view) < _START.size:
@@ -80,6 +102,14 @@ def signer_of(view: memoryview) -> str:
 
 def _parts(kind: Kind, view: memoryview) -> tuple[bool, memoryview, memoryview, memoryview]:
     """Return whether it is signed, the header, the key id with the signature, and the rest."""
+    is_signed, end, begins = _places(kind, view)
+    if len(view) < begins:
+        raise DamagedError("it is cut off")
+    return is_signed, view[_START.size : end], view[end:begins], view[begins:]
+
+
+def _places(kind: Kind, view: memoryview) -> tuple[bool, int, int]:
+    """Return whether it is signed, where the header ends, and where the contents begin."""
     if len(view) < _START.size:
         raise DamagedError("it is cut off")
     magic, version, signed, size = _START.unpack_from(view)
@@ -90,10 +120,7 @@ def _parts(kind: Kind, view: memoryview) -> tuple[bool, memoryview, memoryview, 
     if signed not in (_UNSIGNED, _SIGNED) or not 0 < size <= kind.most:
         raise DamagedError("its beginning is malformed")
     end = _START.size + size
-    begins = end + (ID_BYTES + SIGNATURE_BYTES) * signed
-    if len(view) < begins:
-        raise DamagedError("it is cut off")
-    return signed == _SIGNED, view[_START.size : end], view[end:begins], view[begins:]
+    return signed == _SIGNED, end, end + (ID_BYTES + SIGNATURE_BYTES) * signed
 
 
 def _proven(

@@ -35,7 +35,7 @@ _ANSWERED_AT_ONCE = frozenset(
     )
 )  # fmt: skip
 # Requests whose answers may fill a frame.
-_ANSWERED_WITH_LISTS = (commands.AskEntries, commands.AskObjects)
+_ANSWERED_WITH_LISTS = (commands.AskEntries, commands.AskObjects, commands.DescribeEntries)
 # The kernel counts unread descriptors against their sender, the daemon.
 _TOO_MANY_DESCRIPTORS = protocol.Refused(
     "too many descriptors", "too many are in flight to clients that do not read them"

@@ -28,6 +28,7 @@ class RemoteRequests:
         self.handlers: Handlers = {
             commands.CheckRemotes: self._handler(lambda sharing, _, message: sharing.manager.check(message)),
             commands.AskObjects: self._handler(lambda sharing, _, message: sharing.manager.list(message)),
+            commands.DescribeEntries: self._handler(lambda sharing, _, message: sharing.manager.describe(message)),
             commands.RemoveObjects: self._handler(lambda sharing, _, message: sharing.manager.remove(message)),
             commands.Push: self._handler(self._push),
         }

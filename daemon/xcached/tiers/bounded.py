@@ -23,6 +23,11 @@ class Bounded:
         async with self._within_the_timeout():
             return await self._engine.get(_checked(name), most)
 
+    async def begin(self, name: str, most: int) -> bytes | None:
+        """Return the first ``most`` bytes of an object, or all it has; None if there is none."""
+        async with self._within_the_timeout():
+            return await self._engine.begin(_checked(name), most)
+
     async def contains(self, name: str) -> bool:
         """Return whether there is such an object."""
         async with self._within_the_timeout():

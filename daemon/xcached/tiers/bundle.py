@@ -33,6 +33,10 @@ class BundleFile:
         """Return an object of at most ``most`` bytes; None if there is none."""
         return await self._workers.do(lambda: self._get(name, most))
 
+    async def begin(self, name: str, most: int) -> bytes | None:
+        """Return the first ``most`` bytes of an object, or all it has; None if there is none."""
+        return await self._workers.do(lambda: self._read(self._bundle(), name, most))
+
     async def contains(self, name: str) -> bool:
         """Return whether there is such an object."""
         return (await self._workers.do(self._bundle)).size(name) is not None
@@ -81,8 +85,11 @@ class BundleFile:
         size = bundle.size(name)
         if size is not None and size > most:
             raise TierError(TOO_LARGE, f"{name} has {size} bytes, more than {most}")
+        return self._read(bundle, name, most)
+
+    def _read(self, bundle: Bundle, name: str, most: int) -> bytes | None:
         try:
-            return bundle.get(name)
+            return bundle.get(name, most)
         except (OSError, DamagedError) as error:
             self._opened = None
             raise TierError(FAILED, str(error)) from None

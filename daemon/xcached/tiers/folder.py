@@ -62,6 +62,10 @@ class Folder:
         """Return an object of at most ``most`` bytes; None if there is none."""
         return await self._in_thread(lambda: self._read(name, most))
 
+    async def begin(self, name: str, most: int) -> bytes | None:
+        """Return the first ``most`` bytes of an object, or all it has; None if there is none."""
+        return await self._in_thread(lambda: self._read(name, most, whole=False))
+
     async def contains(self, name: str) -> bool:
         """Return whether there is such an object."""
         return await self._in_thread(lambda: self._is_there(name))
@@ -114,7 +118,7 @@ class Folder:
             raise TierError(MISSING, f"{self._root} is not a folder")
         return found
 
-    def _read(self, name: str, most: int) -> bytes | None:
+    def _read(self, name: str, most: int, *, whole: bool = True) -> bytes | None:
         try:
             # Without waiting, should it be a pipe.
             descriptor = os.open(self._root / name, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -125,9 +129,9 @@ class Folder:
             found = os.fstat(descriptor)
             if not stat.S_ISREG(found.st_mode):
                 return None
-            if found.st_size <= most:
+            if found.st_size <= most or not whole:
                 with os.fdopen(descriptor, "rb", closefd=False) as file:
-                    content = file.read(most + 1)
+                    content = file.read(most + whole)
                 if len(content) <= most:
                     return content
             raise TierError(TOO_LARGE, f"an object has {found.st_size} bytes; at most {most} were asked for")

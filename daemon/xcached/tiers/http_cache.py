@@ -74,6 +74,13 @@ class HttpCache:
             raise TierError(FAILED, "an object under /cas/ is not what its name says")
         return content
 
+    async def begin(self, name: str, most: int) -> bytes | None:
+        """Return the first ``most`` bytes of an object, or all it has; None if there is none."""
+        found = await self._message(name)
+        if not isinstance(found, Reference):
+            return None if found is None else found[:most]
+        return await self._download(self._cas(found), min(found.size, most), whole=False)
+
     async def contains(self, name: str) -> bool:
         """Return whether there is such an object, and its content."""
         answer = await self._request("HEAD", self._ac(name), missing=True)
@@ -132,7 +139,7 @@ class HttpCache:
         except ValueError as error:
             raise TierError(FAILED, f"what is under /ac/ is not an object of xcache: {error}") from None
 
-    async def _download(self, url: str, most: int) -> bytes | None:
+    async def _download(self, url: str, most: int, *, whole: bool = True) -> bytes | None:
         with _translated():
             async with self._client.stream("GET", url) as answer:
                 if answer.status_code in (404, 410):
@@ -144,6 +151,9 @@ class HttpCache:
                 async for part in answer.aiter_raw():
                     content += part
                     if len(content) > most:
+                        if not whole:
+                            # The connection ends with that, so that the rest does not come.
+                            return bytes(content[:most])
                         raise TierError(FAILED, f"the server sends more than {most} bytes")
                 return bytes(content)
 

@@ -1,18 +1,19 @@
-"""The requests of administrators to the tiers: a check, a listing of objects, and the removal of some."""
+"""The requests of administrators to the tiers: a check, a listing of objects, facts of some, and their removal."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 from xcache.errors import XcacheError
 from xcache.wire import commands, protocol
+from xcache.wire.hashing import is_digest
 from xcache.wire.names import Names
-from xcached.tiers import checking
+from xcached.tiers import checking, describing
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
 from xcached.tiers.tier import UNREACHABLE, Listed, TierError, is_name
@@ -24,7 +25,8 @@ logger = logging.getLogger("xcached")
 _LONGEST_SECONDS, _PAGE_SECONDS = 60.0, 1.0
 # Listings that wait for who reads them: how many, and for how long.
 _MOST_LISTINGS, _IDLE_SECONDS = 8, 60.0
-_REMOVED_AT_ONCE = 8
+_AT_ONCE = 8
+_T = TypeVar("_T")
 
 
 class _Listing:
@@ -40,9 +42,10 @@ class _Listing:
 class Manager:
     """Its methods may be called on any thread; the futures have the answers, always."""
 
-    def __init__(self, tiers: Tiers, names: Names, identity: Identity) -> None:
+    def __init__(self, tiers: Tiers, names: Names, namespace: str, identity: Identity) -> None:
         self._tiers = tiers
         self._names = names
+        self._namespace = namespace
         self._identity = identity
         # On the loop of the tiers' thread.
         self._listings: dict[int, _Listing] = {}
@@ -55,6 +58,10 @@ class Manager:
     def list(self, message: commands.AskObjects) -> Future[protocol.Message]:
         """Return some objects."""
         return self._tiers.begin(answered(self._list(message)))
+
+    def describe(self, message: commands.DescribeEntries) -> Future[protocol.Message]:
+        """Say what some entries are."""
+        return self._tiers.begin(answered(self._describe(message)))
 
     def remove(self, message: commands.RemoveObjects) -> Future[protocol.Message]:
         """Remove objects."""
@@ -119,34 +126,50 @@ class Manager:
         if (listing := self._listings.pop(position, None)) is not None:
             self._tiers.begin(listing.found.aclose())
 
+    async def _describe(self, message: commands.DescribeEntries) -> protocol.Message:
+        tier = self._named(message.remote)
+        if not all(map(is_digest, message.keys)):
+            return protocol.Refused("protocol error", "that is no key")
+        trusted = await asyncio.to_thread(self._identity.trusted)
+        found = await _some(
+            message.keys[: commands.MAX_DESCRIBED],
+            message.seconds,
+            lambda key: describing.described(tier, self._names, self._namespace, key, trusted),
+        )
+        return commands.EntriesDescribed(found)
+
     async def _remove(self, message: commands.RemoveObjects) -> protocol.Message:
-        tier, until = self._named(message.remote), time.monotonic() + _bounded(message.seconds)
+        tier = self._named(message.remote)
         if tier.remote.readonly:
             return protocol.Refused("readonly", "the setting remote says that it is only read from")
         names = [self._names.root + name for name in message.names]
         if not all(map(is_name, names)):
             return protocol.Refused("protocol error", "that is no name of an object")
-        done = removed = 0
-        while done < len(names) and (not done or time.monotonic() < until):
-            some = names[done : done + _REMOVED_AT_ONCE]
-            try:
-                async with asyncio.timeout(max(0.1, until - time.monotonic())):
-                    removed += sum(await asyncio.gather(*(_removed(tier, name) for name in some)))
-            except (TierError, TimeoutError) as error:
-                if done:
-                    # The request for the rest is told of it.
-                    break
-                if isinstance(error, TierError):
-                    raise
-                raise TierError(UNREACHABLE, f"no answer within {message.seconds:g} s") from None
-            done += len(some)
-        return commands.ObjectsRemoved(done, removed)
+        removed = await _some(names, message.seconds, lambda name: _removed(tier, name))
+        return commands.ObjectsRemoved(len(removed), sum(removed))
 
     def _named(self, name: str) -> GuardedTier:
         for tier in self._tiers.opened:
             if tier.name == name:
                 return tier
         raise TierError("unusable", self._tiers.unusable.get(name, "the daemon has no remote store of this name"))
+
+
+async def _some(names: Sequence[str], seconds: float, do: Callable[[str], Coroutine[Any, Any, _T]]) -> list[_T]:
+    """Do something with each of these names from the first on, with as many as can be within so many seconds."""
+    until, done = time.monotonic() + _bounded(seconds), list[_T]()
+    while len(done) < len(names) and (not done or time.monotonic() < until):
+        try:
+            async with asyncio.timeout(max(0.1, until - time.monotonic())):
+                done += await asyncio.gather(*map(do, names[len(done) : len(done) + _AT_ONCE]))
+        except (TierError, TimeoutError) as error:
+            if done:
+                # The request for the rest is told of it.
+                break
+            if isinstance(error, TierError):
+                raise
+            raise TierError(UNREACHABLE, f"no answer within {seconds:g} s") from None
+    return done
 
 
 async def _removed(tier: GuardedTier, name: str) -> bool:

@@ -50,6 +50,7 @@ _KINDS_OF_CODES = {
 _IDLE_SECONDS = 30.0
 # Nothing else of what an error says is passed on: it has addresses in it, and these may have signatures.
 _STATUS = re.compile(r"status code: (\d{3})\b")
+_NO_SUCH_RANGE = 416
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>|\(code: (\w{1,60})\)")
 # The servers that are asked for credentials when nothing else gives any.
 _METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
@@ -105,6 +106,17 @@ class ObjectStore:
         self._doubtful = False
         return content
 
+    async def begin(self, name: str, most: int) -> bytes | None:
+        """Return the first ``most`` bytes of an object, or all it has; None if there is none."""
+        try:
+            with _translated():
+                content = await self._range(name, most)
+        except FileNotFoundError:
+            await self._require_bucket()
+            return None
+        self._doubtful = False
+        return content
+
     async def contains(self, name: str) -> bool:
         """Return whether there is such an object."""
         try:
@@ -153,6 +165,15 @@ class ObjectStore:
     async def close(self) -> None:
         """Let go of the connections, which end by themselves."""
         self._store = None
+
+    async def _range(self, name: str, most: int) -> bytes:
+        try:
+            return bytes(await obstore.get_range_async(self._store, name, start=0, length=most))
+        except exceptions.BaseError as error:
+            # An empty object has no range.
+            if (status := _STATUS.search(str(error))) and int(status[1]) == _NO_SUCH_RANGE:
+                return b""
+            raise
 
     async def _put(self, name: str, content: bytes, mode: str) -> None:
         with _translated_missing(), _translated():

@@ -93,11 +93,18 @@ class RedisStore:
 
     async def get(self, name: str, most: int) -> bytes | None:
         """Return an object of at most ``most`` bytes; None if there is none."""
+        # A byte more than allowed shows that there are more.
+        content = await self.begin(name, most + 1)
+        if content is not None and len(content) > most:
+            raise TierError(TOO_LARGE, f"an object has more than the {most} bytes that were asked for")
+        return content
+
+    async def begin(self, name: str, most: int) -> bytes | None:
+        """Return the first ``most`` bytes of an object, or all it has; None if there is none."""
         key = self._prefix + name
         with _translated():
-            # Not in a transaction, which a Redis refuses that has used its memory. A byte more than allowed shows that
-            # there are more.
-            pipeline = self._client.pipeline(transaction=False).getrange(key, 0, most).exists(key)
+            # Not in a transaction, which a Redis refuses that has used its memory.
+            pipeline = self._client.pipeline(transaction=False).getrange(key, 0, most - 1).exists(key)
             content, exists = await pipeline.execute()
             if not content and exists:
                 # It is empty, or has come in between.
@@ -106,9 +113,7 @@ class RedisStore:
             return None
         if not isinstance(content, bytes):
             raise TierError(FAILED, "the server does not answer as Redis does")
-        if len(content) > most:
-            raise TierError(TOO_LARGE, f"an object has more than the {most} bytes that were asked for")
-        return content
+        return content[:most]
 
     async def contains(self, name: str) -> bool:
         """Return whether there is such an object."""

@@ -69,7 +69,7 @@ def share(
     histories.after_remember = uploads.note_history
     uploads.send_to(kept_from)
     writer.call(uploads.forget_others)
-    manager, presence = Manager(tiers, names, identity), Presence(tiers, names, keeper)
+    manager, presence = Manager(tiers, names, config.namespace, identity), Presence(tiers, names, keeper)
     return Sharing(tiers, manager, presence, uploads, Signers(identity, remotes), store.database.reading)
 
 

@@ -65,6 +65,9 @@ class Tier(Protocol):
     async def get(self, name: str, most: int) -> bytes | None:
         """Return an object of at most ``most`` bytes; None if there is none."""
 
+    async def begin(self, name: str, most: int) -> bytes | None:
+        """Return the first ``most`` bytes of an object, or all it has; None if there is none."""
+
     async def contains(self, name: str) -> bool:
         """Return whether there is such an object."""
 

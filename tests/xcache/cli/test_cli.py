@@ -383,7 +383,7 @@ def test_the_help_documents_every_name_in_the_json(shell, tmp_path):
             shell.put("jit_f", key=key)
         if command == "remote ls":
             assert until(lambda: shell.json("remote", "ls")["matched"])
-        arguments |= {"remote rm": [key]}
+        arguments |= {"remote rm": [key], "remote ls": ["--details"], "remote gc": ["--jaxlib", "0", "--dry-run"]}
         arguments |= {"monitor": ["--once"], "compare": ["last"], "trace": ["-o", str(tmp_path / "trace.json")]}
         arguments |= {"report": ["-o", str(tmp_path / "report.html")]}
         arguments |= {"hlo": [key, "--python", sys.executable]}

@@ -228,7 +228,8 @@ def test_what_is_old_is_removed_within_the_namespace(folder):
         assert old.exists()
         done = here.json("remote", "gc")
         assert done["remotes"] == [
-            {"name": f"file://{folder}", "matched": 2, "without_time": 0, "removed": 2, "bytes": 18}
+            {"name": f"file://{folder}", "matched": 2, "without_time": 0, "unknown": 0, "removed": 2}
+            | {"bytes": 18, "toolchains": []}
         ]
         assert [path.exists() for path in (old, new, *others, stranger)] == [False, True, False, True, True]
         assert "removed 1 object, 9 B" in here.say("remote", "gc", "--older-than", "79d")
@@ -332,7 +333,7 @@ def test_only_administrators_may(folder):
     handlers = RemoteRequests(None, None, trust_of).handlers  # type: ignore[arg-type]
     requests = (
         commands.CheckRemotes("", 1.0), commands.AskObjects("x", "", 0, 1.0), commands.RemoveObjects("x", [], 1.0),
-        commands.Push("", False),
+        commands.Push("", False), commands.DescribeEntries("x", [], 1.0),
     )  # fmt: skip
     assert {type(request) for request in requests} == set(handlers)
     for request in requests:

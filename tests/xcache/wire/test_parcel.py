@@ -371,3 +371,58 @@ def test_what_is_damaged_here_is_not_signed():
     ):
         with pytest.raises(DamagedError):
             packed(message, payload, program)
+
+
+# What the beginning says, for people.
+
+
+def labelled(content, trusted, *, key=KEY, namespace=NAMESPACE, now=NOON, **options):
+    return parcel.label(content, key, namespace, trusted, now, **options)
+
+
+def test_the_beginning_says_what_a_parcel_is(trusted):
+    for content in (packed(), packed(put(), program=None)):
+        needed = parcel.label_bytes(content[: parcel.FEW_BYTES])
+        found = labelled(content[:needed], trusted)
+        assert (found.put.module_name, found.put.jaxlib_version) == ("jit_f", "0.10.2")
+        assert (found.size, found.key_id, found.why_not) == (len(content), OURS.public.id, "")
+        with pytest.raises(DamagedError, match="cut off"):
+            labelled(content[: needed - 1], trusted)
+
+
+def test_a_beginning_that_nobody_trusted_signed_is_shown_and_does_not_count(trusted, tmp_path):
+    start, header, proof, _ = parts(packed(signer=STRANGER))
+    forged = start + header + bytes.fromhex(OURS.public.id) + proof[8:]
+    for content, signer, why_not in (
+        (packed(signer=STRANGER), STRANGER.public.id, f"the key {STRANGER.public.id} is not in"),
+        (forged, OURS.public.id, "its signature is not one of the key"),
+        (packed(signer=None), "", "nobody has signed it"),
+    ):
+        found = labelled(content, trusted)
+        assert (found.put.module_name, found.key_id) == ("jit_f", signer)
+        assert why_not in found.why_not
+        # Where the writers of the tier are trusted, a bad signature is refused all the same.
+        assert bool(labelled(content, trusted, trust_unsigned=True).why_not) == (content is forged)
+    (tmp_path / "revoked").mkdir()
+    revoked = listing(tmp_path / "revoked", f"{OURS.public} revoked=2026-11-01")
+    assert "was revoked" in labelled(packed(), revoked, trust_unsigned=True).why_not
+
+
+def test_a_beginning_of_something_else_is_damaged(trusted):
+    for content in (b"", b"x" * 100, packed()[:13], b"xcachrun" + packed()[8:], packed()[:8] + b"\2" + packed()[9:]):
+        with pytest.raises(DamagedError):
+            labelled(content, trusted)
+        with pytest.raises(DamagedError):
+            parcel.label_bytes(content)
+    with pytest.raises(DamagedError, match="another key"):
+        labelled(packed(), trusted, key="cd" * 32)
+    with pytest.raises(DamagedError, match="namespace"):
+        labelled(packed(), trusted, namespace="")
+    # A stranger decides how long the header is, and what is in it.
+    with pytest.raises(DamagedError, match="malformed"):
+        parcel.label_bytes(packed()[:10] + b"\xff\xff\xff\xff" + packed()[14:])
+    with pytest.raises(DamagedError):
+        labelled(with_header(msgpack.packb([1] * 30), b"", STRANGER), trusted)
+    with pytest.raises(DamagedError, match="a size that is not accepted"):
+        frame = zstandard.ZstdCompressor().compress(bytes(protocol.MAX_FRAME + 1))
+        labelled(with_header(b"", b"", STRANGER, frame), trusted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -18,8 +19,10 @@ from support.signing import OURS, SECOND, STRANGER
 
 from xcache.wire import protocol
 from xcache.wire.bundles import Bundle, BundleWriter
+from xcache.wire.names import Names
 from xcache.wire.ownership import signer_uid
 from xcached.tiers import bundle as bundle_tier
+from xcached.tiers.tier import TierError
 
 SMALL, LARGE = key_of("small"), key_of("large")
 CONTENTS = {SMALL: b"an executable", LARGE: bytes(range(256)) * 400}
@@ -173,6 +176,28 @@ def test_a_bundle_that_goes_is_a_miss_and_one_that_comes_is_used(bundle):
             assert talk.get(SMALL) == CONTENTS[SMALL]
         aside.rename(bundle)
         assert until(lambda: has_all(there))
+
+
+def test_the_beginning_of_an_object_in_a_bundle_is_read(bundle):
+    async def main() -> None:
+        tier = bundle_tier.BundleFile(bundle)
+        name = Names("").entry(LARGE)
+        content = await tier.get(name, 2**20)
+        assert content is not None and len(content) > len(CONTENTS[LARGE])
+        for most in (1, 100, len(content), len(content) + 1):
+            assert await tier.begin(name, most) == content[:most]
+        assert await tier.begin(Names("").entry(key_of("another")), 100) is None
+        bundle.rename(bundle.with_name("elsewhere"))
+        with pytest.raises(TierError):
+            await tier.begin(name, 100)
+        bundle.with_name("elsewhere").rename(bundle)
+        await tier.close()
+
+    asyncio.run(main())
+    with serving(bundle) as there:
+        rows = Shell(there).json("remote", "ls", "--details")["objects"]
+        told = {row["id"]: row["details"] for row in rows if row["kind"] == "entries"}
+        assert {key: each["state"] for key, each in told.items()} == dict.fromkeys(CONTENTS, "ok")
 
 
 def test_another_bundle_takes_the_place_of_one(bundle, tmp_path):

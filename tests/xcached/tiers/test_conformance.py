@@ -72,6 +72,26 @@ def test_what_was_put_is_got(address: str, run: Run, size: int) -> None:
     run(main())
 
 
+@pytest.mark.parametrize("size", [0, 1, 1000, 512 * 1024, 512 * 1024 + 1, 20 * MEBIBYTE])
+def test_the_beginning_is_read(address: str, run: Run, size: int) -> None:
+    content = (bytes(range(251)) * (size // 251 + 1))[:size]
+
+    async def main() -> None:
+        async with opened(address) as tier:
+            assert await tier.begin("a/b", 16) is None
+            await tier.put("a/b", content)
+            # Azurite does not answer correctly about one byte of an empty object.
+            for most in {2, 16, 1000, max(2, size - 1), size + 2}:
+                assert await tier.begin("a/b", most) == content[:most]
+            # What was not read of it is in nobody's way.
+            assert await asyncio.gather(*(tier.begin("a/b", 100) for _ in range(40))) == [content[:100]] * 40
+            assert await tier.get("a/b", size) == content
+            await tier.remove("a/b")
+            assert await tier.begin("a/b", 16) is None
+
+    run(main())
+
+
 def test_another_tier_sees_it(address: str, run: Run) -> None:
     async def main() -> None:
         async with opened(address) as one, opened(address) as other:
@@ -220,6 +240,8 @@ def test_other_names_are_refused(address: str, run: Run, name: str) -> None:
             with pytest.raises(ValueError, match="not a name"):
                 await tier.get(name, MOST)
             with pytest.raises(ValueError, match="not a name"):
+                await tier.begin(name, 16)
+            with pytest.raises(ValueError, match="not a name"):
                 await tier.put(name, b"")
 
     run(main())
@@ -236,6 +258,7 @@ def test_an_object_that_is_too_large_is_not_read(address: str, run: Run, size: i
             with pytest.raises(TierError) as caught:
                 await tier.get("a", 999)
             assert caught.value.kind == tiers.TOO_LARGE
+            assert await tier.begin("a", 999) == b"x" * 999
             assert peak() - before < 8 * MEBIBYTE
             assert await tier.get("b", 0) is None
 
