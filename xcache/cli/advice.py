@@ -80,6 +80,9 @@ def for_uncacheable(reason: str) -> str:
 
 def for_cause(cause: str, without: Collection[str] = ()) -> list[str]:
     """Return what to do about a cause; nothing is said about some kinds of it."""
+    if "remote trouble" in ledger.kinds_of(cause):
+        # Then something is wrong.
+        without = (*without, "new")
     parts = [part for part in cause.split("; ") if part.partition(":")[0] not in without]
     found = [_ADVICE.get(part, _ADVICE.get(part.partition(":")[0], "")) for part in parts]
     return [*dict.fromkeys(filter(None, found))]

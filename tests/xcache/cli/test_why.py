@@ -111,3 +111,9 @@ def test_what_was_not_stored_serves_no_later_run(shell, stored, says_so):
     said = shell.say("why", "--run", "aaaa")
     assert ("serves the next runs" in said) == says_so
     assert (f"not stored: {stored.removeprefix('no: ')}" in said) != says_so
+
+
+def test_trouble_with_a_remote_store_is_not_called_nothing():
+    cause = "new; remote trouble: redis://host: nobody answers"
+    assert "redis://host: nobody answers" in advice.meaning_of(cause)
+    assert ["remote check" in each for each in advice.for_cause(cause)] == [True]
