@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 
 import httpx
 
-from xcached.tiers import action_results
+from xcached.tiers import action_results, certificates
 from xcached.tiers.action_results import Reference
 from xcached.tiers.tier import (
     DENIED,
@@ -53,6 +53,7 @@ class HttpCache:
             # Compressed content would have no known length.
             headers={"Accept-Encoding": "identity", **headers},
             timeout=timeout,
+            verify=certificates.context(),
             limits=httpx.Limits(max_connections=_CONNECTIONS),
             follow_redirects=False,
         )
@@ -175,8 +176,8 @@ def _translated() -> Iterator[None]:
         yield
     except httpx.TimeoutException:
         raise TierError(UNREACHABLE, "no answer") from None
-    except httpx.NetworkError:
-        raise TierError(UNREACHABLE, "the connection failed") from None
+    except httpx.NetworkError as error:
+        raise certificates.refusal(error) or TierError(UNREACHABLE, "the connection failed") from None
     except httpx.RemoteProtocolError:
         raise TierError(UNREACHABLE, "the server ended the connection, or does not speak HTTP") from None
     # Its text may have the address in it.
