@@ -294,7 +294,13 @@ def run_nginx(folder: Path, stack: contextlib.ExitStack, port: int, servers: str
             {servers}
         }}""")
     command = [nginx, "-e", str(folder / "errors"), "-p", str(folder), "-c", str(folder / "nginx.conf")]
-    stack.enter_context(running(command, folder, lambda: listens(port)))
+
+    def is_ready() -> bool:
+        # Its title changes a moment after it listens, and the search for left-behind children would find another one.
+        pid = (folder / "pid").read_text().strip() if listens(port) else ""
+        return bool(pid) and Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"nginx: master")
+
+    stack.enter_context(running(command, folder, is_ready))
 
 
 def listening(port: int, shown: Issued | None) -> str:

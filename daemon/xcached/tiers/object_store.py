@@ -54,7 +54,12 @@ _STATUS = re.compile(r"status code: (\d{3})\b")
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>|\(code: (\w{1,60})\)")
 # The servers that are asked for credentials when nothing else gives any.
 _METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
-_CERTIFICATE = re.compile(r"invalid peer certificate: ([\w ]{1,60})")
+_CERTIFICATE = re.compile(r"\bInvalidCertificate\(\s*(\w{1,60}?)(?:Context)?\b")
+_WHY_REFUSED = {
+    "Expired": "it has expired",
+    "NotValidForName": "it is for another host",
+    "UnknownIssuer": "no trusted authority has issued it",
+}
 _CONNECTION = re.compile(r"HTTP error|HttpError|error sending request|connection|timed? ?out", re.IGNORECASE)
 
 
@@ -203,7 +208,7 @@ def _tier_error(error: Exception) -> TierError:
     if any(server in text for server in _METADATA_SERVERS):
         return TierError(DENIED, "no credentials were found")
     if found := _CERTIFICATE.search(text):
-        return certificates.refused(found[1])
+        return certificates.refused(_WHY_REFUSED.get(found[1], found[1]))
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = str(found[1] or found[2]) if (found := _CODE.search(text)) else ""
     if code in _KINDS_OF_CODES:

