@@ -26,6 +26,7 @@ from xcached.tiers.workers import Workers
 # Larger objects are apart from their message, under /cas/.
 MOST_BYTES_INSIDE = 512 * 1024
 _CONNECTIONS = 16
+_OF_THE_TIMEOUT = 0.4
 _THREADS = 2
 _KINDS = (
     dict.fromkeys((401, 403, 407), DENIED)
@@ -52,7 +53,9 @@ class HttpCache:
             auth=credentials,
             # Compressed content would have no known length.
             headers={"Accept-Encoding": "identity", **headers},
-            timeout=timeout,
+            # To connect and to agree on TLS take so long each. A caller that gives up first would leave a connection open,
+            # because httpcore closes one that it is still making only when its own time is over.
+            timeout=httpx.Timeout(timeout, connect=timeout * _OF_THE_TIMEOUT),
             verify=certificates.context(),
             limits=httpx.Limits(max_connections=_CONNECTIONS),
             follow_redirects=False,
