@@ -297,8 +297,11 @@ def run_nginx(folder: Path, stack: contextlib.ExitStack, port: int, servers: str
 
     def is_ready() -> bool:
         # Its title changes a moment after it listens, and the search for left-behind children would find another one.
-        pid = (folder / "pid").read_text().strip() if listens(port) else ""
-        return bool(pid) and Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"nginx: master")
+        try:
+            pid = (folder / "pid").read_text().strip()
+            return listens(port) and Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"nginx: master")
+        except OSError:
+            return False
 
     stack.enter_context(running(command, folder, is_ready))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
 
 import httpx
 
@@ -26,7 +28,6 @@ from xcached.tiers.workers import Workers
 # Larger objects are apart from their message, under /cas/.
 MOST_BYTES_INSIDE = 512 * 1024
 _CONNECTIONS = 16
-_OF_THE_TIMEOUT = 0.4
 _THREADS = 2
 _KINDS = (
     dict.fromkeys((401, 403, 407), DENIED)
@@ -53,9 +54,7 @@ class HttpCache:
             auth=credentials,
             # Compressed content would have no known length.
             headers={"Accept-Encoding": "identity", **headers},
-            # To connect and to agree on TLS take so long each. A caller that gives up first would leave a connection open,
-            # because httpcore closes one that it is still making only when its own time is over.
-            timeout=httpx.Timeout(timeout, connect=timeout * _OF_THE_TIMEOUT),
+            timeout=timeout,
             verify=certificates.context(),
             limits=httpx.Limits(max_connections=_CONNECTIONS),
             follow_redirects=False,
@@ -138,7 +137,7 @@ class HttpCache:
 
     async def _download(self, url: str, most: int) -> bytes | None:
         with _translated():
-            async with self._client.stream("GET", url) as answer:
+            async with self._answer("GET", url) as answer:
                 if answer.status_code in (404, 410):
                     return None
                 _check(answer)
@@ -156,11 +155,30 @@ class HttpCache:
     ) -> httpx.Response | None:
         """Return the answer without its content; None if there is no such object, where that may be (``missing``)."""
         with _translated():
-            async with self._client.stream(method, url, content=content) as answer:
+            async with self._answer(method, url, content) as answer:
                 if missing and answer.status_code in (404, 410):
                     return None
                 _check(answer)
                 return answer
+
+    @contextlib.asynccontextmanager
+    async def _answer(self, method: str, url: str, content: bytes | None = None) -> AsyncIterator[httpx.Response]:
+        without_tls: list[Any] = []
+
+        async def note(event: str, info: Mapping[str, Any]) -> None:
+            if event == "connection.connect_tcp.complete":
+                without_tls.append(info["return_value"])
+            elif event == "connection.start_tls.complete":
+                without_tls.clear()
+
+        try:
+            async with self._client.stream(method, url, content=content, extensions={"trace": note}) as answer:
+                yield answer
+        except asyncio.CancelledError:
+            # httpcore forgets a connection whose caller gives up before TLS is agreed on.
+            for stream in without_tls:
+                await stream.aclose()
+            raise
 
 
 def _sha256(content: bytes) -> str:
