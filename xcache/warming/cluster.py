@@ -8,9 +8,11 @@ another key, and refuses.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from typing import Any
 
 from xcache.errors import ClusterError, NoWorkerError, WorkerError
@@ -38,6 +40,9 @@ class DaskWorkers:
             import distributed
         except ImportError:
             raise ClusterError("this needs the package distributed: pip install 'jax-xcache[dask]'") from None
+        for name in ("distributed", "distributed.client"):
+            # What goes wrong is said for each task, and not with tracebacks.
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._closed = threading.Event()
         self._distributed = distributed
         # The cluster keeps what somebody still refers to. Another host that wants the same later gets it from there.
@@ -67,6 +72,8 @@ class DaskWorkers:
                 raise
         except WorkerError:
             raise
+        except CancelledError:
+            raise WorkerError("the cluster gave it up, or its scheduler is gone") from None
         except Exception as error:  # noqa: BLE001 - whatever the cluster's machine raised
             raise WorkerError(f"on the cluster: {type(error).__name__}: {error}") from None
         if "packed" in found:
