@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from support.cluster import Cluster, dask_cluster, wanted, workers_of
-from support.command_line import Shell
 from support.marks import thorough
 from support.namespaces import HERE, THERE, inside
 from support.namespaces import namespaces as namespaces

@@ -83,9 +83,7 @@ def _begun(dask_scheduler: Any) -> list[str]:
 def workers_of(pid: int) -> list[int]:
     """Return the processes that compile for a process."""
     children = [
-        int(child)
-        for task in Path(f"/proc/{pid}/task").glob("*/children")
-        for child in task.read_text().split()
+        int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()
     ]
     return [child for child in children if _is_worker(child)]
 

@@ -163,7 +163,7 @@ class RedisStore:
             return bool(await self._client.set(self._prefix + name, content, px=self._ttl, nx=only_new))
 
 
-class _TlsConnection(redis.SSLConnection):
+class _TlsConnection(redis.SSLConnection):  # type: ignore[misc]  # mypy runs without redis
     """A connection with a given context: redis-py makes one for each, and old versions of it compare no host names."""
 
     def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:

@@ -15,13 +15,13 @@ from support.engines import folder_engine as folder_engine
 from support.engines import http_engine as http_engine
 from support.engines import redis_engine as redis_engine
 from support.engines import s3_engine as s3_engine
+from support.marks import thorough
 from support.secure_engines import authority as authority
 from support.secure_engines import https_engine as https_engine
 from support.secure_engines import impostors as impostors
 from support.secure_engines import rediss_engine as rediss_engine
 from support.secure_engines import secure_s3_engine as secure_s3_engine
 from support.secure_engines import shown as shown
-from support.marks import thorough
 
 from xcached.tiers import object_store
 

@@ -103,9 +103,7 @@ def test_a_server_with_tls_is_not_taken_for_one_without(
         assert run(problem_of(url)).kind in {tiers.FAILED, tiers.UNREACHABLE}
 
 
-def test_a_server_that_wants_certificates_of_clients(
-    authority: Authority, run: Run, use: Use, tmp_path: Path
-) -> None:
+def test_a_server_that_wants_certificates_of_clients(authority: Authority, run: Run, use: Use, tmp_path: Path) -> None:
     """As Redis does unless told otherwise."""
     with contextlib.ExitStack() as stack:
         options = ("--tls-ca-cert-file", str(authority.file))
