@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from xcache.warming.process import this_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-LONG = 240
+LONG = 120
 PROGRAM = """
 import jax, jax.numpy as jnp, numpy as np
 x = np.arange(8, dtype=np.float32)
@@ -102,7 +101,7 @@ def both_waiting(cluster: Cluster, hosts: tuple[Place, Place, dict[str, str]]) -
         for command in commands:
             stack.callback(command.kill)
         with cluster.asking() as ask:
-            assert until(lambda: time.sleep(0.1) or ask(wanted)[2] == len(keys), LONG), ask(wanted)
+            assert until(lambda: ask(wanted)[2] == len(keys), LONG), ask(wanted)
         yield commands
 
 
