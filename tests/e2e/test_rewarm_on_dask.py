@@ -144,6 +144,7 @@ def test_a_scheduler_that_ends_is_said(hosts):
             assert {each["reason"] for each in told["failed"]} <= GONE
 
 
+@pytest.mark.thorough
 def test_a_cluster_of_several_machines(place, namespaces):
     ran(place)
     keys = make_old(place)
