@@ -60,10 +60,9 @@ class DaskWorkers:
 
     def compile(self, task: Task) -> dict[str, Any]:
         """Have the cluster compile."""
+        told = (task.message(), tuple(task.place), task.bound)
         try:
-            future = self._client.submit(
-                compile_there, task.message(), tuple(task.place), task.bound, key=f"xcache-{task.key}", retries=0
-            )
+            future = self._client.submit(compile_there, *told, key=f"xcache-{task.key}", retries=0)
             try:
                 found = self._result_of(future, task.bound)
             except BaseException:

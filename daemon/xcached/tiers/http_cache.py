@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -137,7 +136,7 @@ class HttpCache:
 
     async def _download(self, url: str, most: int) -> bytes | None:
         with _translated():
-            async with self._answer("GET", url) as answer:
+            async with self._client.stream("GET", url, extensions=_extensions()) as answer:
                 if answer.status_code in (404, 410):
                     return None
                 _check(answer)
@@ -155,30 +154,26 @@ class HttpCache:
     ) -> httpx.Response | None:
         """Return the answer without its content; None if there is no such object, where that may be (``missing``)."""
         with _translated():
-            async with self._answer(method, url, content) as answer:
+            stream = self._client.stream(method, url, content=content, extensions=_extensions())
+            async with stream as answer:
                 if missing and answer.status_code in (404, 410):
                     return None
                 _check(answer)
                 return answer
 
-    @contextlib.asynccontextmanager
-    async def _answer(self, method: str, url: str, content: bytes | None = None) -> AsyncIterator[httpx.Response]:
-        without_tls: list[Any] = []
 
-        async def note(event: str, info: Mapping[str, Any]) -> None:
-            if event == "connection.connect_tcp.complete":
-                without_tls.append(info["return_value"])
-            elif event == "connection.start_tls.complete":
-                without_tls.clear()
+def _extensions() -> dict[str, Any]:
+    """Return what closes a connection whose caller gives up before TLS is agreed on: httpcore forgets it."""
+    stream: Any = None
 
-        try:
-            async with self._client.stream(method, url, content=content, extensions={"trace": note}) as answer:
-                yield answer
-        except asyncio.CancelledError:
-            # httpcore forgets a connection whose caller gives up before TLS is agreed on.
-            for stream in without_tls:
-                await stream.aclose()
-            raise
+    async def trace(event: str, info: Mapping[str, Any]) -> None:
+        nonlocal stream
+        if event == "connection.connect_tcp.complete":
+            stream = info["return_value"]
+        elif event == "connection.start_tls.failed" and stream is not None:
+            await stream.aclose()
+
+    return {"trace": trace}
 
 
 def _sha256(content: bytes) -> str:
