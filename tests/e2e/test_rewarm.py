@@ -12,7 +12,6 @@ from pathlib import Path
 import jax
 import jaxlib
 import pytest
-from support.cluster import dask_cluster
 from support.command_line import Shell
 from support.jax_environment import JaxEnvironment
 from support.places import until
@@ -199,19 +198,6 @@ def test_a_compile_that_hangs_is_given_up(place, monkeypatch):
         compiled - 1,
         ["it did not end within 20 s and was stopped"],
     )
-
-
-def test_a_dask_cluster_compiles_and_the_entries_arrive_here(place):
-    _, compiled = ran(place)
-    wanted = make_old(place)
-    shell = Shell(place)
-    with dask_cluster(place, workers=2) as address:
-        done = shell.run("rewarm", "--dask", address, "--json", DASK_TEMPORARY_DIRECTORY=str(place.root))
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["built"], told["failed"], told["left_out"]) == (compiled, [], [])
-    assert wanted.keys() <= {key for (key,) in place.query("SELECT key FROM entries")}
-    assert ran(place) == (compiled, 0)
 
 
 def test_no_cluster_and_no_python_are_one_sentence(place):

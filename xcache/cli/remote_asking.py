@@ -25,6 +25,7 @@ _NAMES_AT_ONCE = 200
 # Advice for each kind of trouble with a remote store.
 ADVICE = {
     "unreachable": "Is the address right, and does the server run? Programs compile meanwhile, and nothing is lost.",
+    "untrusted": "If only its authority is missing here, name it by SSL_CERT_FILE: xcache restart after that.",
     "denied": "The credentials that the daemon was started with are wrong, or do not allow this.",
     "missing": "Make the bucket, container, database or folder, or correct the address in XCACHE_REMOTE.",
     "full": "Make room there: xcache remote gc, or rules of the store's own. Or it was asked for too much at once.",

@@ -132,6 +132,10 @@ class LocalWorkers:
                 self._busy.add(worker)
         if other is not None:
             other.close()
+        if worker is not None and not worker.is_running:
+            # It ended while nobody asked it, which is not the next task's fault.
+            self._give_up(worker)
+            worker = None
         if worker is None:
             worker = Worker(self._python, place)
             with self._lock:

@@ -8,8 +8,11 @@ another key, and refuses.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
+from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from typing import Any
 
 from xcache.errors import ClusterError, NoWorkerError, WorkerError
@@ -23,6 +26,9 @@ _MORE_SECONDS = 300.0
 _POLL_SECONDS = 0.5
 # Worker processes on the cluster's machines end when no task has wanted them for so long.
 _IDLE_SECONDS = 30.0
+_CLOSE_SECONDS = 5.0
+# Results that the cluster keeps for other hosts.
+_MOST_KEPT_BYTES = 256 * 1024**2
 
 
 class DaskWorkers:
@@ -34,8 +40,15 @@ class DaskWorkers:
             import distributed
         except ImportError:
             raise ClusterError("this needs the package distributed: pip install 'jax-xcache[dask]'") from None
+        for name in ("distributed", "distributed.client"):
+            # What goes wrong is said for each task, and not with tracebacks.
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._closed = threading.Event()
         self._distributed = distributed
+        # The cluster keeps what somebody still refers to. Another host that wants the same later gets it from there.
+        self._lock = threading.Lock()
+        self._done: deque[tuple[Any, int]] = deque()
+        self._done_bytes = 0
         try:
             self._client = distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
@@ -47,29 +60,51 @@ class DaskWorkers:
 
     def compile(self, task: Task) -> dict[str, Any]:
         """Have the cluster compile."""
-        future = self._client.submit(
-            compile_there, task.message(), tuple(task.place), task.bound, key=f"xcache-{task.key}", retries=0
-        )
-        left = task.bound + _MORE_SECONDS
+        told = (task.message(), tuple(task.place), task.bound)
         try:
-            while not self._closed.is_set() and left > 0:
-                with contextlib.suppress(self._distributed.TimeoutError):
-                    found: dict[str, Any] = future.result(timeout=_POLL_SECONDS)
-                    return found
-                # A queue that is long says nothing about this task.
-                left -= _POLL_SECONDS if future.status == "pending" and self._is_running(future.key) else 0.0
+            future = self._client.submit(compile_there, *told, key=f"xcache-{task.key}", retries=0)
+            try:
+                found = self._result_of(future, task.bound)
+            except BaseException:
+                # To cancel it would be told to all clients, and one that has just asked for the same would lose it.
+                future.release()
+                raise
+        except WorkerError:
+            raise
+        except CancelledError:
+            raise WorkerError("the cluster gave it up, or its scheduler is gone") from None
         except Exception as error:  # noqa: BLE001 - whatever the cluster's machine raised
             raise WorkerError(f"on the cluster: {type(error).__name__}: {error}") from None
-        finally:
-            if not future.done():
-                future.cancel()
-            future.release()
-        raise WorkerError("it was interrupted" if self._closed.is_set() else "the cluster did not do it in time")
+        if "packed" in found:
+            self._keep(future, len(found["packed"]))
+        return found
 
     def close(self) -> None:
-        """Cancel what is not done, and disconnect."""
+        """Give up what is not done, and disconnect."""
         self._closed.set()
-        self._client.close()
+        # The scheduler may be gone, or hang.
+        with contextlib.suppress(Exception):
+            self._client.close(timeout=_CLOSE_SECONDS)
+
+    def _result_of(self, future: Any, bound: float) -> dict[str, Any]:
+        left = bound + _MORE_SECONDS
+        while not self._closed.is_set() and left > 0:
+            with contextlib.suppress(self._distributed.TimeoutError):
+                found: dict[str, Any] = future.result(timeout=_POLL_SECONDS)
+                return found
+            # A queue that is long says nothing about this task.
+            left -= _POLL_SECONDS if future.status == "pending" and self._is_running(future.key) else 0.0
+        raise WorkerError("it was interrupted" if self._closed.is_set() else "the cluster did not do it in time")
+
+    def _keep(self, future: Any, size: int) -> None:
+        """Refer to a result until this ends, or there is too much."""
+        with self._lock:
+            self._done.append((future, size))
+            self._done_bytes += size
+            while self._done_bytes > _MOST_KEPT_BYTES:
+                oldest, size = self._done.popleft()
+                self._done_bytes -= size
+                oldest.release()
 
     def _is_running(self, key: str) -> bool:
         return any(key in keys for keys in self._client.processing().values())
@@ -115,9 +150,10 @@ class _Kept:
 
     def _end(self) -> None:
         with self._lock:
-            if not self._users and self._workers is not None:
-                workers, self._workers = self._workers, None
-                workers.close()
+            if self._users or self._workers is None:
+                return
+            workers, self._workers = self._workers, None
+        workers.close()
 
 
 _kept = _Kept()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from xcache.config.remotes import Remote
 from xcache.errors import UnknownKeyError, XcacheError
 from xcached.tiers.room import FEW_BYTES, MOST_BYTES, Room
-from xcached.tiers.tier import MISSING, TOO_LARGE, UNREACHABLE, Tier, TierError
+from xcached.tiers.tier import MISSING, TOO_LARGE, UNREACHABLE, UNTRUSTED, Tier, TierError
 
 _T = TypeVar("_T")
 
@@ -23,6 +23,8 @@ logger = logging.getLogger("xcached")
 _FIRST_SECONDS, _LONGEST_SECONDS = 1.0, 60.0
 # Kinds of failures that concern one object or one request, not the tier.
 _OF_ONE_OBJECT = (TOO_LARGE,)
+# Kinds that concern reads and writes alike.
+_OF_THE_SERVER = (UNREACHABLE, UNTRUSTED, MISSING)
 _SLOW = "slow"
 _PROBE = "probe"
 _MOST_REASONS, _MOST_REPLACEABLE = 100, 10_000
@@ -195,7 +197,7 @@ class GuardedTier:
             error = TierError(UNREACHABLE, f"no answer within {seconds:g} s")
         except TierError as failed:
             error = failed
-        if error.kind in (UNREACHABLE, MISSING):
+        if error.kind in _OF_THE_SERVER:
             self._note_failure(error)
         elif error.kind not in _OF_ONE_OBJECT:
             self.counts[error.kind] += 1
@@ -227,7 +229,7 @@ class GuardedTier:
         self.counts[error.kind] += 1
         if error.kind in _OF_ONE_OBJECT:
             return
-        if is_write and error.kind not in (UNREACHABLE, MISSING):
+        if is_write and error.kind not in _OF_THE_SERVER:
             self.writes.fail(self.name, str(error))
         else:
             self._fail_reads(str(error))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
 
 import httpx
 
-from xcached.tiers import action_results
+from xcached.tiers import action_results, certificates
 from xcached.tiers.action_results import Reference
 from xcached.tiers.tier import (
     DENIED,
@@ -53,6 +54,7 @@ class HttpCache:
             # Compressed content would have no known length.
             headers={"Accept-Encoding": "identity", **headers},
             timeout=timeout,
+            verify=certificates.context(),
             limits=httpx.Limits(max_connections=_CONNECTIONS),
             follow_redirects=False,
         )
@@ -141,7 +143,7 @@ class HttpCache:
 
     async def _download(self, url: str, most: int, *, whole: bool = True) -> bytes | None:
         with _translated():
-            async with self._client.stream("GET", url) as answer:
+            async with self._client.stream("GET", url, extensions=_extensions()) as answer:
                 if answer.status_code in (404, 410):
                     return None
                 _check(answer)
@@ -162,11 +164,26 @@ class HttpCache:
     ) -> httpx.Response | None:
         """Return the answer without its content; None if there is no such object, where that may be (``missing``)."""
         with _translated():
-            async with self._client.stream(method, url, content=content) as answer:
+            stream = self._client.stream(method, url, content=content, extensions=_extensions())
+            async with stream as answer:
                 if missing and answer.status_code in (404, 410):
                     return None
                 _check(answer)
                 return answer
+
+
+def _extensions() -> dict[str, Any]:
+    """Return what closes a connection whose caller gives up before TLS is agreed on: httpcore forgets it."""
+    stream: Any = None
+
+    async def trace(event: str, info: Mapping[str, Any]) -> None:
+        nonlocal stream
+        if event == "connection.connect_tcp.complete":
+            stream = info["return_value"]
+        elif event == "connection.start_tls.failed" and stream is not None:
+            await stream.aclose()
+
+    return {"trace": trace}
 
 
 def _sha256(content: bytes) -> str:
@@ -185,8 +202,8 @@ def _translated() -> Iterator[None]:
         yield
     except httpx.TimeoutException:
         raise TierError(UNREACHABLE, "no answer") from None
-    except httpx.NetworkError:
-        raise TierError(UNREACHABLE, "the connection failed") from None
+    except httpx.NetworkError as error:
+        raise certificates.refusal(error) or TierError(UNREACHABLE, "the connection failed") from None
     except httpx.RemoteProtocolError:
         raise TierError(UNREACHABLE, "the server ended the connection, or does not speak HTTP") from None
     # Its text may have the address in it.

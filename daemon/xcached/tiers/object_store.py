@@ -13,6 +13,7 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from xcache.errors import ConfigError
+from xcached.tiers import certificates
 from xcached.tiers.tier import (
     DENIED,
     FAILED,
@@ -54,6 +55,12 @@ _NO_SUCH_RANGE = 416
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>|\(code: (\w{1,60})\)")
 # The servers that are asked for credentials when nothing else gives any.
 _METADATA_SERVERS = ("169.254.169.254", "169.254.170.2", "metadata.google.internal")
+_CERTIFICATE = re.compile(r"\bInvalidCertificate\(\s*(\w{1,60}?)(?:Context)?\b")
+_WHY_REFUSED = {
+    "Expired": "it has expired",
+    "NotValidForName": "it is for another host",
+    "UnknownIssuer": "no trusted authority has issued it",
+}
 _CONNECTION = re.compile(r"HTTP error|HttpError|error sending request|connection|timed? ?out", re.IGNORECASE)
 
 
@@ -67,6 +74,7 @@ class ObjectStore:
         seconds = datetime.timedelta(seconds=timeout)
         short = {"init_backoff": seconds / 40, "max_backoff": seconds / 8, "base": 2}
         store: Any = _STORES[scheme]
+        certificates.check_file()
         try:
             self._store = store(
                 bucket,
@@ -220,6 +228,8 @@ def _tier_error(error: Exception) -> TierError:
     text = str(error)
     if any(server in text for server in _METADATA_SERVERS):
         return TierError(DENIED, "no credentials were found")
+    if found := _CERTIFICATE.search(text):
+        return certificates.refused(_WHY_REFUSED.get(found[1], found[1]))
     status = int(found[1]) if (found := _STATUS.search(text)) else 0
     code = str(found[1] or found[2]) if (found := _CODE.search(text)) else ""
     if code in _KINDS_OF_CODES:

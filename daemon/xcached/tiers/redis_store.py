@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from redis import asyncio as redis
 from redis.asyncio import retry
 from redis.backoff import NoBackoff
 
+from xcached.tiers import certificates
 from xcached.tiers.tier import (
     DENIED,
     FAILED,
@@ -86,8 +88,9 @@ class RedisStore:
         if place.socket:
             options |= {"connection_class": redis.UnixDomainSocketConnection, "path": place.socket}
         else:
-            connection = redis.SSLConnection if place.tls else redis.Connection
-            options |= {"connection_class": connection, "host": place.host, "port": place.port}
+            options |= {"connection_class": redis.Connection, "host": place.host, "port": place.port}
+        if place.tls:
+            options |= {"connection_class": _TlsConnection, "context": certificates.context()}
         pool = redis.BlockingConnectionPool(max_connections=_CONNECTIONS, timeout=timeout, **options)
         self._client = redis.Redis.from_pool(pool)
 
@@ -165,6 +168,14 @@ class RedisStore:
             return bool(await self._client.set(self._prefix + name, content, px=self._ttl, nx=only_new))
 
 
+class _TlsConnection(redis.SSLConnection):  # type: ignore[misc]  # mypy runs without redis
+    """A connection with a given context: redis-py makes one for each, and old versions of it compare no host names."""
+
+    def __init__(self, *, context: ssl.SSLContext, **options: Any) -> None:
+        super().__init__(**options)
+        self.ssl_context.context = context
+
+
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:
     try:
@@ -186,7 +197,7 @@ def _tier_error(error: Exception) -> TierError:
     if "max number of clients" in text:
         return TierError(FULL, "the server has as many clients as it takes")
     if isinstance(error, (exceptions.ConnectionError, OSError)):
-        return TierError(UNREACHABLE, "the connection failed")
+        return certificates.refusal(error) or TierError(UNREACHABLE, "the connection failed")
     if not isinstance(error, exceptions.RedisError) or isinstance(error, exceptions.InvalidResponse):
         return TierError(FAILED, "the server does not answer as Redis does")
     word = re.match(r"[A-Z]{3,20}\b", text)

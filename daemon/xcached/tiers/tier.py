@@ -18,8 +18,9 @@ class TierError(XcacheError):
 
 
 # The kinds of trouble with a tier. A tier that takes too long is cut off by its caller.
-UNREACHABLE, DENIED, MISSING, FULL, READ_ONLY, TOO_LARGE, FAILED = KINDS = (
+UNREACHABLE, UNTRUSTED, DENIED, MISSING, FULL, READ_ONLY, TOO_LARGE, FAILED = KINDS = (
     "unreachable",  # nobody answers there
+    "untrusted",  # the certificate of the server is not accepted
     "denied",  # the credentials are wrong, or do not allow this
     "missing",  # there is no such bucket, container or folder
     "full",  # no room is left, or too much was asked for at once

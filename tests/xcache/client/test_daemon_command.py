@@ -105,10 +105,10 @@ def test_a_daemon_gets_where_things_are_and_no_tools_of_the_programs(monkeypatch
     # A setting may name the variable with the signing key.
     assert daemon_environment(given | {"MY_KEY": "secret"}, "MY_KEY") == given | {"MY_KEY": "secret"}
     # Credentials are only for a daemon that has a use for them.
-    secrets = {"AWS_ACCESS_KEY_ID": "a", "AZURE_STORAGE_ACCOUNT_KEY": "b", "HTTPS_PROXY": "c"}
+    secrets = {"AWS_ACCESS_KEY_ID": "a", "AZURE_STORAGE_ACCOUNT_KEY": "b", "HTTPS_PROXY": "c", "SSL_CERT_FILE": "/d"}
     assert daemon_environment(given | secrets) == given
     assert daemon_environment(given | secrets, remotes=["s3://bucket/x"]) == given | {
-        name: secrets[name] for name in ("AWS_ACCESS_KEY_ID", "HTTPS_PROXY")
+        name: secrets[name] for name in ("AWS_ACCESS_KEY_ID", "HTTPS_PROXY", "SSL_CERT_FILE")
     }
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     assert daemon_environment(given) == given | {"PYTHONDONTWRITEBYTECODE": "1"}

@@ -15,11 +15,18 @@ from support.engines import folder_engine as folder_engine
 from support.engines import http_engine as http_engine
 from support.engines import redis_engine as redis_engine
 from support.engines import s3_engine as s3_engine
+from support.marks import thorough
+from support.secure_engines import authority as authority
+from support.secure_engines import https_engine as https_engine
+from support.secure_engines import impostors as impostors
+from support.secure_engines import rediss_engine as rediss_engine
+from support.secure_engines import secure_s3_engine as secure_s3_engine
+from support.secure_engines import shown as shown
 
 from xcached.tiers import object_store
 
 _NUMBERS = itertools.count()
-_KINDS = ["folder", "s3", "redis", "http", pytest.param("azure", marks=pytest.mark.thorough)]
+_KINDS = ["folder", "s3", "redis", "http", "rediss", "https", *thorough(["secure_s3", "azure"], usual=())]
 
 
 @pytest.fixture(scope="session", autouse=True)

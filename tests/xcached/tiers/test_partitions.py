@@ -2,66 +2,40 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
 
 import pytest
 from support.conversation import talking
 from support.engines import running
 from support.leasing import begin_to_wait, outcome
+from support.namespaces import HERE, WIRE, inside, ip
+from support.namespaces import namespaces as namespaces
 from support.places import get_message, until
 from support.sharing import BOUND, CONTENT, KEY, host, remote_of
 
 from xcache.wire import protocol
 
-PORT, WIRE = 6390, "wire0"
-# Of the holder's namespace, where the Redis is, and of the other one; from the range for documentation.
-HERE, THERE = "192.0.2.1", "192.0.2.2"
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=20)
-
-
-@pytest.fixture
-def namespaces() -> Iterator[tuple[str, str]]:
-    """Two namespaces with a link between them."""
-    here, there = (f"xc{os.getpid()}{end}" for end in "ab")
-    with contextlib.ExitStack() as stack:
-        try:
-            for name in (here, there):
-                ip("netns", "add", name)
-                stack.callback(ip, "netns", "del", name)
-            ip("-n", here, "link", "add", "name", WIRE, "type", "veth", "peer", "name", WIRE, "netns", there)
-            for name, address in ((here, HERE), (there, THERE)):
-                ip("-n", name, "addr", "add", f"{address}/24", "dev", WIRE)
-                ip("-n", name, "link", "set", WIRE, "up")
-                ip("-n", name, "link", "set", "lo", "up")
-        except (OSError, subprocess.CalledProcessError) as error:
-            pytest.skip(f"no namespaces can be made here: {error}")
-        yield here, there
+PORT = 6390
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("redis-server"), reason="there is no Redis: apt-get install redis-server")
 def test_a_machine_that_is_cut_off_compiles(namespaces, tmp_path):
-    inside = [("ip", "netns", "exec", name) for name in namespaces]
+    here_runs, there_runs = map(inside, namespaces)
 
     def answers() -> bool:
-        command = [*inside[1], "redis-cli", "-h", HERE, "-p", str(PORT), "ping"]
+        command = [*there_runs, "redis-cli", "-h", HERE, "-p", str(PORT), "ping"]
         return b"PONG" in subprocess.run(command, capture_output=True, timeout=5, check=False).stdout
 
     server = ["redis-server", "--port", str(PORT), "--bind", "0.0.0.0", "--protected-mode", "no", "--save", ""]  # noqa: S104 - in a namespace
     server += ["--set-proc-title", "no"]
     tier = f"redis://{HERE}:{PORT}"
     with (
-        running([*inside[0], *server], tmp_path, answers),
-        host(tier, under=inside[0], XCACHE_REMOTE_TIMEOUT=f"{BOUND}s") as here,
-        host(tier, under=inside[1], XCACHE_REMOTE_TIMEOUT=f"{BOUND}s") as there,
+        running([*here_runs, *server], tmp_path, answers),
+        host(tier, under=here_runs, XCACHE_REMOTE_TIMEOUT=f"{BOUND}s") as here,
+        host(tier, under=there_runs, XCACHE_REMOTE_TIMEOUT=f"{BOUND}s") as there,
         talking(here) as holder,
         talking(there) as other,
     ):
