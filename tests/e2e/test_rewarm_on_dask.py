@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from support.cluster import Cluster, dask_cluster, wanted, workers_of
-from support.marks import thorough
 from support.namespaces import HERE, THERE, inside
 from support.namespaces import namespaces as namespaces
 from support.places import Place, new_place, until
@@ -118,7 +117,8 @@ def test_two_hosts_share_the_tasks(hosts):
     assert [ran(place) for place in places] == [(len(keys), 0)] * 2
 
 
-@pytest.mark.parametrize("number", thorough([signal.SIGINT, signal.SIGKILL], usual=[signal.SIGINT]))
+@pytest.mark.thorough
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_one_host_ends_and_the_other_gets_its_entries(hosts, number):
     *places, keys = hosts
     with dask_cluster(places[0]) as cluster, both_waiting(cluster, hosts) as commands:
@@ -132,6 +132,7 @@ def test_one_host_ends_and_the_other_gets_its_entries(hosts, number):
         assert cluster.begun() == {f"xcache-{key}": 1 for key in keys}
 
 
+@pytest.mark.thorough
 def test_a_scheduler_that_ends_is_said(hosts):
     *places, keys = hosts
     with dask_cluster(places[0]) as cluster, both_waiting(cluster, hosts) as commands:
@@ -206,6 +207,7 @@ def test_tasks_use_one_process_one_after_the_other(place):
     assert until(lambda: is_gone(process))
 
 
+@pytest.mark.thorough
 def test_a_process_does_not_outlive_a_worker_of_the_cluster_that_is_killed(place):
     with dask_cluster(place) as cluster:
         worker = cluster.add_worker()
@@ -216,6 +218,7 @@ def test_a_process_does_not_outlive_a_worker_of_the_cluster_that_is_killed(place
             assert until(lambda: is_gone(process))
 
 
+@pytest.mark.thorough
 def test_processes_that_nobody_uses_end(monkeypatch):
     kept = module._Kept()
 
