@@ -199,9 +199,8 @@ def assemble(
     if sharing is not None:
         sharing.tiers.start()
     addresses = [tier.public_url for tier in settings.now.tiers()]
-    welcome = protocol.Welcome(
-        protocol.VERSION, __version__, os.getpid(), protocol.path_text(settings.now.dir), addresses
-    )
+    directory, namespace = protocol.path_text(settings.now.dir), settings.now.namespace
+    welcome = protocol.Welcome(protocol.VERSION, __version__, os.getpid(), directory, addresses, namespace)
     observe = None if metrics is None else metrics.observe
     return Service(handlers, leases, loads, watchers, fetches, welcome, damaged, finish, observe)
 

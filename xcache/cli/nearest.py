@@ -94,13 +94,15 @@ class Neighbours:
         """
         mine, nearest = self._program(here), candidates[0]
         least: tuple[float, bool, int] = math.inf, False, 0
-        at_site = set(self._at_site.get(site, ()))
+        keys = set(self._at_site.get(site, ()))
+        # `xcache rewarm` compiles a program once more without calling it.
+        at_site = {each["program"] for each in candidates if each["key"] in keys}
         for each in candidates:
             if len(self._programs) >= _MOST_READ:
                 break
             if not is_here(self._store.program(each["program"], each["writer_uid"])):
                 continue
-            distance = mine.distance(self._program(each)), each["key"] not in at_site, len(_changed(here, each))
+            distance = mine.distance(self._program(each)), each["program"] not in at_site, len(_changed(here, each))
             if distance < least:
                 nearest, least = each, distance
         return nearest
@@ -171,11 +173,11 @@ def _changed(here: store_file.Row, there: store_file.Row) -> list[str]:
 
 
 def _apart_from_upgrade(found: Sequence[Difference]) -> Iterator[Difference]:
-    """Yield differences of programs without the advice that an upgrade makes doubtful."""
+    """Yield differences of programs, without those of no consequence and the advice that an upgrade makes doubtful."""
     from xcache.cli import program_diff
 
     for each in found:
-        if each != program_diff.SAME:
+        if each.advice != program_diff.NOT_OURS:
             yield each._replace(advice="") if each.advice == operation_diff.CODE else each
 
 

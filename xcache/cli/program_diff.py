@@ -33,8 +33,7 @@ _AXIS = re.compile(r'"([^"]+)"=(\d+)')
 _SHAPES = re.compile(r"(?:(\d+) x )?([^\s,\[]+\[[\d,]*\])( weak)?")
 _DIMENSION = re.compile(r"\{([^{}]*)\}")
 
-_NOT_OURS = "This should not have missed. Please report it, with the output of `xcache show KEY --program` of both."
-SAME = Difference("no part of the two programs differs", _NOT_OURS)
+NOT_OURS = "This should not have missed. Please report it, with the output of `xcache show KEY --program` of both."
 _MESH = "Each mesh and number of devices needs an executable of its own; keep them the same in all runs."
 _DONATED = "Give jax.jit the same donate_argnums and donate_argnames in all runs, and arrays that can be donated."
 _LAYER = (
@@ -76,7 +75,7 @@ def differences(here: Program, there: Program) -> list[Difference]:
         found += operation_diff.differences(here.operations, there.operations)
     if not found:
         found += _of_values("result", here.results, there.results, _ALL)
-    return found or [*_of_names(here, there)] or [SAME]
+    return found or [*_of_names(here, there)] or [Difference("no part of the two programs differs", NOT_OURS)]
 
 
 def of_arguments(here: Sequence[Value], there: Sequence[Value], without: Collection[int] = ()) -> list[Difference]:
@@ -247,7 +246,7 @@ def _of_names(here: Program, there: Program) -> Iterator[Difference]:
     if here.symbols != there.symbols:
         mine, theirs = without_numbers(here.symbols), without_numbers(there.symbols)
         if sorted(mine) == sorted(theirs):
-            yield Difference("only the numbers in the names of inner functions differ", _NOT_OURS)
+            yield Difference("only the numbers in the names of inner functions differ", NOT_OURS)
         else:
             only = [sorted(set(names) - set(others)) for names, others in ((mine, theirs), (theirs, mine))]
             text = f"only the names of inner functions have changed: {_listed(only[0])} here, {_listed(only[1])} before"

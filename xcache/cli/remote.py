@@ -20,6 +20,7 @@ from xcache.config import config
 _TABLE_LIMIT = 50
 # The first parts of names, and what one such object is called.
 _KINDS = {"entries": "entry", "runs": "run"}
+_CALLED = _KINDS | {"leases": "lease"}
 _OTHER = "other"
 
 
@@ -48,7 +49,8 @@ def check(tier: str | None, as_json: bool) -> None:
            "trusted_problem": str},
            "remotes": [{"name": str, "state": "ok", "note" or "wrong", "found": str, "advice": str,
            "kind": str (of trouble; empty: none), "problem": str, "not_removed": str (why), "seconds": float,
-           "readonly": bool, "writeonly": bool, "trust": "keys" or "tier", "can_list": bool}]}
+           "readonly": bool, "writeonly": bool, "trust": "keys" or "tier", "can_list": bool,
+           "rejected": int (objects that were not used since the daemon began), "last_rejected": str (why)}]}
 
     Exit status 1 if anything is wrong.
     """
@@ -112,7 +114,7 @@ def ls(tier: str | None, limit: int | None, details: bool, as_json: bool) -> Non
         several = len({each.remote for each in objects}) > 1
         columns = [
             Column("object", lambda each: each.id[:SHORT_KEY]),
-            Column("kind", lambda each: _KINDS.get(each.kind, each.kind)),
+            Column("kind", lambda each: _CALLED.get(each.kind, each.kind)),
             Column("name", lambda each: said.get(each, {}).get("module_name") or names.get(each.id, ""), cut=True),
             *(remote_details.columns(said) if details else []),
             Column("size", lambda each: size(each.size), "right"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import click
@@ -64,6 +64,15 @@ class Object(NamedTuple):
         return self.name.rpartition("/")[2]
 
 
+def other_namespace(settings: Config, facts: Mapping[str, Any]) -> str:
+    """Return what is to be said if a daemon uses another namespace than the settings name, in its AskStatus facts."""
+    theirs = facts.get("namespace", settings.namespace)
+    if theirs == settings.namespace:
+        return ""
+    mine, theirs = (f"the namespace {each}" if each else "no namespace" for each in (settings.namespace, theirs))
+    return f"the daemon was started with {theirs}, and the settings name {mine}; to start it anew: xcache restart"
+
+
 class RemoteTroubleError(Failure):
     """A remote store did not do what was asked; ``kind`` is one of ``ADVICE``, ``CANNOT_LIST`` or ``READ_ONLY``."""
 
@@ -85,6 +94,8 @@ class Remotes:
             if settings.has_tiers:
                 raise Failure("the daemon has no remote store: it was started with other settings; xcache restart")
             raise Failure(_NONE)
+        if problem := other_namespace(settings, status.facts):
+            raise Failure(problem)
 
     def named(self, wanted: str | None) -> list[str]:
         """Return the one store whose address is this or contains it; all of them if none is wanted."""

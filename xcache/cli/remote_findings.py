@@ -24,6 +24,8 @@ class Finding(NamedTuple):
 KEYS = "keys"
 _OF_BUNDLES = "Is it a file that xcache export made, at the path in XCACHE_BUNDLES? `xcache bundle verify` checks it."
 
+_OF_REJECTED = "`xcache key trust` has the daemon trust a key, and `xcache restart` begins the count anew."
+
 
 def findings(checked: commands.RemotesChecked) -> Iterator[Finding]:
     """Yield what was found of the keys, and then of each store."""
@@ -38,6 +40,12 @@ def _of_remote(remote: dict[str, Any]) -> Finding:
         is_bundle = name.startswith("bundle:")
         advice = _OF_BUNDLES if is_bundle else ADVICE.get(remote["kind"], "")
         return Finding(name, "wrong", f"{remote['problem']} ({remote['kind']})", advice)
+    if remote["rejected"]:
+        count = counted(remote["rejected"], "object")
+        told = (
+            f"it answers in {seconds}; since the daemon began, {count} of it were not used: {remote['last_rejected']}"
+        )
+        return Finding(name, "note", told, _OF_REJECTED)
     if remote["readonly"]:
         return Finding(name, "ok", f"it answers in {seconds}; it is only read from")
     done = "written" if remote["writeonly"] else "written and read back"
@@ -50,19 +58,24 @@ def _of_remote(remote: dict[str, Any]) -> Finding:
 
 
 def _of_keys(keys: dict[str, Any], remotes: list[dict[str, Any]]) -> Finding:
-    """Return what is found of the keys, the worst first: which of it matters depends on the stores."""
+    """Return what is found of the keys: which of it matters depends on the stores."""
     by_key = [remote for remote in remotes if remote["trust"] == "keys"]
     writes, reads = (any(not remote[only] for remote in by_key) for only in ("readonly", "writeonly"))
+    trusts_nobody = reads and not keys["trusted"]
+    nobody = keys["trusted_problem"] or f"no key in {keys['trusted_file']} is trusted"
     if problem := keys["signer_problem"]:
         return Finding(KEYS, "wrong", problem, "Nothing is uploaded until that is corrected.")
     signs = f"{keys['signer']} ({keys['signer_id']}) signs"
     if not keys["signer"]:
         if writes:
-            return Finding(KEYS, "wrong", "no key signs, so that nothing is uploaded", "Make one: xcache key new NAME")
+            found, advice = "no key signs, so that nothing is uploaded", "Make one: xcache key new NAME"
+            if trusts_nobody:
+                found += f"; and nothing from there is used: {nobody}"
+                advice += "; and trust those of others, and your own: xcache key trust LINE"
+            return Finding(KEYS, "wrong", found, advice)
         signs = "no key signs"
-    if reads and not keys["trusted"]:
-        found = keys["trusted_problem"] or f"no key in {keys['trusted_file']} is trusted"
-        return Finding(KEYS, "wrong", f"{signs}; {found}", "Nothing from there is used: xcache key trust LINE")
+    if trusts_nobody:
+        return Finding(KEYS, "wrong", f"{signs}; {nobody}", "Nothing from there is used: xcache key trust LINE")
     if problem := keys["trusted_problem"]:
         if keys["trusted"]:
             return Finding(KEYS, "wrong", problem, "Correct the line, or remove it.")

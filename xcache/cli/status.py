@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from xcache.cli import daemon, store_file
+from xcache.cli import daemon, remote_asking, store_file
 from xcache.cli.config import spelled_time
 from xcache.cli.output import counted, duration, emit, json_option, note, print_facts, print_line, printable, size
 from xcache.client.connection import Connection
@@ -41,11 +41,14 @@ def status(as_json: bool) -> None:
            "to_stay_free": int or null (bytes, by min_free; 0: none; null: only the daemon knows),
            "damaged_databases": [str], "settings_problems": [str] (why programs run without the cache),
            "configuration_problem": str or null (why the daemon keeps its former settings),
+           "namespace": str or null (the daemon's, in remote stores),
            "compiles": [{"key": str, "module_name": str, "pid": int, "program": str,
                          "host": str (empty: this machine, or still being asked), "seconds": float, "waiting": int}],
            "remotes": [{"name": str, "state": "ok", "failing" or "unusable", "problem": str, "gets": int, "found": int,
-                        "rejected": int (signed by nobody trusted, or damaged), "bytes_read": int, "puts": int,
-                        "bytes_written": int (all since the daemon began), "waiting": int (to be uploaded)}]}
+                        "rejected": int (signed by nobody trusted, or damaged), "last_rejected": str (why the last
+                        was), "bytes_read": int, "puts": int,
+                        "bytes_written": int, "foreign": int (not uploaded, because somebody whose key is not trusted
+                        here has; all since the daemon began), "waiting": int (to be uploaded)}]}
 
     A value that cannot be known is null. Exit status 1 if a daemon has the store but does not answer, or programs get
     another store than the settings name.
@@ -89,6 +92,7 @@ def status(as_json: bool) -> None:
         "damaged_databases": _damaged(settings),
         "settings_problems": problems,
         "configuration_problem": facts.get("configuration_problem") or None,
+        "namespace": facts.get("namespace"),
         "compiles": compiles,
         "remotes": remotes,
     }
@@ -102,6 +106,8 @@ def status(as_json: bool) -> None:
     if facts and (missing := wanted - {each["name"] for each in remotes}):
         listed = ", ".join(sorted(missing))
         note(f"the daemon began without {listed}, which the settings name; restart it: xcache restart")
+    if wanted and (problem_of_names := remote_asking.other_namespace(settings, facts)):
+        note(problem_of_names)
     refused = found["configuration_problem"]
     for each in problems:
         also = ", and the daemon keeps its former settings" if each == refused else ""
@@ -164,7 +170,9 @@ def _remote(each: dict[str, Any]) -> str:
     parts = [f"{each['found']} of {each['gets']} found ({size(each['bytes_read'])})"]
     parts.append(f"{each['puts']} uploaded ({size(each['bytes_written'])})")
     parts += [f"{each['waiting']} to be uploaded"] * bool(each["waiting"])
-    parts += [f"{each['rejected']} not trusted or damaged"] * bool(each["rejected"])
+    parts += [f"{each['rejected']} not used: {each['last_rejected']}"] * bool(each["rejected"])
+    foreign = f"{each['foreign']} not uploaded, because others whose keys are not trusted here have put them there"
+    parts += [foreign] * bool(each["foreign"])
     parts += [f"failing: {each['problem']}"] * (each["state"] == "failing")
     return f"{each['name']}: {', '.join(parts)}"
 
@@ -191,6 +199,8 @@ def _print(found: dict[str, Any]) -> None:
         rows.append(("stale", f"{counted(found['stale'], 'entry')}, not served (xcache toolchains)"))
     if found["quarantined"]:
         rows.append(("set aside", f"{counted(found['quarantined'], 'entry')} (xcache ls --quarantined)"))
+    if found["namespace"]:
+        rows.append(("namespace", found["namespace"]))
     rows += [("remote" if not number else "", _remote(each)) for number, each in enumerate(found["remotes"])]
     print_facts(rows)
     if found["compiles"]:

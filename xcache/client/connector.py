@@ -91,9 +91,11 @@ class Connector:
 
     def _warn_of_left_out(self, welcome: protocol.Welcome) -> None:
         """Warn once of remote stores that this program's settings name, and the daemon was started without."""
-        if welcome.remotes is None or self._has_warned:
+        if welcome.remotes is None or self._has_warned or not (tiers := self._config.tiers()):
             return
-        missing = [tier.public_url for tier in self._config.tiers() if tier.public_url not in welcome.remotes]
+        missing = [tier.public_url for tier in tiers if tier.public_url not in welcome.remotes]
+        if not missing and welcome.namespace != self._config.namespace:
+            missing = [f"the namespace {self._config.namespace!r}"]
         if missing:
             self._has_warned = True
             logger.warning(

@@ -73,7 +73,7 @@ def _rate(text: str) -> int:
     return parsing.parse_size_or_no_limit(text, _LEAST_RATE)
 
 
-_OPTIONS: dict[str, Callable[[str], Any]] = {
+OPTIONS: dict[str, Callable[[str], Any]] = {
     "readonly": parsing.parse_flag,
     "writeonly": parsing.parse_flag,
     "no-upload-below": parsing.parse_duration,
@@ -134,11 +134,14 @@ def remote(address: str) -> Remote:
         raise ValueError(address)
     if is_path and (parts.netloc or not parts.path.startswith("/")):
         # file://folder would be a host.
-        raise ValueError(address)
-    _ = parts.port
+        raise parsing.UnfitError(f"{masked(address)} has no path; one begins with a third slash: file:///mnt/cache")
+    try:
+        _ = parts.port
+    except ValueError:
+        raise parsing.UnfitError(f"the port of {masked(address)} is no number up to 65535") from None
     given = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query))
-    options = {name.replace("-", "_"): _option(name, value) for name, value in given if name in _OPTIONS}
-    others = urlencode([(name, value) for name, value in given if name not in _OPTIONS], quote_via=quote)
+    options = {name.replace("-", "_"): _option(name, value) for name, value in given if name in OPTIONS}
+    others = urlencode([(name, value) for name, value in given if name not in OPTIONS], quote_via=quote)
     found = Remote(urlunsplit(parts._replace(query=others, fragment="")), **options)
     if found.readonly and found.writeonly:
         raise parsing.UnfitError(f"{found.public_url} is both readonly and writeonly")
@@ -149,7 +152,7 @@ def remote(address: str) -> Remote:
 
 def _option(name: str, value: str) -> Any:
     try:
-        return _OPTIONS[name](value)
+        return OPTIONS[name](value)
     except ValueError:
         raise parsing.UnfitError(f"the option {name}={value} is not understood") from None
 

@@ -81,7 +81,8 @@ class Hello(NamedTuple):
 class Welcome(NamedTuple):
     """The daemon's answer to Hello, even if the two versions cannot talk to each other.
 
-    ``remotes`` are the addresses of the remote stores and bundles that it was started with; None if it does not say.
+    ``remotes`` are the addresses of the remote stores and bundles that it was started with, and ``namespace`` is what
+    it calls its objects there; None if it does not say.
     """
 
     protocol: int
@@ -89,6 +90,7 @@ class Welcome(NamedTuple):
     pid: int
     directory: str
     remotes: list[str] | None = None
+    namespace: str | None = None
 
 
 class Get(NamedTuple):

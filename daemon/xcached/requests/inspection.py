@@ -67,6 +67,7 @@ class Inspection:
             **{name: getattr(settings, name) for name in LIMITS},
             "free": free,
             "to_stay_free": to_stay_free,
+            "namespace": settings.namespace,
             "configuration_problem": self._settings.problem,
             "unrecorded_runs": self._ledger.unrecorded(self._trust.visible_to(caller.uid)),
             "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,

@@ -27,6 +27,8 @@ async def checked(tier: GuardedTier, names: Names, seconds: float) -> Facts:
         "writeonly": remote.writeonly,
         "trust": remote.trust,
         "can_list": tier.engine.can_list,
+        "rejected": tier.counts["rejected"],
+        "last_rejected": _text(tier.last_rejected),
         "kind": "",
         "problem": "",
         "not_removed": "",
@@ -44,7 +46,16 @@ async def checked(tier: GuardedTier, names: Names, seconds: float) -> Facts:
 def unusable(name: str, problem: str) -> Facts:
     """Return the same of a tier that could not be opened."""
     options: Facts = {"readonly": False, "writeonly": False, "trust": "", "can_list": False}
-    return {"name": name, **options, "kind": "unusable", "problem": problem, "not_removed": "", "seconds": 0.0}
+    return {
+        "name": name,
+        **options,
+        "rejected": 0,
+        "last_rejected": "",
+        "kind": "unusable",
+        "problem": problem,
+        "not_removed": "",
+        "seconds": 0.0,
+    }
 
 
 def keys(identity: Identity, now: float) -> Facts:

@@ -21,31 +21,32 @@ Facts = dict[str, protocol.Scalar]
 async def described(tier: GuardedTier, names: Names, namespace: str, key: str, trusted: TrustedKeys) -> Facts:
     """Return the facts of an entry; raise TierError if the tier itself is in trouble."""
     try:
-        content = await _beginning(tier, names.entry(key))
-        if content is None:
-            return _without(key, commands.GONE, "it has gone")
-        return await asyncio.to_thread(_told, content, key, namespace, trusted, trust_unsigned=_trusts_all(tier))
+        found = await label_of(tier, names, namespace, key, trusted)
     except DamagedError as error:
         return _without(key, commands.DAMAGED, str(error))
     except TierError as error:
         if error.kind in (UNREACHABLE, MISSING):
             raise
         return _without(key, commands.UNREADABLE, str(error))
+    return _without(key, commands.GONE, "it has gone") if found is None else _told(found, key)
 
 
-def _trusts_all(tier: GuardedTier) -> bool:
-    return tier.remote.trust == "tier"
-
-
-async def _beginning(tier: GuardedTier, name: str) -> bytes | None:
-    content = await tier.engine.begin(name, parcel.FEW_BYTES)
+async def label_of(
+    tier: GuardedTier, names: Names, namespace: str, key: str, trusted: TrustedKeys
+) -> parcel.Label | None:
+    """Return what the header of an entry says; None if there is none. Raise DamagedError or TierError."""
+    content = await tier.engine.begin(names.entry(key), parcel.FEW_BYTES)
     if content is not None and (needed := parcel.label_bytes(content)) > parcel.FEW_BYTES:
-        return await tier.engine.begin(name, needed)
-    return content
+        content = await tier.engine.begin(names.entry(key), needed)
+    if content is None:
+        return None
+    trust_unsigned = tier.remote.trust == "tier"
+    return await asyncio.to_thread(
+        parcel.label, content, key, namespace, trusted, time.time(), trust_unsigned=trust_unsigned
+    )
 
 
-def _told(content: bytes, key: str, namespace: str, trusted: TrustedKeys, *, trust_unsigned: bool) -> Facts:
-    found = parcel.label(content, key, namespace, trusted, time.time(), trust_unsigned=trust_unsigned)
+def _told(found: parcel.Label, key: str) -> Facts:
     return {
         "key": key,
         "state": commands.NOT_TRUSTED if found.why_not else commands.OK,

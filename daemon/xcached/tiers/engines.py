@@ -9,7 +9,7 @@ from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from xcache.config.parsing import parse_duration
-from xcache.config.remotes import BUNDLE
+from xcache.config.remotes import BUNDLE, OPTIONS
 from xcache.errors import ConfigError
 from xcached.tiers.bounded import Bounded
 from xcached.tiers.tier import Tier
@@ -62,7 +62,10 @@ def open_tier(url: str, timeout: float) -> Tier:
         raise ConfigError(f"{address.public} is not the address of a tier, which begins with one of: {known}")
     if unknown := {name for name, _ in address.options} - set(options):
         # One that is misspelt may be meant for a credential, so only its name is shown.
-        raise ConfigError(f"{address.public} has an option that is not known: {', '.join(sorted(unknown))}")
+        known = ", ".join(sorted({*OPTIONS, *options}))
+        raise ConfigError(
+            f"{address.public} has an option that is not known: {', '.join(sorted(unknown))}; there are: {known}"
+        )
     try:
         return Bounded(opener(address, timeout), timeout)
     except ImportError as error:

@@ -26,6 +26,8 @@ _OF_ONE_OBJECT = (TOO_LARGE,)
 # Kinds that concern reads and writes alike.
 _OF_THE_SERVER = (UNREACHABLE, UNTRUSTED, MISSING)
 _SLOW = "slow"
+# Entries that are not uploaded because the tier has them from others whose keys are not known here.
+FOREIGN = "foreign"
 _PROBE = "probe"
 _MOST_REASONS, _MOST_REPLACEABLE = 100, 10_000
 
@@ -54,12 +56,12 @@ class Breaker:
         """The seconds until something may be asked."""
         return max(0.0, self._until - time.monotonic())
 
-    def fail(self, where: str, problem: str) -> None:
-        """Note a failure; the first one since all was well is logged."""
+    def fail(self, where: str, problem: str, longest: float = _LONGEST_SECONDS) -> None:
+        """Note a failure, and be open for ``longest`` seconds at most; the first one since all was well is logged."""
         if not self.problem:
             logger.warning("%s: %s fail and are left out for now: %s", where, self._what, problem)
         self.problem = problem
-        self._until = time.monotonic() + min(_LONGEST_SECONDS, _FIRST_SECONDS * 2.0**self._failures)
+        self._until = time.monotonic() + min(longest, _FIRST_SECONDS * 2.0**self._failures)
         self._failures += 1
 
     def succeed(self, where: str) -> None:
@@ -87,6 +89,8 @@ class GuardedTier:
         """Names of objects that are of no use to anybody: what is made here takes their place."""
         # Reasons for which objects were not used.
         self._rejected: set[str] = set()
+        self.last_rejected = ""
+        """The last of these reasons."""
         self._overdue: set[asyncio.Task[Any]] = set()
         self._probing: asyncio.Task[None] | None = None
 
@@ -180,13 +184,22 @@ class GuardedTier:
     async def contains(self, name: str) -> bool | None:
         """Return whether there is such an object; None if the tier fails."""
         try:
+            return await self.do_reading(self.engine.contains(name))
+        except TierError:
+            return None
+
+    async def do_reading(self, work: Awaitable[_T]) -> _T:
+        """Read something without a program that waits for it; raise TierError, which is noted, if that fails."""
+        try:
             async with asyncio.timeout(self._timeout):
-                return await self.engine.contains(name)
+                return await work
         except TierError as error:
             self._note_failure(error)
+            raise
         except TimeoutError:
-            self._fail_reads(f"no answer within {self._timeout:g} s")
-        return None
+            problem = f"no answer within {self._timeout:g} s"
+            self._fail_reads(problem)
+            raise TierError(UNREACHABLE, problem) from None
 
     async def do_for_lease(self, work: Awaitable[_T], seconds: float) -> _T:
         """Do something for a lease within these seconds; raise TierError, which is noted, if it fails."""
@@ -215,6 +228,7 @@ class GuardedTier:
     def note_rejected(self, name: str, reason: str) -> None:
         """Note that an object is not used; the first one for each reason is logged."""
         self.counts["rejected"] += 1
+        self.last_rejected = reason
         if reason not in self._rejected and len(self._rejected) < _MOST_REASONS:
             self._rejected.add(reason)
             logger.warning("%s of %s is not used: %s", name, self.name, reason)

@@ -11,7 +11,7 @@ import httpx
 
 from xcached.tiers import action_results, certificates
 from xcached.tiers.action_results import Reference
-from xcached.tiers.tier import (
+from xcached.tiers.tier import (, connection_failed
     DENIED,
     FAILED,
     FULL,
@@ -203,7 +203,7 @@ def _translated() -> Iterator[None]:
     except httpx.TimeoutException:
         raise TierError(UNREACHABLE, "no answer") from None
     except httpx.NetworkError as error:
-        raise certificates.refusal(error) or TierError(UNREACHABLE, "the connection failed") from None
+        raise certificates.refusal(error) or connection_failed(error) from None
     except httpx.RemoteProtocolError:
         raise TierError(UNREACHABLE, "the server ended the connection, or does not speak HTTP") from None
     # Its text may have the address in it.

@@ -20,7 +20,8 @@ from xcached.store.histories import Histories
 from xcached.store.intake import Intake
 from xcached.store.memory_files import memory_file
 from xcached.store.writer import PutJob, WriterThread
-from xcached.tiers.guarded import GuardedTier
+from xcached.tiers.describing import label_of
+from xcached.tiers.guarded import FOREIGN, GuardedTier
 from xcached.tiers.identity import Identity
 
 logger = logging.getLogger("xcached")
@@ -74,6 +75,21 @@ class Keeper:
         """Return whether anything from a tier can be used: a key is trusted now, or the tier itself."""
         trusted, now = self._identity.trusted(), time.time()
         return tier.remote.trust == "tier" or any(trusted.public(key.public.id, now) for key in trusted.keys)
+
+    async def is_there(self, tier: GuardedTier, key: str) -> bool:
+        """Return whether a tier has an entry that stays: one that counts here, or whose key others may trust.
+
+        Raise TierError if the tier fails.
+        """
+        trusted = self._identity.trusted()
+        try:
+            found = await tier.do_reading(label_of(tier, self._names, self._namespace, key, trusted))
+        except DamagedError:
+            return False
+        if found is None or (found.why_not and (not found.key_id or trusted.knows(found.key_id))):
+            return False
+        tier.counts[FOREIGN] += bool(found.why_not)
+        return True
 
     async def keep_run(self, tier: GuardedTier, content: bytes, program: str, arguments: str) -> bool:
         """Keep what a program wanted elsewhere, with its entries and aliases; return whether there was anything."""

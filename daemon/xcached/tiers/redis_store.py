@@ -14,7 +14,7 @@ from redis.asyncio import retry
 from redis.backoff import NoBackoff
 
 from xcached.tiers import certificates
-from xcached.tiers.tier import (
+from xcached.tiers.tier import (, connection_failed
     DENIED,
     FAILED,
     FULL,
@@ -197,7 +197,7 @@ def _tier_error(error: Exception) -> TierError:
     if "max number of clients" in text:
         return TierError(FULL, "the server has as many clients as it takes")
     if isinstance(error, (exceptions.ConnectionError, OSError)):
-        return certificates.refusal(error) or TierError(UNREACHABLE, "the connection failed")
+        return certificates.refusal(error) or connection_failed(error)
     if not isinstance(error, exceptions.RedisError) or isinstance(error, exceptions.InvalidResponse):
         return TierError(FAILED, "the server does not answer as Redis does")
     word = re.match(r"[A-Z]{3,20}\b", text)

@@ -20,6 +20,7 @@ from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import Keeper
 from xcached.tiers.outgoing import MOST_RUN_BYTES, Outgoing, Outline
 from xcached.tiers.room import MOST_BYTES
+from xcached.tiers.tier import TierError
 from xcached.tiers.workers import Workers
 
 logger = logging.getLogger("xcached")
@@ -32,6 +33,8 @@ _AT_ONCE, _ROWS = 4, 64
 _LONGEST_PAUSE_SECONDS = 30.0
 # Seconds after which a store that could not be read is opened again.
 _STORE_SECONDS = 5.0
+# Somebody who makes a key looks at once whether it is used.
+_KEY_SECONDS = 2.0
 # The sender looks again after this long whether a tier has an object: a rule may have deleted it there.
 _KNOWN_SECONDS, _MOST_KNOWN_RUNS = 86400.0, 2000
 
@@ -137,7 +140,7 @@ class Sender:
         try:
             return await send(tier, row)
         except (SigningKeyError, ConfigError) as error:
-            tier.writes.fail(tier.name, str(error))
+            tier.writes.fail(tier.name, str(error), _KEY_SECONDS)
             return False
         except DamagedError as error:
             # The next program that loads it finds that out, too, and it is set aside then.
@@ -154,9 +157,12 @@ class Sender:
 
     async def _send_entry(self, tier: GuardedTier, row: Upload) -> bool:
         name = self._outgoing.names.entry(row.name)
-        may_be_there = not tier.remote.writeonly and name not in tier.replaceable
-        if may_be_there and (there := await tier.contains(name)) is not False:
-            return there is True
+        if not tier.remote.writeonly and name not in tier.replaceable:
+            try:
+                if await self._keeper.is_there(tier, row.name):
+                    return True
+            except TierError:
+                return False
         made = await self._packed(lambda reading: self._outgoing.entry(reading, row.name, row.writer_uid, tier))
         if made is not None and len(made) > MOST_BYTES:
             logger.warning("%s stays here: no machine fetches an entry of %d bytes", row.name[:12], len(made))

@@ -30,6 +30,22 @@ UNREACHABLE, UNTRUSTED, DENIED, MISSING, FULL, READ_ONLY, TOO_LARGE, FAILED = KI
 )
 
 
+def connection_failed(error: BaseException) -> TierError:
+    """Return the error for a connection that was not made or has ended, with the system's words where there are any."""
+    words, cause = "", error
+    for _ in range(_MOST_CAUSES):
+        if isinstance(cause, OSError) and cause.strerror:
+            words = f": {cause.strerror}"
+            break
+        following = cause.__cause__ or cause.__context__
+        if following is None:
+            break
+        cause = following
+    return TierError(UNREACHABLE, f"the connection failed{words}")
+
+
+# An exception has fewer causes.
+_MOST_CAUSES = 10
 _PART = r"(?!\.{1,2}(?:/|$))[a-z0-9.-]{1,200}"
 _NAME = re.compile(rf"{_PART}(?:/{_PART})*")
 _MOST_CHARACTERS = 800

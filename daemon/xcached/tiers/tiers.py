@@ -16,7 +16,7 @@ from xcache.wire import ledger, protocol
 from xcache.wire.names import Names
 from xcached.tiers.claims import ALONE, Claims, Compile
 from xcached.tiers.engines import open_tier
-from xcached.tiers.guarded import GuardedTier
+from xcached.tiers.guarded import FOREIGN, GuardedTier
 from xcached.tiers.keeping import Keeper
 from xcached.tiers.room import Room
 from xcached.tiers.sending import Sender
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 _ENGINE_SECONDS = 30.0
 _CLOSE_SECONDS = 2.0
 # Counts that people see.
-_SHOWN = ("gets", "found", "rejected", "bytes_read", "puts", "bytes_written")
+_SHOWN = ("gets", "found", "rejected", "bytes_read", "puts", "bytes_written", FOREIGN)
 
 
 # Keeps what a tier had here.
@@ -118,6 +118,7 @@ class Tiers:
             problem = why if tier is None else tier.reads.problem or tier.writes.problem
             state = "unusable" if why else "failing" if problem else "ok"
             told: dict[str, protocol.Scalar] = {"name": name, "state": state, "problem": problem}
+            told["last_rejected"] = tier.last_rejected[: protocol.MAX_NAME] if tier else ""
             shown.append(told | {each: tier.counts[each] if tier else 0 for each in _SHOWN})
         return shown
 

@@ -172,14 +172,14 @@ def test_a_frame_that_is_no_message_is_refused(parts):
 
 def test_hello_and_welcome_may_grow():
     """Each end must be able to read another version's number, or it could not step aside."""
-    for message in (protocol.Hello(9, "9.0", 1, "p"), protocol.Welcome(9, "9.0", 1, "/d", [])):
+    for message in (protocol.Hello(9, "9.0", 1, "p"), protocol.Welcome(9, "9.0", 1, "/d", [], "")):
         body = msgpack.packb([1, type(message).__name__, *message, {"new": [1]}, "field"])
         assert framing.decode(body) == (1, message)
 
 
 def test_the_welcome_of_an_older_daemon_is_understood():
     body = msgpack.packb([1, "Welcome", 9, "9.0", 1, "/d"])
-    assert framing.decode(body) == (1, protocol.Welcome(9, "9.0", 1, "/d", None))
+    assert framing.decode(body) == (1, protocol.Welcome(9, "9.0", 1, "/d", None, None))
     with pytest.raises(ProtocolError, match="fields"):
         framing.decode(msgpack.packb([1, "Welcome", 9, "9.0", 1]))
 
