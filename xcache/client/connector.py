@@ -93,7 +93,8 @@ class Connector:
         """Warn once of remote stores that this program's settings name, and the daemon was started without."""
         if welcome.remotes is None or self._has_warned or not (tiers := self._config.tiers()):
             return
-        missing = [tier.public_url for tier in tiers if tier.public_url not in welcome.remotes]
+        theirs = set(map(_plain, welcome.remotes))
+        missing = [tier.public_url for tier in tiers if _plain(tier.public_url) not in theirs]
         if not missing and welcome.namespace != self._config.namespace:
             missing = [f"the namespace {self._config.namespace!r}"]
         if missing:
@@ -103,3 +104,10 @@ class Connector:
                 " there; to start it with the settings of now: xcache restart",
                 ", ".join(missing),
             )
+
+
+def _plain(address: str) -> str:
+    """Return an address in one spelling, as far as that matters to a warning."""
+    beginning, slashes, rest = address.partition("://")
+    where, slash, path = rest.partition("/")
+    return f"{beginning}{slashes}{where.lower()}{slash}{path}".rstrip("/")

@@ -251,8 +251,8 @@ SETTINGS = (
         (),
         "stores beyond this machine that the daemon shares entries with, in the order in which it asks them; it needs"
         " jax-xcache[remote]",
-        f"addresses such as s3://bucket/prefix or file:///mnt/cache ({', '.join(remotes.SCHEMES)}), with options such as"
-        " ?readonly=1",
+        f"addresses such as s3://bucket/prefix or file:///mnt/cache ({', '.join(remotes.SCHEMES)}), with options"
+        " such as ?readonly=1",
         remotes.parse_remotes,
     ),
     Setting(

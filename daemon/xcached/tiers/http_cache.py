@@ -11,7 +11,7 @@ import httpx
 
 from xcached.tiers import action_results, certificates
 from xcached.tiers.action_results import Reference
-from xcached.tiers.tier import (, connection_failed
+from xcached.tiers.tier import (
     DENIED,
     FAILED,
     FULL,
@@ -21,6 +21,7 @@ from xcached.tiers.tier import (, connection_failed
     UNREACHABLE,
     Listed,
     TierError,
+    connection_failed,
 )
 from xcached.tiers.workers import Workers
 

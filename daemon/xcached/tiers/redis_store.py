@@ -14,7 +14,7 @@ from redis.asyncio import retry
 from redis.backoff import NoBackoff
 
 from xcached.tiers import certificates
-from xcached.tiers.tier import (, connection_failed
+from xcached.tiers.tier import (
     DENIED,
     FAILED,
     FULL,
@@ -24,6 +24,7 @@ from xcached.tiers.tier import (, connection_failed
     UNREACHABLE,
     Listed,
     TierError,
+    connection_failed,
 )
 
 # The parser in C takes an array's length at its word, and memory for as many elements. This one is as fast here.

@@ -110,7 +110,9 @@ def test_a_server_that_wants_certificates_of_clients(authority: Authority, run: 
         engine = start_redis(tmp_path, stack, authority.issue("strict"), *options)
         said = str(run(problem_of(use(engine.at("x")))))
     # It hangs up at once, and what it said may be lost with the connection.
-    assert said in ("the server wants a certificate of its clients, and xcache has none", "the connection failed")
+    assert said.startswith(
+        ("the server wants a certificate of its clients, and xcache has none", "the connection failed")
+    )
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"])
