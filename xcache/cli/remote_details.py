@@ -14,6 +14,7 @@ from xcache.cli.store_file import Row
 from xcache.config.config import Config
 from xcache.wire import commands
 from xcache.wire.hashing import is_digest
+from xcache.wire.ownership import trusted_uids, uid_of_account
 
 _SHORT = 12
 _MOST_REASONS = 5
@@ -58,11 +59,31 @@ def of_all(remotes: Remotes, problems: Problems, objects: Sequence[Object]) -> d
 
 
 def stale_toolchains(settings: Config) -> frozenset[str]:
-    """Return the toolchains that are no longer installed, as far as the store here knows."""
+    """Return the toolchains that are no longer installed, as far as the store here knows.
+
+    Whoever uses the daemon of a machine can say that a toolchain was here, and is gone, which other machines have. So
+    there only those count that an administrator or a trusted writer had.
+    """
     daemon.flush(settings)
     with store_file.open_store(settings) as store:
         rows = store.toolchains() if store else []
-    return frozenset(row["digest"] for row in rows if row["state"] == "stale")
+    believed = _believed(settings)
+    return frozenset(
+        row["digest"]
+        for row in rows
+        if row["state"] == "stale"
+        and (believed is None or not believed.isdisjoint(one["uid"] for one in row["installations"]))
+    )
+
+
+def _believed(settings: Config) -> set[int] | None:
+    """Return the users who are believed; None for all: the daemon is of one user."""
+    daemon_uid = settings.daemon_uid()
+    if daemon_uid is None:
+        return None
+    writers = [name for name in settings.trusted_writers if not name.startswith("@")]
+    with settings.blamed("trusted_writers"):
+        return trusted_uids(daemon_uid) | {*map(uid_of_account, writers)}
 
 
 def columns(details: dict[Object, Row]) -> list[Column]:

@@ -19,8 +19,11 @@ from xcache.wire.trusted_keys import TrustedKeys
 # The fields of a Put that say what to do with it, and its contents.
 _LEFT_OUT: dict[str, Any] = {"overwrite": False, "payload": None, "program": None}
 _FIELDS = tuple(name for name in protocol.Put._fields if name not in _LEFT_OUT)
-# The header holds no more than a Put, which fits into a frame.
-_KIND = signed_header.Kind("parcel", b"xcparcel", 1, protocol.MAX_FRAME, len(_FIELDS) + 4, protocol.MAX_FIELDS)
+# The header holds no more than a Put, which fits into a frame: an array with two maps, components and details.
+_CONTAINERS = 3
+_KIND = signed_header.Kind(
+    "parcel", b"xcparcel", 1, protocol.MAX_FRAME, len(_FIELDS) + 4, protocol.MAX_FIELDS, _CONTAINERS
+)
 _LARGEST = 2**53
 _LONGEST_CODEC, _LONGEST_NAMESPACE = 32, 200
 

@@ -27,7 +27,11 @@ _MOST_PARTS = 4
 _FIELDS = 7
 _MOST_HEADER = 8 * 1024**2
 # A history may have as many items; an alias has four fields, an item five.
-_KIND = signed_header.Kind("run", b"xcachrun", 1, _MOST_HEADER, protocol.MAX_WANTED, protocol.MAX_DICTIONARY)
+# An array or map for each item, alias and parcel, and those around them.
+_MOST_CONTAINERS = 3 * protocol.MAX_WANTED + 6
+_KIND = signed_header.Kind(
+    "run", b"xcachrun", 1, _MOST_HEADER, protocol.MAX_WANTED, protocol.MAX_DICTIONARY, _MOST_CONTAINERS
+)
 
 
 class Run(NamedTuple):

@@ -8,9 +8,10 @@ before anything of the header is read.
 
 from __future__ import annotations
 
+import itertools
 import struct
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import msgpack
 import zstandard
@@ -18,6 +19,8 @@ import zstandard
 from xcache.errors import DamagedError, SignatureError, UnknownKeyError
 from xcache.wire.signatures import ID_BYTES, SIGNATURE_BYTES, PrivateKey, sign, verify
 from xcache.wire.trusted_keys import TrustedKeys
+
+_T = TypeVar("_T")
 
 _START = struct.Struct(">8sBBI")
 _UNSIGNED, _SIGNED = 0, 1
@@ -34,6 +37,8 @@ class Kind(NamedTuple):
     most: int
     most_elements: int
     most_fields: int
+    # Arrays and maps in all. One byte makes an empty one, so that a few hundred bytes could be a million of them.
+    most_containers: int
 
     @property
     def domain(self) -> bytes:
@@ -156,6 +161,8 @@ def _decoded(kind: Kind, header: memoryview) -> list[Any]:
             max_array_len=kind.most_elements,
             max_map_len=kind.most_fields,
             max_ext_len=0,
+            list_hook=_bounded(kind),
+            object_hook=_bounded(kind),
         )
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
         raise DamagedError(f"its header is malformed ({type(error).__name__})") from None
@@ -165,6 +172,18 @@ def _decoded(kind: Kind, header: memoryview) -> list[Any]:
     if _encoded(kind, values) != plain:
         raise DamagedError("its header is not written as xcache writes it")
     return values
+
+
+def _bounded(kind: Kind) -> Callable[[_T], _T]:
+    """Return what is called with each array or map of a header, and ends the reading if they are too many."""
+    count = itertools.count(1)
+
+    def counted(found: _T) -> _T:
+        if next(count) > kind.most_containers:
+            raise DamagedError("its header has too many parts")
+        return found
+
+    return counted
 
 
 def _encoded(kind: Kind, values: list[Any]) -> bytes:

@@ -426,3 +426,20 @@ def test_a_beginning_of_something_else_is_damaged(trusted):
     with pytest.raises(DamagedError, match="a size that is not accepted"):
         frame = zstandard.ZstdCompressor().compress(bytes(protocol.MAX_FRAME + 1))
         labelled(with_header(b"", b"", STRANGER, frame), trusted)
+
+
+def test_a_header_of_a_million_parts_takes_no_memory(trusted):
+    """A few hundred bytes decompress to a megabyte, and each byte of that is an empty map."""
+    plain = b"\x80"
+    for width in (20, 20, 20, 20, 5):
+        plain = bytes([0x90 | width]) + plain * width if width < 16 else b"\xdc\0\x14" + plain * width
+    content = with_header(plain, b"", STRANGER)
+    assert len(plain) > 900_000
+    assert len(content) < parcel.FEW_BYTES
+    tracemalloc.start()
+    try:
+        with pytest.raises(DamagedError, match="too many parts"):
+            labelled(content, trusted)
+        assert tracemalloc.get_traced_memory()[1] < 4 * protocol.MAX_FRAME
+    finally:
+        tracemalloc.stop()
