@@ -32,7 +32,7 @@ ADVICE = {
     "read-only": "Say so with ?readonly=1 in XCACHE_REMOTE, or allow writing there.",
     "too large": "Raise the limit of the store for one object.",
     "failed": "The daemon's log may say more. Is it a store of the kind that the address says?",
-    "unusable": "Correct XCACHE_REMOTE, and restart the daemon: xcache restart.",
+    "unusable": "Correct XCACHE_REMOTE, or install what it needs, and restart the daemon: xcache restart.",
 }
 _NONE = "no remote store is set; XCACHE_REMOTE names them"
 # The daemon refuses: a store does not say what it has, or the settings say that it is only read from.

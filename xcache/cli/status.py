@@ -167,7 +167,8 @@ def _remote(each: dict[str, Any]) -> str:
     """Describe a remote store: what came from there and went there since the daemon began."""
     if each["state"] == "unusable":
         return f"{each['name']} is not used: {each['problem']}"
-    parts = [f"{each['found']} of {each['gets']} found ({size(each['bytes_read'])})"]
+    used = max(0, each["found"] - each["rejected"])
+    parts = [f"{used} of {each['gets']} found ({size(each['bytes_read'])})"]
     parts.append(f"{each['puts']} uploaded ({size(each['bytes_written'])})")
     parts += [f"{each['waiting']} to be uploaded"] * bool(each["waiting"])
     parts += [f"{each['rejected']} not used: {each['last_rejected']}"] * bool(each["rejected"])

@@ -71,25 +71,33 @@ class Keeper:
         trusted = self._identity.trusted().public(key_id, time.time()) is not None
         return trusted or (tier.remote.trust == "tier" and not self._identity.trusted().knows(key_id))
 
-    def may_use(self, tier: GuardedTier) -> bool:
-        """Return whether anything from a tier can be used: a key is trusted now, or the tier itself."""
-        trusted, now = self._identity.trusted(), time.time()
-        return tier.remote.trust == "tier" or any(trusted.public(key.public.id, now) for key in trusted.keys)
-
     async def is_there(self, tier: GuardedTier, key: str) -> bool:
         """Return whether a tier has an entry that stays: one that counts here, or whose key others may trust.
 
         Raise TierError if the tier fails.
         """
-        trusted = self._identity.trusted()
         try:
-            found = await tier.do_reading(label_of(tier, self._names, self._namespace, key, trusted))
+            found = await self._label(tier, key)
         except DamagedError:
             return False
-        if found is None or (found.why_not and (not found.key_id or trusted.knows(found.key_id))):
+        if found is None or (found.why_not and (not found.key_id or self._identity.trusted().knows(found.key_id))):
             return False
         tier.counts[FOREIGN] += bool(found.why_not)
         return True
+
+    async def why_of_no_use(self, tier: GuardedTier, key: str) -> str | None:
+        """Return why an entry of a tier would not be loaded here, as far as its header says; None if there is none.
+
+        Raise TierError if the tier fails.
+        """
+        try:
+            found = await self._label(tier, key)
+        except DamagedError as error:
+            return str(error)
+        return None if found is None else found.why_not
+
+    async def _label(self, tier: GuardedTier, key: str) -> parcel.Label | None:
+        return await tier.do_reading(label_of(tier, self._names, self._namespace, key, self._identity.trusted()))
 
     async def keep_run(self, tier: GuardedTier, content: bytes, program: str, arguments: str) -> bool:
         """Keep what a program wanted elsewhere, with its entries and aliases; return whether there was anything."""

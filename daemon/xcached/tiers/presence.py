@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from concurrent.futures import Future
 
@@ -13,6 +14,7 @@ from xcache.wire.names import Names
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import Keeper
 from xcached.tiers.managing import answered
+from xcached.tiers.tier import TierError
 from xcached.tiers.tiers import Tiers
 
 logger = logging.getLogger("xcached")
@@ -54,26 +56,29 @@ class Presence:
         problems = dict(self._tiers.unusable) if wanted else {}
         problems |= {tier.name: problem for tier, (_, problem) in zip(tiers, asked, strict=True) if problem}
         for key, place in wanted.items():
-            having = next((tier for tier, (there, _) in zip(tiers, asked, strict=True) if there.get(key)), None)
-            if having is not None and not self._keeper.may_use(having):
-                found[place] = [MISSING, "", f"{having.name} has it, and no key is trusted here"]
-            elif having is not None:
-                found[place] = [REMOTE, having.name, ""]
+            having = [(tier.name, why) for tier, (there, _) in zip(tiers, asked, strict=True)
+                      if (why := there.get(key)) is not None]  # fmt: skip
+            usable = next((name for name, why in having if not why), None)
+            if usable is not None:
+                found[place] = [REMOTE, usable, ""]
+            elif having:
+                name, why = having[0]
+                found[place] = [MISSING, "", f"{name} has it, which is not used: {why}"[:_LONGEST_REASON]]
             elif any(key not in there for there, _ in asked) or self._tiers.unusable:
                 found[place][0] = UNKNOWN
         return commands.Presence(found, problems)
 
-    async def _has(self, tier: GuardedTier, keys: list[str], seconds: float) -> tuple[dict[str, bool], str]:
-        """Return whether a tier has each key, as far as it said so, and why it did not say more."""
-        there: dict[str, bool] = {}
+    async def _has(self, tier: GuardedTier, keys: list[str], seconds: float) -> tuple[dict[str, str | None], str]:
+        """Return for each key why the tier's entry would not be loaded (None: it has none), and why that is not all."""
+        there: dict[str, str | None] = {}
         gate = self._questions.setdefault(tier.name, asyncio.Semaphore(_QUESTIONS))
 
         async def ask(key: str) -> None:
             async with gate:
                 # The first failure is enough.
-                answer = None if tier.reads.problem else await tier.contains(self._names.entry(key))
-            if answer is not None:
-                there[key] = answer
+                if not tier.reads.problem:
+                    with contextlib.suppress(TierError):
+                        there[key] = await self._keeper.why_of_no_use(tier, key)
 
         try:
             async with asyncio.timeout(seconds):
