@@ -83,9 +83,7 @@ def _run(number: str) -> dict[str, Any] | str:
     # A file of settings may forbid compiles, too.
     variables = os.environ | {"XCACHE": "1", "XCACHE_ON_MISS": "allow"}
     try:
-        done = subprocess.run(
-            command, env=variables, capture_output=True, text=True, timeout=_SECONDS, check=False
-        )
+        done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_SECONDS, check=False)
         found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
     except subprocess.TimeoutExpired:
         return f"a small program did not end within {_SECONDS} s"

@@ -178,7 +178,7 @@ SETTINGS = (
         "time",
         None,
         "on_miss holds from this long after the cache was switched on, or from xcache.warmed_up() if that is earlier",
-        "a time such as 10m; 0 for from the first compile on; empty to wait for xcache.warmed_up()",
+        "a time such as 10m; 0 to hold from the first compile on; empty to wait for xcache.warmed_up()",
         parsing.parse_duration_or_none,
     ),
     Setting(
