@@ -108,8 +108,8 @@ def test_it_says_once_what_was_compiled_while_the_setting_did_not_hold():
     assert guard.unheld("fail", None) == ""
     check(guard, "fail")
     assert guard.unheld("fail", None) == (
-        "XCACHE_ON_MISS=fail did not hold, because xcache.warmed_up() was not called and no XCACHE_ON_MISS_AFTER is set:"
-        " 1 program was compiled; with XCACHE_ON_MISS_AFTER=0 it holds from the first compile on"
+        "XCACHE_ON_MISS=fail did not hold, because xcache.warmed_up() was not called and no XCACHE_ON_MISS_AFTER is"
+        " set: 1 program was compiled; with XCACHE_ON_MISS_AFTER=0 it holds from the first compile on"
     )
     assert guard.unheld("fail", None) == ""
     for _ in range(2):
