@@ -305,10 +305,22 @@ class Cache:
     def check_guard(self) -> None:
         """Raise CompileInGuardError if this thread's program must not be compiled now."""
         asked, settings = self.ledger.current(), self.config
-        since = self._began + settings.on_miss_after if settings.on_miss_after else None
         asked.stored = "no: compiling it was forbidden"
-        guard.check(asked.described(), asked.cause, settings.on_miss, since)
+        guard.check(asked.described(), asked.cause, settings.on_miss, self._on_miss_since())
         asked.stored = ""
+        if settings.on_miss != "allow":
+            self._finish_before_exit()
+
+    def _on_miss_since(self) -> float | None:
+        """Return the moment from which the setting ``on_miss`` holds; None if only ``xcache.warmed_up()`` begins it."""
+        after = self.config.on_miss_after
+        return None if after is None else self._began + after
+
+    def _say_whether_on_miss_held(self) -> None:
+        # A handler of the program's may raise anything.
+        with contextlib.suppress(Exception):
+            if said := guard.unheld(self.config.on_miss, self._on_miss_since()):
+                logger.warning("%s", said)
 
     def note_call(self, alias: Alias) -> None:
         """Have the daemon keep the record of a call, once it has an entry of the program."""
@@ -335,6 +347,7 @@ class Cache:
         self.at_close.close()
 
     def _finish(self) -> None:
+        self._say_whether_on_miss_held()
         self._prefetcher.stop(self.config.timeout)
         start = monotonic()
         self._prefetcher.finish(self.client.allowance())

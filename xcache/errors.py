@@ -182,7 +182,7 @@ class WrongVersionError(XcacheError):
 
 
 class CompileInGuardError(XcacheError):
-    """A program was compiled within ``no_compiles()``, or after ``warmed_up()`` with ``XCACHE_ON_MISS=fail``."""
+    """A program was to be compiled within ``no_compiles()``, or while ``XCACHE_ON_MISS=fail`` held."""
 
 
 class WorkerError(XcacheError):

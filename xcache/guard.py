@@ -21,7 +21,13 @@ class Guard:
     def __init__(self) -> None:
         # The thread of each guard in force. Setting and popping are one step each.
         self._inside: dict[object, int] = {}
-        self._warmed_up_at: float | None = None
+        self._is_warmed_up = False
+        self._begin_count()
+
+    def _begin_count(self) -> None:
+        self._lock = threading.RLock()
+        # Programs that were compiled although the setting ``on_miss`` is there, because it did not hold yet.
+        self._unheld = 0
 
     @contextlib.contextmanager
     def forbidding(self) -> Iterator[None]:
@@ -38,10 +44,12 @@ class Guard:
         """Forget, in a forked child, the guards of threads that it does not have: they would never end."""
         here = threading.get_ident()
         self._inside = {this: thread for this, thread in self._inside.items() if thread == here}
+        # The parent speaks of its own.
+        self._begin_count()
 
     def warm(self) -> None:
         """Note that all that the program needs is compiled."""
-        self._warmed_up_at = monotonic()
+        self._is_warmed_up = True
 
     def check(self, described: str, cause: str, on_miss: str, since: float | None) -> None:
         """Raise CompileInGuardError, or warn, if nothing may be compiled now.
@@ -52,12 +60,32 @@ class Guard:
         why = cause if meaning == cause else f"{meaning} ({cause})"
         if self._inside:
             raise CompileInGuardError(f"{described} would be compiled within no_compiles(): {why}")
-        begins = [moment for moment in (self._warmed_up_at, since) if moment is not None]
-        if on_miss == "allow" or not begins or monotonic() < min(begins):
+        if on_miss == "allow":
             return
+        if not self._holds(since):
+            with self._lock:
+                self._unheld += 1
+            return
+        when = "after the program was warmed up" if self._is_warmed_up else f"while XCACHE_ON_MISS={on_miss} holds"
         if on_miss == "fail":
-            raise CompileInGuardError(f"{described} would be compiled after the program was warmed up: {why}")
-        logger.warning("%s is compiled after the program was warmed up: %s", described, why)
+            raise CompileInGuardError(f"{described} would be compiled {when}: {why}")
+        logger.warning("%s is compiled %s: %s", described, when, why)
+
+    def unheld(self, on_miss: str, since: float | None) -> str:
+        """Return, once, that ``on_miss`` has not held and what was compiled; nothing if it has, or nothing was."""
+        with self._lock:
+            count, self._unheld = self._unheld, 0
+        if not count or self._holds(since):
+            return ""
+        time = "no XCACHE_ON_MISS_AFTER is set" if since is None else "the time of XCACHE_ON_MISS_AFTER has not come"
+        compiled = "1 program was" if count == 1 else f"{count} programs were"
+        return (
+            f"XCACHE_ON_MISS={on_miss} did not hold, because xcache.warmed_up() was not called and {time}: "
+            f"{compiled} compiled; with XCACHE_ON_MISS_AFTER=0 it holds from the first compile on"
+        )
+
+    def _holds(self, since: float | None) -> bool:
+        return self._is_warmed_up or (since is not None and monotonic() >= since)
 
 
 guard = Guard()

@@ -154,3 +154,73 @@ with guard.forbidding():
 """
     done = place.run(source, PYTHONWARNINGS="ignore")
     assert (done.returncode, done.stdout.split()) == (0, ["False", "True"]), done.stderr
+
+
+ADDING = """
+import jax, numpy as np
+print(jax.jit(lambda v: v + 1)(np.ones(3, np.float32)))
+"""
+FAIL = {"XCACHE_ON_MISS": "fail"}
+
+
+def test_with_no_time_to_wait_the_first_compile_fails_and_a_hit_runs(place):
+    cold = place.run(ADDING, **ON, **FAIL, XCACHE_ON_MISS_AFTER="0")
+    assert (cold.returncode, cold.stdout) == (1, "")
+    assert "CompileInGuardError: jit__lambda (called at <string>:3 in <module>) would be compiled" in cold.stderr
+    assert "did not hold" not in cold.stderr
+    assert place.run(ADDING, **ON).returncode == 0
+    warm = place.run(ADDING, **ON, **FAIL, XCACHE_ON_MISS_AFTER="0s")
+    assert (warm.returncode, warm.stdout, warm.stderr) == (0, "[2. 2. 2.]\n", "")
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("time", "because"),
+    [
+        ({}, "no XCACHE_ON_MISS_AFTER is set"),
+        ({"XCACHE_ON_MISS_AFTER": "1h"}, "the time of XCACHE_ON_MISS_AFTER has not"),
+    ],
+    ids=["no time", "later"],
+)
+def test_a_program_in_which_the_setting_never_held_says_so_once_at_its_end(place, time, because):
+    cold, warm = (place.run(ADDING, **ON, **FAIL, **time) for _ in range(2))
+    assert (cold.returncode, cold.stdout, cold.stderr.count("\n")) == (0, "[2. 2. 2.]\n", 1)
+    assert cold.stderr.startswith("xcache: XCACHE_ON_MISS=fail did not hold, because xcache.warmed_up() was not called")
+    assert because in cold.stderr
+    assert "1 program was compiled; with XCACHE_ON_MISS_AFTER=0 it holds" in cold.stderr
+    assert (warm.returncode, warm.stderr) == (0, "")
+
+
+@pytest.mark.once
+def test_nothing_is_said_at_the_end_if_the_setting_held(place):
+    done = place.run(ADDING + "import xcache\nxcache.warmed_up()\n", **ON, **FAIL)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+FORKING = """
+import multiprocessing
+import jax, numpy as np
+
+def compile_one():
+    jax.jit(lambda v: v + 1).lower(np.ones(multiprocessing.parent_process() and 2 or 3)).compile()
+
+def run(work):
+    child = multiprocessing.get_context("fork").Process(target=work)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+
+# The parent has no threads of jax's yet.
+run(compile_one)
+compile_one()
+run(int)
+"""
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("mode", ["1", "readonly"])
+def test_each_process_speaks_of_its_own_programs_also_a_forked_child(place, mode):
+    done = place.run(FORKING, **ON | FAIL | {"XCACHE": mode, "PYTHONWARNINGS": "ignore"})
+    said = [line for line in done.stderr.splitlines() if line.startswith("xcache: ")]
+    assert (done.returncode, len(said)) == (0, 2), done.stderr
+    assert all("did not hold" in line and ": 1 program was compiled;" in line for line in said)

@@ -114,6 +114,21 @@ def test_the_command_compiles_what_a_file_lists(place):
     assert used.stdout == "2 0\n", used.stderr
 
 
+@pytest.mark.once
+def test_the_command_compiles_in_its_own_process_where_programs_may_not(place):
+    (place.root / "calling.py").write_text(
+        "import jax\n"
+        "back = jax.jit(lambda v: jax.pure_callback(lambda x: x, jax.ShapeDtypeStruct((3,), 'float32'), v))\n"
+    )
+    (place.root / "calls.json").write_text('{"calls": [{"arguments": ["f32[3]"]}]}')
+    shell = Shell(place)
+    shell.env |= {"PYTHONPATH": str(place.root), "JAX_PLATFORMS": "cpu"}
+    shell.env |= {"XCACHE": "1", "XCACHE_ON_MISS": "fail", "XCACHE_ON_MISS_AFTER": "0"}
+    done = shell.run("prebuild", "calling:back", "--spec", str(place.root / "calls.json"), "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["here"] == 1
+
+
 @pytest.mark.parametrize(
     ("function", "content", "said"),
     [

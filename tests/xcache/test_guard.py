@@ -94,7 +94,40 @@ def test_the_setting_holds_once_the_program_is_warmed_up(on_miss, caplog):
     assert len(caplog.records) == (on_miss == "warn")
 
 
-def test_the_setting_holds_after_a_time():
+def test_the_setting_holds_after_a_time(caplog):
     check(Guard(), "fail", monotonic() + 1000)
-    with pytest.raises(CompileInGuardError):
-        check(Guard(), "fail", monotonic() - 1)
+    with pytest.raises(CompileInGuardError, match="while XCACHE_ON_MISS=fail holds: "):
+        check(Guard(), "fail", monotonic())
+    assert not caplog.records
+    check(Guard(), "warn", monotonic())
+    assert "is compiled while XCACHE_ON_MISS=warn holds: " in caplog.text
+
+
+def test_it_says_once_what_was_compiled_while_the_setting_did_not_hold():
+    guard, later = Guard(), monotonic() + 1000
+    assert guard.unheld("fail", None) == ""
+    check(guard, "fail")
+    assert guard.unheld("fail", None) == (
+        "XCACHE_ON_MISS=fail did not hold, because xcache.warmed_up() was not called and no XCACHE_ON_MISS_AFTER is"
+        " set: 1 program was compiled; with XCACHE_ON_MISS_AFTER=0 it holds from the first compile on"
+    )
+    assert guard.unheld("fail", None) == ""
+    for _ in range(2):
+        check(guard, "warn", later)
+    said = guard.unheld("warn", later)
+    assert "XCACHE_ON_MISS=warn did not hold" in said
+    assert "the time of XCACHE_ON_MISS_AFTER has not come: 2 programs were compiled" in said
+
+
+def test_it_says_nothing_of_a_setting_that_allows_or_held_in_the_end_nor_of_the_parents_programs():
+    guard = Guard()
+    check(guard)
+    assert guard.unheld("allow", None) == ""
+    check(guard, "fail")
+    guard.begin_in_child()
+    assert guard.unheld("fail", None) == ""
+    check(guard, "fail")
+    assert guard.unheld("fail", monotonic()) == ""
+    check(guard, "fail")
+    guard.warm()
+    assert guard.unheld("fail", None) == ""

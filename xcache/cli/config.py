@@ -40,8 +40,8 @@ def config(as_json: bool) -> None:
     its own settings; restart gives it these.
 
     \b
-    JSON: {"settings": [{"name": str, "variable": str, "value": str, int, float or bool, "source": str,
-           "allowed": str, "meaning": str, "used_by": "program", "daemon" or "both"}],
+    JSON: {"settings": [{"name": str, "variable": str, "value": str, int, float, bool or null (none),
+           "source": str, "allowed": str, "meaning": str, "used_by": "program", "daemon" or "both"}],
            "problems": [str] (unusable values, which are left out above),
            "unknown": [str] (variables that begin with XCACHE_ and are not settings)}
 
@@ -115,6 +115,8 @@ def _all() -> tuple[list[Shown], list[str]]:
 
 def spelled(kind: str, value: Any) -> str:
     """Return a value as the environment would spell it."""
+    if value is None:
+        return ""
     if kind == "size":
         return size(value) if value else "0"
     if kind == "room" and not value.endswith("%"):

@@ -64,7 +64,7 @@ def prebuild(function: str, file: Path, workers: int | None, as_json: bool) -> N
     from xcache.warming.prebuilding import as_call, prebuilt
 
     try:
-        handle = enable()
+        handle = enable(on_miss="allow")
     except XcacheError as error:
         raise Failure(f"the cache cannot be used with the jax of this Python: {error}") from None
     tally = Tally(("here", "built", "there"), calls=len(calls))

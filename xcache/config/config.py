@@ -48,7 +48,8 @@ class Config(NamedTuple):
     jit: str
     explain: bool
     on_miss: str
-    on_miss_after: float
+    # None: only xcache.warmed_up() begins it.
+    on_miss_after: float | None
     # None: no run writes what it wanted.
     lock: Path | None
     idle_exit: float

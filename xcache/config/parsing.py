@@ -69,6 +69,11 @@ def parse_duration(text: str) -> float:
     return _parse_quantity(text, _DURATIONS)
 
 
+def parse_duration_or_none(text: str) -> float | None:
+    """Return the seconds of a time, or None for an empty text."""
+    return parse_duration(text) if text.strip() else None
+
+
 def parse_timeout(text: str) -> float:
     """Return the seconds of a timeout: more than 0, and few enough for a lock to count."""
     seconds = parse_duration(text)

@@ -257,6 +257,7 @@ def test_the_settings(shell, tmp_path):
     assert (shown["max_size"]["value"], shown["max_size"]["source"]) == (1536 * 2**20, str(file))
     assert (shown["timeout"]["value"], shown["timeout"]["source"]) == (0.5, "environment")
     assert (shown["log"]["source"], shown["mode"]["value"]) == ("default", "off")
+    assert shown["on_miss_after"]["value"] is None
     said = shell.say("config")
     for part in ("XCACHE_MAX_SIZE", "1.5 GiB", "0.5s", "2h", str(file), "debug, info, warning or error"):
         assert part in said

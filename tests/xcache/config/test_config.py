@@ -413,3 +413,12 @@ def test_where_a_signing_key_comes_from_reaches_the_daemon(text, variable):
     loaded = config.load({"HOME": "/h", "XCACHE_SIGNING_KEY": text})
     assert (loaded.signing_key, loaded.key_variable) == (text, variable)
     assert config.load(loaded.as_environment()).signing_key == text
+
+
+@pytest.mark.parametrize(("text", "seconds"), [(None, None), ("", None), ("0", 0), ("0s", 0), ("10m", 600)])
+def test_the_time_after_which_compiles_are_forbidden_may_be_none_or_zero(surroundings, text, seconds):
+    env, _ = surroundings
+    given = {} if text is None else {"XCACHE_ON_MISS_AFTER": text}
+    settings = config.load(env | given)
+    assert settings.on_miss_after == seconds
+    assert config.load(env | settings.as_environment()).on_miss_after == seconds
