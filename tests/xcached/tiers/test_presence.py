@@ -168,14 +168,14 @@ def test_a_store_that_fails_or_is_silent_is_named_and_the_others_are_believed(fo
 
 def test_many_keys_are_answered_in_their_order(folder):
     keys = [key_of(str(number)) for number in range(commands.MAX_KEYS)]
+    with host(f"file://{folder}") as other, talking(other) as talk:
+        for key in keys[1::3]:
+            talk.put(key, key.encode())
+        assert until(lambda: not remote_of(other)["waiting"])
     with host(f"file://{folder}") as place:
         with talking(place) as talk:
             for key in keys[::3]:
                 talk.put(key, key.encode())
-        for key in keys[1::3]:
-            path = folder / Names("").entry(key)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(b"something")
         wanted = [("here", "remote", "missing")[number % 3] for number in range(len(keys))]
         assert [state for state, *_ in asked(place, *keys)] == wanted
 
