@@ -104,7 +104,7 @@ class GuardedTier:
         """Why it is not asked now; empty if it is, or never is."""
         if self.remote.writeonly or self.may_read:
             return ""
-        return f"{self.name}: {self.reads.problem or 'it has not answered for long'}"
+        return self.reads.problem or "it has not answered for long"
 
     @property
     def may_write(self) -> bool:

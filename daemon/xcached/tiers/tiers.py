@@ -72,7 +72,7 @@ class Tiers:
     @property
     def trouble(self) -> str:
         """The trouble of the first tier that has any, as a cause of a miss."""
-        told = [tier.trouble for tier in self.opened if tier.trouble]
+        told = [f"{tier.name}: {tier.trouble}" for tier in self.opened if tier.trouble]
         told += [f"{name}: {why}" for name, why in self.unusable.items()]
         return ledger.with_detail("remote trouble", told[0]) if told else ""
 
@@ -115,7 +115,7 @@ class Tiers:
         for name in (remote.public_url for remote in self._remotes):
             # One that is just being opened has had no trouble.
             tier, why = opened.get(name), self.unusable.get(name, "")
-            problem = why if tier is None else tier.reads.problem or tier.writes.problem
+            problem = why if tier is None else tier.trouble or tier.writes.problem
             state = "unusable" if why else "failing" if problem else "ok"
             told: dict[str, protocol.Scalar] = {"name": name, "state": state, "problem": problem}
             told["last_rejected"] = tier.last_rejected[: protocol.MAX_NAME] if tier else ""
