@@ -125,13 +125,17 @@ class LocalWorkers:
 
     def _take(self, place: Place) -> Worker:
         with self._lock:
+            # Memory may have run out in between. What a dead one was not asked yet, another can do.
+            dead = [each for each in self._idle if not each.is_alive]
+            self._idle = [each for each in self._idle if each not in dead]
             worker = next((each for each in self._idle if each.place == place), None)
             other = self._idle.pop() if worker is None and self._idle else None
             if worker is not None:
                 self._idle.remove(worker)
                 self._busy.add(worker)
-        if other is not None:
-            other.close()
+        for each in (*dead, other):
+            if each is not None:
+                each.close()
         if worker is None:
             worker = Worker(self._python, place)
             with self._lock:

@@ -57,6 +57,11 @@ class Worker:
             self.close()
             raise NoWorkerError(f"{python} has xcache {self.versions.get('xcache')}, and this is xcache {__version__}")
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.poll() is None
+
     def ask(self, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         """Return the answer to a message; raise WorkerError if there is none, after which the worker is of no use."""
         return self._answer(seconds, message)
