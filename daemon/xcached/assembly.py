@@ -153,7 +153,7 @@ def assemble(
     if sharing is not None:
         fetches = Fetches(
             sharing.tiers, lookup.expected_seconds, lambda: settings.now.remote_timeout, patience,
-            loop.call_soon_threadsafe, loop.call_later,
+            loop.call_soon_threadsafe, loop.call_later, shared=trust.shared,
         )  # fmt: skip
     watchers = Watchers(store, settings, leases, trust, callers, loop.call_later)
     loads = Loads(endings, strikes, quarantine, writer, lookup.note_use)

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from support.conversation import Conversation
+from support.engines import redis_engine as redis_engine
 from support.places import Place, new_place
 from support.small_programs import Reference, Running
 from support.users import Machine, make_machine

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
+import multiprocessing
 import os
+import threading
+import time
+from collections.abc import Iterator
 
 import pytest
+import redis
 from support import parcels
-from support.places import digest, until
-from support.users import ALICE, DAEMON, KEY, command
+from support.engines import SECRET, listens
+from support.places import digest, free_port, until
+from support.users import ALICE, BOB, DAEMON, KEY, command
 
 from xcache.wire.names import Names
 
@@ -43,3 +51,81 @@ def test_only_who_is_trusted_says_that_a_toolchain_is_stale(machine, writers):
     assert (status, complaints) == (0, "")
     assert json.loads(said)["remotes"][0]["removed"] == bool(writers)
     assert object_of_others.exists() != bool(writers)
+
+
+CROWD = """
+import os, secrets, time
+until = time.time() + 8.0
+def ask():
+    talk = speaker()
+    talk.socket.settimeout(3.0)
+    for _ in range(32):
+        talk.say(get_message(secrets.token_hex(32)))
+    for _ in range(32):
+        talk.hear()
+for _ in range(24):
+    if not os.fork():
+        # Each has patience of its own.
+        while time.time() < until:
+            if not os.fork():
+                try:
+                    ask()
+                finally:
+                    os._exit(0)
+            os.wait()
+        os._exit(0)
+for _ in range(24):
+    os.wait()
+"""
+
+
+async def relay(port: int, to: int) -> None:
+    """Pass on what is sent to a port 100 ms later."""
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
+        while content := await reader.read(65536):
+            await asyncio.sleep(seconds)
+            writer.write(content)
+        writer.close()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", to)
+        both = pass_on(reader, there[1], 0.1), pass_on(there[0], writer, 0.0)
+        await asyncio.gather(*both, return_exceptions=True)
+
+    async with await asyncio.start_server(connect, "127.0.0.1", port) as server:
+        await server.serve_forever()
+
+
+@contextlib.contextmanager
+def far_away(port: int) -> Iterator[int]:
+    """Give a port at which another one is 100 ms away."""
+    relaying = multiprocessing.get_context("fork").Process(
+        target=lambda: asyncio.run(relay(found, port)), name="relay", daemon=True
+    )
+    found = free_port()
+    relaying.start()
+    try:
+        assert until(lambda: listens(found))
+        yield found
+    finally:
+        relaying.terminate()
+        relaying.join()
+
+
+def test_no_user_keeps_the_remote_store_from_others(machine, redis_engine):
+    """Alice asks for far more than can be asked there at once, and Bob for one entry after the other."""
+    keys = [digest(b"%d" % number) for number in range(3)]
+    with contextlib.closing(redis.Redis(port=redis_engine.port, password=SECRET)) as client:
+        for key in keys:
+            entry = parcels.packed(parcels.put(key=key), namespace="", signer=None)
+            client.set(f"far:{Names('').entry(key)}", entry)
+    with far_away(redis_engine.port) as port:
+        address = redis_engine.at("far", port).url
+        machine.start(XCACHE_REMOTE=f"{address}&trust=tier&readonly=1")
+        crowd = threading.Thread(target=machine.talk, args=(ALICE, CROWD))
+        crowd.start()
+        time.sleep(3.0)
+        found = [machine.talk(BOB, f"said.append(talk.get({key!r}) is not None)") for key in keys]
+        crowd.join()
+    assert found == [[True]] * 3

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
@@ -22,6 +23,11 @@ logger = logging.getLogger("xcached")
 _HEARTBEAT_SECONDS = 0.25
 # Clients are told that this is what they wait for.
 _NAMED = "remote stores"
+# Questions of one user that are asked at once where several users share a daemon: the engines have few connections, and
+# a store that answers one user late is left alone for all. Others wait here, and in the end are not asked at all.
+_MOST_OF_A_USER = 8
+# A question that had to wait for so much of its time is of no use any more.
+_WORTH_ASKING = 0.5
 _NO_ANSWER = ledger.with_detail("remote trouble", "no answer came in time")
 _TOO_SLOW = ledger.with_detail("remote trouble", "the program has waited for remote stores in vain for too long")
 
@@ -41,9 +47,13 @@ class _Waiter:
 class _Question:
     """A question to the tiers, and the clients that wait for its answer."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, uid: int, seconds: float, begin: Callable[[float], Future[str]]) -> None:
+        """``begin`` asks the tiers within so many seconds."""
+        self.uid = uid
         self.since = time.monotonic()
+        self.seconds = seconds
         self.until = self.since + seconds
+        self.begin = begin
         self.waiters: list[_Waiter] = []
 
 
@@ -58,8 +68,10 @@ class Fetches:
         patience: Patience,
         call_soon: Callable[[Callable[[], None]], object],
         call_later: Callable[[float, Callable[[], None]], object],
+        *,
+        shared: bool = False,
     ) -> None:
-        """``expected`` returns compile times, ``longest`` the setting.
+        """``expected`` returns compile times, ``longest`` the setting. ``shared`` says that users share the daemon.
 
         ``call_soon`` has a function called on the serving thread, from any other.
         """
@@ -73,6 +85,10 @@ class Fetches:
         # By process: the question that its prediction waits for, which will probably bring most of its programs.
         self._histories: dict[Process, str] = {}
         self._ticking = False
+        self._shared = shared
+        # By user: how many questions the tiers were asked, and those that wait for that.
+        self._asked: Counter[int] = Counter()
+        self._queued: dict[int, deque[tuple[str, _Question]]] = {}
 
     def fetch(
         self, caller: Caller, wanted: protocol.Get, again: Callable[[], Answer], then: Callable[[str], Answer]
@@ -92,18 +108,18 @@ class Fetches:
             return _TOO_SLOW
         expected = self._expected(caller, wanted)
         seconds = self._longest() if expected is None else min(expected, self._longest())
-        begin = lambda: self._tiers.fetch(wanted.key, wanted.unusable, seconds)  # noqa: E731 - called once, below
-        return self._wait(self._question(wanted.key, seconds, begin), caller, then, is_told=wanted.wait > 0)
+        begin = lambda left: self._tiers.fetch(wanted.key, wanted.unusable, left)  # noqa: E731 - called once
+        question = self._question(caller, self._about(caller, wanted.key), seconds, begin)
+        return self._wait(question, caller, then, is_told=wanted.wait > 0)
 
     def fetch_history(self, caller: Caller, wanted: protocol.Predict, then: Callable[[], Answer]) -> Later | None:
         """Ask the tiers what a program wanted on other machines; None if asking them is of no use."""
         if not self._tiers.may_have_some:
             return None
-        about = f"{wanted.program}\0{wanted.arguments}"
+        about = self._about(caller, f"{wanted.program}\0{wanted.arguments}")
         seconds = self._longest()
-        question = self._question(
-            about, seconds, lambda: self._tiers.fetch_history(wanted.program, wanted.arguments, seconds)
-        )
+        begin = lambda left: self._tiers.fetch_history(wanted.program, wanted.arguments, left)  # noqa: E731 - called once
+        question = self._question(caller, about, seconds, begin)
         self._histories[caller.process] = about
         return self._wait(question, caller, lambda _: then(), is_told=False)
 
@@ -117,14 +133,45 @@ class Fetches:
         for about, question in list(self._questions.items()):
             self._answer(about, question)
 
-    def _question(self, about: str, seconds: float, begin: Callable[[], Future[str]]) -> _Question:
+    def _about(self, caller: Caller, wanted: str) -> str:
+        """Return the name of a question: one user's, which may have to wait, is not another's."""
+        return f"{caller.uid}\0{wanted}" if self._shared else wanted
+
+    def _question(self, caller: Caller, about: str, seconds: float, begin: Callable[[float], Future[str]]) -> _Question:
         question = self._questions.get(about)
         if question is None:
-            question = self._questions[about] = _Question(seconds)
-            begin().add_done_callback(lambda done: self._call_soon(lambda: self._answer(about, question, _cause(done))))
+            question = self._questions[about] = _Question(caller.uid, seconds, begin)
             # The tiers keep to the time, too; but their thread may be busy.
             self._call_later(seconds, lambda: self._answer(about, question, _NO_ANSWER))
+            if self._shared and self._asked[question.uid] >= _MOST_OF_A_USER:
+                self._queued.setdefault(question.uid, deque()).append((about, question))
+            else:
+                self._begin(about, question)
         return question
+
+    def _begin(self, about: str, question: _Question) -> None:
+        self._asked[question.uid] += 1
+
+        def done(answer: Future[str]) -> None:
+            self._answer(about, question, _cause(answer))
+            self._end(question.uid)
+
+        left = max(0.0, question.until - time.monotonic())
+        question.begin(left).add_done_callback(lambda answer: self._call_soon(lambda: done(answer)))
+
+    def _end(self, uid: int) -> None:
+        """Note that the tiers have answered a question of a user, and ask the next."""
+        self._asked[uid] -= 1
+        queued = self._queued.get(uid, deque())
+        while queued and self._asked[uid] < _MOST_OF_A_USER:
+            about, question = queued.popleft()
+            left = question.until - time.monotonic()
+            if question.waiters and left > _WORTH_ASKING * question.seconds:
+                self._begin(about, question)
+        if not queued:
+            self._queued.pop(uid, None)
+        if not self._asked[uid]:
+            del self._asked[uid]
 
     def _wait(self, question: _Question, caller: Caller, then: Callable[[str], Answer], *, is_told: bool) -> Later:
         waiter = _Waiter(caller, then, is_told=is_told)
