@@ -99,10 +99,13 @@ class Connector:
             missing = [f"the namespace {self._config.namespace!r}"]
         if missing:
             self._has_warned = True
+            restart = "to start it with the settings of now: xcache restart"
+            remedy = restart if self._config.daemon_uid() is None else "the machine's daemon has settings of its own"
             logger.warning(
                 "the daemon was started without %s, which the settings of this program name, so nothing is shared"
-                " there; to start it with the settings of now: xcache restart",
+                " there; %s",
                 ", ".join(missing),
+                remedy,
             )
 
 
