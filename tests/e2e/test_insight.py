@@ -140,7 +140,7 @@ def test_a_run_that_goes_on_is_explained_as_far_as_it_is(place, shell):
 def test_long_texts_are_cut_in_a_pipe_too(place, shell):
     source = (
         "import sys, numpy as np, jax\n"
-        "jax.jit(lambda *values: sum(v.sum() for v in values))(*[np.ones(n) for n in range(1, 400)])\n"
+        "jax.jit(lambda *values: sum(v.sum() for v in values))(*[np.ones(n) for n in range(1, 200)])\n"
         "sys.argv += ['x' * 500]\n"
     )
     run_source(place, source)

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import multiprocessing
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import redis
 from support import parcels
-from support.engines import SECRET, listens
-from support.places import digest, free_port, until
+from support.engines import SECRET
+from support.places import PATIENCE, digest, free_port, until
 from support.users import ALICE, BOB, DAEMON, KEY, command
 
 from xcache.wire.names import Names
@@ -79,40 +78,44 @@ for _ in range(24):
 """
 
 
-async def relay(port: int, to: int) -> None:
-    """Pass on what is sent to a port 100 ms later."""
-
-    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
+async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, seconds: float) -> None:
+    try:
         while content := await reader.read(65536):
             await asyncio.sleep(seconds)
             writer.write(content)
+    finally:
         writer.close()
-
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_connection("127.0.0.1", to)
-        both = pass_on(reader, there[1], 0.1), pass_on(there[0], writer, 0.0)
-        await asyncio.gather(*both, return_exceptions=True)
-
-    async with await asyncio.start_server(connect, "127.0.0.1", port) as server:
-        await server.serve_forever()
 
 
 @contextlib.contextmanager
 def far_away(port: int) -> Iterator[int]:
     """Give a port at which another one is 100 ms away."""
-    relaying = multiprocessing.get_context("fork").Process(
-        target=lambda: asyncio.run(relay(found, port)), name="relay", daemon=True
-    )
-    found = free_port()
+    found, listening, ends = free_port(), threading.Event(), list[Callable[[], object]]()
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pass_on(reader, there[1], 0.1), pass_on(there[0], writer, 0.0), return_exceptions=True)
+
+    async def relay() -> None:
+        loop, over = asyncio.get_running_loop(), asyncio.Event()
+        ends.append(lambda: loop.call_soon_threadsafe(over.set))
+        server = await asyncio.start_server(connect, "127.0.0.1", found)
+        listening.set()
+        await over.wait()
+        server.close()
+
+    relaying = threading.Thread(target=asyncio.run, args=(relay(),))
     relaying.start()
     try:
-        assert until(lambda: listens(found))
+        assert listening.wait(PATIENCE)
         yield found
     finally:
-        relaying.terminate()
+        ends[0]()
         relaying.join()
 
 
+# Two dozen processes that do nothing but ask are much beside other tests.
+@pytest.mark.thorough
 def test_no_user_keeps_the_remote_store_from_others(machine, redis_engine):
     """Alice asks for far more than can be asked there at once, and Bob for one entry after the other."""
     keys = [digest(b"%d" % number) for number in range(3)]

@@ -36,11 +36,14 @@ class AskedReader(store_file.StoreReader):
         self._texts: dict[str, str] = {}
         self._programs: dict[str, store_file.Row] = {}
         self._contents: dict[str, bytes] = {}
+        # By program.
+        self._jaxlibs: dict[str, str] = {}
 
     def entry(self, key: str) -> store_file.Row:
         """Return an entry with what belongs to it; raise RefusedError if there is none that this user may load."""
         found = self._asked.demand(commands.AskProgram(key), commands.StoredProgram, self._settings.timeout)
         entry = dict(found.entry)
+        self._jaxlibs.setdefault(str(entry["program"]), str(entry.get("jaxlib_version", "")))
         self._programs[str(entry["program"])] = {"digest": entry["program"], "blob": found.blob, **found.sizes}
         self._texts |= {str(entry[f"{name}_component"]): text for name, text in found.texts.items()}
         content = found.content
@@ -57,6 +60,10 @@ class AskedReader(store_file.StoreReader):
     def program(self, digest: str, writer: int) -> store_file.Row:  # noqa: ARG002 - as the daemon chose it
         """Return the program of an entry that was asked for."""
         return self._programs[digest]
+
+    def lowered_by(self, program: str) -> str:
+        """Return the version of jaxlib of the first entry of a program that was asked for."""
+        return self._jaxlibs.get(program, "")
 
     def content(self, blob: str) -> bytes:
         """Return the bytes of a program of an entry that was asked for."""

@@ -176,6 +176,13 @@ class _TlsConnection(redis.SSLConnection):  # type: ignore[misc]  # mypy runs wi
         super().__init__(**options)
         self.ssl_context.context = context
 
+    async def disconnect(self, nowait: bool = False, **options: Any) -> None:
+        """Close it; after a failure at once, because the farewell of TLS would go on after that."""
+        writer = self._writer
+        await super().disconnect(nowait=nowait, **options)
+        if nowait and writer is not None:
+            writer.transport.abort()
+
 
 @contextlib.contextmanager
 def _translated() -> Iterator[None]:

@@ -26,7 +26,8 @@ from support.secure_engines import shown as shown
 from xcached.tiers import object_store
 
 _NUMBERS = itertools.count()
-_KINDS = ["folder", "s3", "redis", "http", "rediss", "https", *thorough(["secure_s3", "azure"], usual=())]
+# What is special about TLS, test_certificates.py has.
+_KINDS = ["folder", "s3", "redis", "http", *thorough(["rediss", "https", "secure_s3", "azure"], usual=())]
 
 
 @pytest.fixture(scope="session", autouse=True)
