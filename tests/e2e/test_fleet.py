@@ -15,6 +15,7 @@ from support.engines import Engine, Where
 from support.engines import folder_engine as folder_engine
 from support.engines import redis_engine as redis_engine
 from support.engines import s3_engine as s3_engine
+from support.marks import thorough
 from support.places import PATIENCE, Place, digest, until
 from support.program_files import program_path
 from support.sharing import host, remote_of, train
@@ -29,9 +30,7 @@ ON = {"XCACHE": "1", "JAX_PLATFORMS": "cpu"}
 _NUMBERS = itertools.count()
 
 
-@pytest.fixture(
-    scope="session", params=["folder", *(pytest.param(name, marks=pytest.mark.slow) for name in ("redis", "s3"))]
-)
+@pytest.fixture(scope="session", params=thorough(["folder", "redis", "s3"], usual=["folder", "redis"]))
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn."""
     found: Engine = request.getfixturevalue(f"{request.param}_engine")
@@ -83,6 +82,7 @@ def test_a_program_with_another_name_finds_the_same_entries(folder_engine):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_programs_go_along_only_if_the_tier_is_given_them(folder_engine):
     without, with_programs = at(folder_engine), at(folder_engine)
     with_programs = with_programs._replace(url=f"{with_programs.url}?programs=1")

@@ -67,6 +67,7 @@ def test_the_second_run_finds_everything_loaded(place):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_program_that_changed_completely_is_right_all_the_same(place):
     run(place)
     assert run(place, numbers=range(100, 106), first=WAIT.format(count=6)) == {

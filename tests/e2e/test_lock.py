@@ -110,6 +110,7 @@ def test_another_run_replaces_what_an_earlier_one_wanted(place, lock):
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_processes_of_one_command_are_one_run(place, lock):
     run(place, "only(1)")
     source = """

@@ -84,6 +84,7 @@ def test_it_saves_where_it_restores():
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_second_runner_compiles_nothing_and_a_third_one_what_is_new(place: Place):
     caches = place.root / "caches"
     caches.mkdir()

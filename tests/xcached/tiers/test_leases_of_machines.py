@@ -18,6 +18,7 @@ from support.command_line import Shell
 from support.conversation import Conversation, key_of, talking
 from support.engines import Engine, Where, listens, running
 from support.leasing import begin_to_wait, outcome
+from support.marks import thorough
 from support.places import Place, free_port, get_message, until
 from support.sharing import BOUND, CONTENT, KEY, host, put_and_upload, remote_of
 from support.signing import STRANGER
@@ -72,7 +73,7 @@ def tier(tmp_path) -> Where:
 
 
 # For the session: what it starts is not left behind by a test.
-@pytest.fixture(scope="session", params=["folder", "redis", pytest.param("s3", marks=pytest.mark.slow)])
+@pytest.fixture(scope="session", params=thorough(["folder", "redis", "s3"], usual=["folder", "redis"]))
 def creating_engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn that has leases."""
     found: Engine = request.getfixturevalue(f"{request.param}_engine")
