@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -166,7 +167,8 @@ FAIL = {"XCACHE_ON_MISS": "fail"}
 def test_with_no_time_to_wait_the_first_compile_fails_and_a_hit_runs(place):
     cold = place.run(ADDING, **ON, **FAIL, XCACHE_ON_MISS_AFTER="0")
     assert (cold.returncode, cold.stdout) == (1, "")
-    assert "CompileInGuardError: jit__lambda (called at <string>:3 in <module>) would be compiled" in cold.stderr
+    # jax 0.6 has another name for it.
+    assert re.search(r"InGuardError: jit__lambda_? \(called at <string>:3 in <module>\) would be compiled", cold.stderr)
     assert "did not hold" not in cold.stderr
     assert place.run(ADDING, **ON).returncode == 0
     warm = place.run(ADDING, **ON, **FAIL, XCACHE_ON_MISS_AFTER="0s")
