@@ -30,7 +30,7 @@ ON = {"XCACHE": "1", "JAX_PLATFORMS": "cpu"}
 _NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="session", params=thorough(["folder", "redis", "s3"], usual=["folder", "redis"]))
+@pytest.fixture(scope="session", params=thorough(["folder", "redis", "s3"], usual=["folder"]))
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn."""
     found: Engine = request.getfixturevalue(f"{request.param}_engine")

@@ -121,6 +121,7 @@ with ThreadPoolExecutor(6) as pool:
 
 
 @pytest.mark.slow
+@pytest.mark.thorough
 def test_a_program_that_ends_at_once_ends_well(place):
     run(place, numbers=range(30))
     for _ in range(3):

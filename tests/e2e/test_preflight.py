@@ -60,6 +60,7 @@ def test_what_another_host_compiled_is_found_before_the_run_and_fetched(engine, 
         assert (found["here"], found["fetched"]) == (compiled["misses"], compiled["misses"])
 
 
+@pytest.mark.thorough
 def test_a_run_after_the_fetch_needs_no_remote_store(folder_engine, tmp_path):
     tier, lock, again = folder_engine.at("fetched"), tmp_path / "run.lock", tmp_path / "again.lock"
     with host(tier.url) as here:

@@ -205,6 +205,7 @@ def test_a_compile_that_hangs_is_given_up(place, monkeypatch):
     )
 
 
+@pytest.mark.thorough
 def test_no_cluster_and_no_python_are_one_sentence(place):
     ran(place)
     make_old(place)

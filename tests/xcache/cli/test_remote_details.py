@@ -16,6 +16,7 @@ from support import parcels
 from support.command_line import Shell
 from support.conversation import key_of, talking
 from support.engines import SECRET, Engine
+from support.marks import thorough
 from support.places import digest, until
 from support.sharing import host, remote_of, trust
 from support.signing import OURS, SECOND, STRANGER
@@ -265,7 +266,7 @@ def test_many_are_looked_at_in_several_messages(folder):
         assert len(details_of(here)) == 103
 
 
-@pytest.fixture(scope="session", params=["folder", "redis"])
+@pytest.fixture(scope="session", params=thorough(["folder", "redis"], usual=["redis"]))
 def engine(request) -> Engine:
     """Each engine in turn."""
     found: Engine = request.getfixturevalue(f"{request.param}_engine")

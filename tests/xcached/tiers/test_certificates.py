@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.certificates import Authority
 from support.engines import Engine, Where, start_redis
+from support.marks import thorough
 from support.operations import kinds
 from support.secure_engines import Impostor
 
@@ -32,7 +33,7 @@ SAID = {
 }
 
 
-@pytest.fixture(scope="module", params=["rediss", "https", "secure_s3"])
+@pytest.fixture(scope="module", params=thorough(["rediss", "https", "secure_s3"], usual=["rediss", "https"]))
 def secure(request: pytest.FixtureRequest) -> Engine:
     """Each engine behind TLS."""
     found: Engine = request.getfixturevalue(f"{request.param}_engine")
