@@ -110,7 +110,7 @@ def check(content: bytes) -> bool:
     except DamagedError:
         pass
     else:
-        # What counts of it was signed as it is.
+        # Only a header that was signed as it is counts.
         beginning = content[: parcel.label_bytes(content)]
         assert label.why_not or any(each.startswith(beginning) for each in _SIGNED)
     try:

@@ -1,4 +1,4 @@
-"""What entries of remote stores say that they are, for ``xcache remote ls --details`` and ``xcache remote gc``."""
+"""Ask for the headers of entries in remote stores, for ``xcache remote ls --details`` and ``xcache remote gc``."""
 
 from __future__ import annotations
 

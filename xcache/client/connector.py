@@ -30,7 +30,8 @@ class Connector:
         self._finder = launcher or Launcher(config)
         self._trusted: set[int] | None = None
         self._is_leaving = False
-        self._has_warned = False
+        # Whether the remote stores of the daemon were compared with those of the settings.
+        self._is_compared = False
 
     def start_no_more(self) -> None:
         """Start no daemon from now on: the program is leaving, and perhaps so is the folder of its store."""
@@ -91,14 +92,15 @@ class Connector:
 
     def _warn_of_left_out(self, welcome: protocol.Welcome) -> None:
         """Warn once of remote stores that this program's settings name, and the daemon was started without."""
-        if welcome.remotes is None or self._has_warned or not (tiers := self._config.tiers()):
+        if welcome.remotes is None or self._is_compared:
             return
+        self._is_compared = True
+        tiers = self._config.tiers()
         theirs = set(map(_plain, welcome.remotes))
         missing = [tier.public_url for tier in tiers if _plain(tier.public_url) not in theirs]
-        if not missing and welcome.namespace != self._config.namespace:
+        if tiers and not missing and welcome.namespace != self._config.namespace:
             missing = [f"the namespace {self._config.namespace!r}"]
         if missing:
-            self._has_warned = True
             restart = "to start it with the settings of now: xcache restart"
             remedy = restart if self._config.daemon_uid() is None else "the machine's daemon has settings of its own"
             logger.warning(

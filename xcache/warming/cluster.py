@@ -41,7 +41,7 @@ class DaskWorkers:
         except ImportError:
             raise ClusterError("this needs the package distributed: pip install 'jax-xcache[dask]'") from None
         for name in ("distributed", "distributed.client"):
-            # What goes wrong is said for each task, and not with tracebacks.
+            # Each task says what went wrong with it; distributed would add tracebacks.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._closed = threading.Event()
         self._distributed = distributed

@@ -211,7 +211,7 @@ class DescribeEntries(NamedTuple):
 
 
 class EntriesDescribed(NamedTuple):
-    """What was found out about the keys, from the first on, each with its key and a ``state``, one of ``STATES``.
+    """The facts of the keys that were looked at, from the first on, each with a ``state``, one of ``STATES``.
 
     One that is ok or not trusted has facts of its header: module_name, platform, jaxlib_version, toolchain,
     compile_seconds, size (of the object) and signer (the id of a key). ``problem`` says why one is not ok.

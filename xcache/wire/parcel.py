@@ -34,7 +34,7 @@ Content = bytes | memoryview
 
 
 class Label(NamedTuple):
-    """What the header of a parcel says, for people."""
+    """The header of a parcel: its facts, and whether they count here."""
 
     put: protocol.Put
     # Bytes of the whole parcel.

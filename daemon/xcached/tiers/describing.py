@@ -1,4 +1,4 @@
-"""What an entry in a tier says that it is, for people: the beginning of its object is read, and not the rest."""
+"""Read the header of an entry in a tier, and not the rest: it says what the entry is, and who signed it."""
 
 from __future__ import annotations
 

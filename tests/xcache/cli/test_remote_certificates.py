@@ -1,4 +1,4 @@
-"""What the commands say of stores behind TLS: a real Redis, and servers whose certificates are not accepted."""
+"""The commands name what is wrong with the certificate of a real Redis or web server."""
 
 from __future__ import annotations
 

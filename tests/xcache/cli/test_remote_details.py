@@ -1,4 +1,4 @@
-"""What entries of remote stores say that they are, and ``xcache remote gc`` after an upgrade."""
+"""The commands read headers of entries in remote stores, and ``xcache remote gc`` removes some after an upgrade."""
 
 from __future__ import annotations
 

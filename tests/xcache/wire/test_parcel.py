@@ -373,7 +373,7 @@ def test_what_is_damaged_here_is_not_signed():
             packed(message, payload, program)
 
 
-# What the beginning says, for people.
+# The beginning alone.
 
 
 def labelled(content, trusted, *, key=KEY, namespace=NAMESPACE, now=NOON, **options):

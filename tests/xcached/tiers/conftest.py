@@ -26,7 +26,7 @@ from support.secure_engines import shown as shown
 from xcached.tiers import object_store
 
 _NUMBERS = itertools.count()
-# What is special about TLS, test_certificates.py has.
+# test_certificates.py has what is special about TLS.
 _KINDS = ["folder", "s3", "redis", "http", *thorough(["rediss", "https", "secure_s3", "azure"], usual=())]
 
 

@@ -83,7 +83,7 @@ def test_the_beginning_is_read(address: str, run: Run, size: int) -> None:
             # Azurite does not answer correctly about one byte of an empty object.
             for most in {2, 16, 1000, max(2, size - 1), size + 2}:
                 assert await tier.begin("a/b", most) == content[:most]
-            # What was not read of it is in nobody's way.
+            # The part that was not read is in nobody's way.
             assert await asyncio.gather(*(tier.begin("a/b", 100) for _ in range(40))) == [content[:100]] * 40
             assert await tier.get("a/b", size) == content
             await tier.remove("a/b")
