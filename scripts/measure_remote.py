@@ -257,7 +257,7 @@ def printed(program: str, seen: Mapping[str, list[Seen]]) -> None:
     print(f"\n| {program} | wall (s) | fastest (s) | of a local start | processors (s) | requests | bytes |")
     print("|---|---:|---:|---:|---:|---:|---:|")
     for way, starts in seen.items():
-        # Of each round with that round's local start, because the load of the machine changes.
+        # Each round is compared with its own local start, because the load of the machine changes.
         ratio = statistics.median(each.wall / other.wall for each, other in zip(starts, seen[LOCAL], strict=True))
         wall, processors, gets, size = (statistics.median(column) for column in zip(*starts, strict=True))
         fastest = min(each.wall for each in starts)

@@ -1,4 +1,4 @@
-"""What the processes of a run want, written to the file that the setting ``lock`` names.
+"""Write what the processes of a run want to the file that the setting ``lock`` names.
 
 A process that ends takes over what was written to the file since its run began, and replaces what is older. So no lines
 are lost of processes that run at the same time, on whatever machines, nor of those that one command starts one after

@@ -32,8 +32,8 @@ _OF_THE_MACHINE = frozenset(("version", "host", "topology", "target"))
 _DEBUG = "3.3."
 # Among these, the ones that jax's own settings change: optimization level, passes left out, expensive passes, layouts.
 _DEBUG_BY_JAX = {"3.3.30", "3.3.31", "3.3.73", "3.3.91"}
-# What a program itself decides: whether its arguments are a tuple, how shardings spread to its results and arguments,
-# and the options for it alone.
+# Options that a program itself decides: whether its arguments are a tuple, how shardings spread to its results and
+# arguments, and the options for it alone.
 _IN_A_TUPLE, _TO_RESULTS, _TO_ARGUMENTS, _OVERRIDES = "2", "3.12", "3.18", "7"
 _REPLICAS, _PARTITIONS, _DEVICES = "3.4", "3.5", "3.9.3"
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _FILES = "content of "
-# What a place sets itself, and the variables of the process that started this one which could contradict it.
+# Variables that a place sets itself, and those of the process that started this one which could contradict it.
 _REPLACED = re.compile(
     r"XLA_FLAGS|LIBTPU_INIT_ARGS|(PJRT_)?NPROC|JAX_NUM_CPU_DEVICES|JAX_PLATFORMS|XCACHE|XCACHE_ON_MISS.*"
 )

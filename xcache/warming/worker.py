@@ -28,7 +28,7 @@ _END_BYTES = 4000
 def main() -> None:
     """Answer until there are no more messages."""
     answers = os.fdopen(os.dup(1), "wb")
-    # What libraries print goes where errors go.
+    # Libraries print to where errors go.
     os.dup2(2, 1)
     import jax
 

@@ -1,4 +1,4 @@
-"""What every engine says when something is wrong with it, and how soon."""
+"""Every engine says soon, and in the same words, that something is wrong with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What only folders do."""
+"""Only folders do this."""
 
 from __future__ import annotations
 

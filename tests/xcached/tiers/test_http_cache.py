@@ -1,4 +1,4 @@
-"""What only HTTP caches do."""
+"""Only HTTP caches do this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lease in a tier says, which anybody may have written."""
+"""A lease in a tier is read with care: anybody may have written it."""
 
 from __future__ import annotations
 

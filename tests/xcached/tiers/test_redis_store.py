@@ -1,4 +1,4 @@
-"""What only Redis does."""
+"""Only Redis does this."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class _Patches:
             if name in names or name not in self._classes:
                 lines = sorted(_unusual_classes(name, namespace))
                 self._classes[name] = hashlib.blake2b("\n".join(lines).encode(), digest_size=16).digest()
-            # What the modules that these use have besides functions may change as jax works: some import modules late.
+            # Values beside functions may change in the modules that these use, as jax works: some import modules late.
             kinds = _KINDS_WHERE_LOWERED if name in lowering else _FUNCTIONS
             keys = [
                 key
