@@ -80,6 +80,8 @@ class Caller:
         self.loading: Load | None = None
         # Memory files that the client fills with the large contents of its next put.
         self.files: list[int] = []
+        self.at_end: list[Callable[[Caller], object]] = []
+        """Functions that release what the client held, called when its connection has ended."""
 
     def take_files(self) -> list[int]:
         """Return the memory files made for the next put; the caller has to close them."""
@@ -89,6 +91,8 @@ class Caller:
     def leave(self) -> None:
         """Note that the connection ended."""
         self.process.connections -= 1
+        for release in self.at_end:
+            release(self)
 
 
 class Reply(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.cluster import dask_cluster
 from support.command_line import Shell
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -69,6 +70,11 @@ serving.serve(w, np.ones((2, 8), np.float32))
 serving.serve(w, np.ones((4, 8), np.float32), scale=np.float32(1))
 print(xcache.stats().hits, xcache.stats().misses)
 """
+NOWHERE = """
+import jax, numpy as np, serving, xcache
+specs = [({"w": jax.ShapeDtypeStruct((8, 8), np.float32)}, jax.ShapeDtypeStruct((2, 8), np.float32))]
+print(xcache.prebuild(serving.serve, *specs, dask="tcp://127.0.0.1:9"))
+"""
 
 
 def ran(place, **environment: str) -> dict:
@@ -112,6 +118,37 @@ def test_the_command_compiles_what_a_file_lists(place):
     assert (told["calls"], told["built"], told["there"], told["here"], told["failed"]) == (2, 2, 0, 0, [])
     used = place.run(USES, XCACHE="1", JAX_PLATFORMS="cpu")
     assert used.stdout == "2 0\n", used.stderr
+
+
+@pytest.mark.once
+def test_a_cluster_compiles_what_a_file_lists(place):
+    (place.root / "serving.py").write_text(MODULE)
+    (place.root / "calls.toml").write_text(TOML)
+    shell = Shell(place)
+    shell.env |= {"PYTHONPATH": str(place.root), "JAX_PLATFORMS": "cpu"}
+    with dask_cluster(place, workers=1) as cluster:
+        command = ("prebuild", "serving:serve", "--spec", str(place.root / "calls.toml"), "--dask", cluster.address)
+        told = json.loads(shell.run(*command, "--json").stdout)
+        assert (told["built"], told["failed"]) == (2, [])
+        assert len(cluster.begun()) == 2
+    used = place.run(USES, XCACHE="1", JAX_PLATFORMS="cpu")
+    assert used.stdout == "2 0\n", used.stderr
+
+
+@pytest.mark.thorough
+def test_a_cluster_that_is_not_there_does_not_stop_a_program(place):
+    (place.root / "serving.py").write_text(MODULE)
+    (place.root / "calls.json").write_text('{"calls": [{}]}')
+    done = place.run(NOWHERE, XCACHE="1", JAX_PLATFORMS="cpu")
+    assert (done.returncode, done.stdout) == (0, "Prebuilt(built=1, there=0, here=0, failed=())\n")
+    assert "no Dask scheduler answers at tcp://127.0.0.1:9" in done.stderr
+    assert "prebuild() compiles on this machine" in done.stderr
+    shell = Shell(place)
+    shell.env |= {"PYTHONPATH": str(place.root), "JAX_PLATFORMS": "cpu"}
+    command = ("prebuild", "serving:serve", "--spec", str(place.root / "calls.json"), "--dask", "tcp://127.0.0.1:9")
+    done = shell.run(*command)
+    assert done.returncode == 1
+    assert done.stderr.startswith("xcache: no Dask scheduler answers at tcp://127.0.0.1:9")
 
 
 @pytest.mark.once

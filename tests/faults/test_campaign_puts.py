@@ -27,8 +27,9 @@ from xcache.errors import RefusedError
 from xcache.wire import protocol
 from xcached.store import memory_files
 from xcached.store.entries import EntryKey, Source
+from xcached.store.jobs import PutJob
 from xcached.store.pins import Share
-from xcached.store.writer import PutJob, refusal
+from xcached.store.writer import refusal
 
 KB = 1000
 STEPS = 25

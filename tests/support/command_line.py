@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from support.places import get_message
 from xcache import keys
-from xcache.cli import main
+from xcache.cli import main, writers
 from xcache.client.client import Client
 from xcache.client.launcher import Launcher
 from xcache.config.config import Config, load
@@ -90,6 +90,9 @@ class Shell:
         return json.loads(self._invoke((*arguments, "--json"), 0, None).stdout)
 
     def _invoke(self, arguments: Sequence[str], code: int, answer: str | None) -> Result:
+        for remembered in (writers.writer_name, writers.trusted_signers, writers._keys):
+            # An earlier command in this process had other keys.
+            remembered.cache_clear()
         others = {name: None for name in os.environ if name.startswith("XCACHE")}
         result = CliRunner().invoke(main, arguments, env=others | self.env, input=answer)
         assert result.exit_code == code, (result.output, result.exception)

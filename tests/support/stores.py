@@ -19,10 +19,11 @@ from xcached.requests.removals import removed
 from xcached.store.entries import EntryKey, Source, Writer
 from xcached.store.evictor import Evictor
 from xcached.store.intake import Intake
+from xcached.store.jobs import PutJob
 from xcached.store.limits import Limits
 from xcached.store.store import Store
 from xcached.store.tables import ROWS
-from xcached.store.writer import PutJob, WriterThread
+from xcached.store.writer import WriterThread
 
 WRITER = Writer(1, 2, "test")
 

@@ -22,6 +22,7 @@ workers_option = click.option(
     type=click.IntRange(min=1),
     help="Compile as many at once; each takes as much memory as the program would. [default: the processors]",
 )
+dask_option = click.option("--dask", metavar="ADDRESS", help="Compile on this Dask cluster (tcp://host:8786).")
 
 
 class Named(NamedTuple):

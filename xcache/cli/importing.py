@@ -20,7 +20,7 @@ from xcache.errors import ClosedStoreError, RefusedError
 from xcache.wire import commands, protocol
 from xcache.wire.trusted_keys import TrustedKeys
 
-# Seconds that checking and storing one entry may take.
+# Seconds that checking one entry may take, and storing all of them.
 _STORE_SECONDS = 60.0
 
 
@@ -33,8 +33,9 @@ def import_(path: Path, unsigned: bool, even_foreign: bool, as_json: bool) -> No
     """Take over the entries of a bundle, and what programs wanted, into the store.
 
     Everything in the file is checked first: if anything is damaged, or is not signed by a key that is trusted here
-    (xcache key trust), nothing is taken over. Entries of compilers that are not installed here are left out: no
-    program here can want them. An executable is code, so --unsigned is for files of your own.
+    (xcache key trust), nothing is taken over. Then all is stored at once, or nothing of it. Entries of compilers that
+    are not installed here are left out: no program here can want them. An executable is code, so --unsigned is for
+    files of your own.
 
     \b
     JSON: {"file": str, "stored": int, "there": int (already), "programs": int (whose wants were remembered),
@@ -66,9 +67,10 @@ def import_(path: Path, unsigned: bool, even_foreign: bool, as_json: bool) -> No
                 # The file may have been altered since it was checked.
                 why = each.problem or _why_not(each, here)
                 if not why:
-                    why = _take_over(settings, connection, each, counts, unsigned=unsigned)
+                    why = _send(settings, connection, each, counts, unsigned=unsigned)
                 if why:
                     left_out[why] += 1
+            _store(settings, connection, counts)
     if as_json:
         document = {"file": str(path), **{name: counts[name] for name in ("stored", "there", "programs")}}
         emit(document | {"left_out": dict(left_out)})
@@ -120,25 +122,41 @@ def _why_not(found: Object, here: dict[str, dict[str, str]]) -> str:
     return f"another compiler made it, {about}, which is not installed here" if known and state is None else ""
 
 
-def _take_over(settings: Config, connection: Connection, found: Object, counts: Counter[str], *, unsigned: bool) -> str:
-    """Have the daemon store an object; return why it did not."""
+def _send(settings: Config, connection: Connection, found: Object, counts: Counter[str], *, unsigned: bool) -> str:
+    """Give an object to the daemon, where it waits to be stored; return why it is left out."""
     content, size = found.content, len(found.content)
     inline = content if size <= protocol.INLINE_LIMIT else None
-    if inline is None:
-        hand_over(connection, [content], settings.timeout + _STORE_SECONDS)
     message: commands.ImportEntry | commands.ImportHistory
     if found.entry is not None:
         message = commands.ImportEntry(found.entry.put.key, unsigned, inline, size)
     else:
         assert found.history is not None  # noqa: S101 - a checked object is one or the other
         message = commands.ImportHistory(found.history.program, found.history.arguments, unsigned, inline, size)
+
+    def ask() -> protocol.Message:
+        if inline is None:
+            hand_over(connection, [content], settings.timeout + _STORE_SECONDS)
+        return connection.ask(message, settings.timeout + _STORE_SECONDS)
+
     try:
-        answer = connection.ask(message, settings.timeout + _STORE_SECONDS)
+        try:
+            answer = ask()
+        except RefusedError as error:
+            if error.kind != commands.IMPORT_FULL:
+                raise
+            _store(settings, connection, counts)
+            answer = ask()
     except RefusedError as error:
         return str(error)
-    if isinstance(answer, protocol.Stored):
-        counts["stored" if answer.kept else "there"] += 1
-        counts["bytes"] += size if answer.kept else 0
-    elif isinstance(answer, protocol.Done):
-        counts["programs"] += 1
+    counts["there"] += isinstance(answer, protocol.Stored)
     return ""
+
+
+def _store(settings: Config, connection: Connection, counts: Counter[str]) -> None:
+    """Have the daemon store all that waits."""
+    try:
+        done = connection.demand(commands.EndImport(), commands.Imported, settings.timeout + _STORE_SECONDS)
+    except RefusedError as error:
+        before = f" but the {counted(counts['stored'], 'entry')} before" if counts["stored"] else ""
+        raise Failure(f"nothing is taken over{before}: {error}") from None
+    counts.update(stored=done.entries, bytes=done.bytes, programs=done.programs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import re
@@ -13,7 +14,7 @@ from typing import Any
 import click
 
 from xcache.cli import Failure, WrongUsage
-from xcache.cli.building import Tally, progress, workers_option
+from xcache.cli.building import Tally, dask_option, progress, workers_option
 from xcache.cli.output import json_option, printable
 from xcache.config import config
 from xcache.errors import XcacheError
@@ -34,8 +35,9 @@ _SHORT = {"f": "float", "bf": "bfloat", "i": "int", "s": "int", "u": "uint", "c"
     help="The calls, as TOML (FILE ends in .toml) or JSON.",
 )
 @workers_option
+@dask_option
 @json_option
-def prebuild(function: str, file: Path, workers: int | None, as_json: bool) -> None:
+def prebuild(function: str, file: Path, workers: int | None, dask: str | None, as_json: bool) -> None:
     """Compile what calls of a jitted function will need, several at once, and run none.
 
     The module is imported as `python -m` would find it, from the current folder too. FILE lists the calls; arrays are
@@ -61,18 +63,20 @@ def prebuild(function: str, file: Path, workers: int | None, as_json: bool) -> N
     calls = _calls(file)
     jitted = _function(function)
     from xcache.hook import enable
+    from xcache.warming.building import workers_of
     from xcache.warming.prebuilding import as_call, prebuilt
+    from xcache.warming.process import this_python
 
     try:
         handle = enable(on_miss="allow")
     except XcacheError as error:
         raise Failure(f"the cache cannot be used with the jax of this Python: {error}") from None
     tally = Tally(("here", "built", "there"), calls=len(calls))
-    with handle, tally.shown(as_json):
+    with handle, contextlib.closing(workers_of(this_python(), dask)) as processes, tally.shown(as_json):
         described = [(as_call(_read(call["arguments"]))[0], _read(call["keywords"])) for call in calls]
         with progress("compiling", len(described)) as advance:
             try:
-                for done in prebuilt(handle, jitted, described, workers):
+                for done in prebuilt(handle, jitted, described, processes, workers):
                     tally.add_named(done.kind, done.key, done.module_name, done.reason, done.compile_seconds)
                     advance()
             except (TypeError, ValueError) as error:

@@ -10,7 +10,7 @@ import click
 
 from xcache._version import __version__
 from xcache.cli import Failure, WrongUsage, daemon, daemon_listing, rewarm_plan, store_file
-from xcache.cli.building import Tally, progress, workers_option
+from xcache.cli.building import Tally, dask_option, progress, workers_option
 from xcache.cli.completion import complete_key
 from xcache.cli.output import counted, json_option
 from xcache.cli.selection import chosen, filter_options, filtered
@@ -19,7 +19,7 @@ from xcache.client.launcher import Launcher
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.errors import WorkerError, XcacheError
-from xcache.warming.building import Builder, LocalWorkers, Task, Workers
+from xcache.warming.building import Builder, Task, workers_of
 from xcache.warming.place import Place
 from xcache.warming.process import Worker, this_python
 
@@ -32,7 +32,7 @@ _PATIENCE_SECONDS = 60.0
 @click.option("--to", "python", metavar="PYTHON", help="Compile with the jaxlib of this Python. [default: this one]")
 @filter_options
 @workers_option
-@click.option("--dask", metavar="ADDRESS", help="Compile on this Dask cluster (tcp://host:8786).")
+@dask_option
 @json_option
 def rewarm(
     prefixes: tuple[str, ...],
@@ -86,7 +86,7 @@ def rewarm(
         patient = settings._replace(timeout=max(settings.timeout, _PATIENCE_SECONDS))
         launcher = Launcher(settings) if settings.autostart else None
         client = stack.enter_context(contextlib.closing(Client(patient, __version__, launcher)))
-        builder = Builder(client, _workers(interpreter, dask), workers, settings.max_wait)
+        builder = Builder(client, workers_of(interpreter, dask), workers, settings.max_wait)
         with progress("compiling", len(tasks)) as advance, contextlib.closing(builder.build(tasks)) as outcomes:
             for outcome in outcomes:
                 tally.add(outcome)
@@ -102,14 +102,6 @@ def _missing(settings: Config, tasks: Sequence[Task], tally: Tally) -> list[Task
         there = set() if store is None else store.own_keys([task.key for task in tasks])
     tally.there += len(there)
     return [task for task in tasks if task.key not in there]
-
-
-def _workers(python: str, dask: str | None) -> Workers:
-    if dask is None:
-        return LocalWorkers(python)
-    from xcache.warming.cluster import DaskWorkers
-
-    return DaskWorkers(dask)
 
 
 def _jax_of(python: str) -> str:

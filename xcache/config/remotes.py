@@ -33,7 +33,7 @@ class Remote(NamedTuple):
     programs: bool = False
     # Bytes a second that uploads may take; 0 for no limit. A gigabyte costs three seconds of a processor, and programs
     # would notice if they came at once.
-    rate: int = 16 * 1024**2
+    rate: int = 8 * 1024**2
 
     @property
     def public_url(self) -> str:

@@ -151,6 +151,15 @@ class LocalWorkers:
         worker.close()
 
 
+def workers_of(python: str, dask: str | None) -> Workers:
+    """Return the workers of this machine, or of the Dask cluster at an address; raise ClusterError if there is none."""
+    if dask is None:
+        return LocalWorkers(python)
+    from xcache.warming.cluster import DaskWorkers
+
+    return DaskWorkers(dask)
+
+
 class Builder:
     """Builds tasks through workers, and stores what they make."""
 

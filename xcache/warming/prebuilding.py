@@ -9,11 +9,11 @@ from contextlib import closing
 from typing import Any, NamedTuple
 
 from xcache import keys, logs
-from xcache.errors import UncacheableError
+from xcache.errors import ClusterError, UncacheableError
 from xcache.hook import Handle, current_handle
 from xcache.hook.collecting import Wanted, collected
 from xcache.keys import describe, stablehlo
-from xcache.warming.building import Builder, LocalWorkers, Outcome, Task
+from xcache.warming.building import Builder, LocalWorkers, Outcome, Task, Workers, workers_of
 from xcache.warming.place import place_of
 from xcache.warming.process import this_python
 
@@ -33,14 +33,15 @@ class Prebuilt(NamedTuple):
     failed: tuple[str, ...] = ()
 
 
-def prebuild(jitted: Any, *specs: Any, workers: int | None = None) -> Prebuilt:
+def prebuild(jitted: Any, *specs: Any, workers: int | None = None, dask: str | None = None) -> Prebuilt:
     """Compile what these calls of a jitted function need, in ``workers`` processes at once, and run nothing.
 
     Each spec is the arguments of one call: a tuple, or ``inspect.signature(fun).bind(...)`` for a call with keywords.
     A ``jax.ShapeDtypeStruct``, also one with a sharding, stands for an array. The calls then hit. A program that only
     this process can compile, such as one with a Python callback, is compiled here. A compile that crashes costs its
-    program alone, and is named in the result. By default there are as many workers as processors. While the cache is
-    off, nothing is done, and a warning says so once.
+    program alone, and is named in the result. By default there are as many workers as processors. ``dask`` is the
+    address of a Dask cluster whose workers do it instead (``tcp://host:8786``); if it cannot be reached, this machine
+    does, and a warning says so. While the cache is off, nothing is done, and a warning says that once.
     """
     calls = [as_call(spec) for spec in specs]
     handle = _handle()
@@ -48,11 +49,12 @@ def prebuild(jitted: Any, *specs: Any, workers: int | None = None) -> Prebuilt:
         _warn("off" if handle is None else "readonly")
         return Prebuilt()
     counts, failed = {"built": 0, "there": 0, "here": 0}, []
-    for outcome in prebuilt(handle, jitted, calls, workers):
-        if outcome.kind == "failed":
-            failed.append(f"{outcome.module_name}: {outcome.reason}")
-        else:
-            counts[outcome.kind] += 1
+    with closing(_processes(dask)) as processes:
+        for outcome in prebuilt(handle, jitted, calls, processes, workers):
+            if outcome.kind == "failed":
+                failed.append(f"{outcome.module_name}: {outcome.reason}")
+            else:
+                counts[outcome.kind] += 1
     return Prebuilt(**counts, failed=tuple(failed))
 
 
@@ -66,8 +68,13 @@ class Done(NamedTuple):
     compile_seconds: float = 0.0
 
 
-def prebuilt(handle: Handle, jitted: Any, calls: Sequence[Call], workers: int | None) -> Iterator[Done]:
-    """Yield what became of each distinct program of these calls; jax's exceptions reach the caller."""
+def prebuilt(
+    handle: Handle, jitted: Any, calls: Sequence[Call], processes: Workers, count: int | None
+) -> Iterator[Done]:
+    """Yield what became of each distinct program of these calls; jax's exceptions reach the caller.
+
+    ``count`` of them are compiled at once by ``processes``.
+    """
     tasks: dict[str, Task] = {}
     compile_here: dict[str, Callable[[], object]] = {}
     for arguments, keywords in calls:
@@ -85,7 +92,7 @@ def prebuilt(handle: Handle, jitted: Any, calls: Sequence[Call], workers: int | 
             tasks[task.key], compile_here[task.key] = task, lowered.compile
     if not tasks:
         return
-    builder = Builder(handle.cache.client, LocalWorkers(this_python()), workers, handle.cache.config.max_wait)
+    builder = Builder(handle.cache.client, processes, count, handle.cache.config.max_wait)
     with closing(builder.build(list(tasks.values()))) as outcomes:
         refused = []
         for outcome in outcomes:
@@ -138,6 +145,14 @@ def _handle() -> Handle | None:
         # XCACHE switches the cache on when jax makes its backends.
         jax.devices()
     return current_handle()
+
+
+def _processes(dask: str | None) -> Workers:
+    try:
+        return workers_of(this_python(), dask)
+    except ClusterError as error:
+        logs.complain("%s; prebuild() compiles on this machine", error)
+        return LocalWorkers(this_python())
 
 
 def _done(outcome: Outcome) -> Done:

@@ -7,6 +7,8 @@ Scalar = str | int | float | bool | None
 MAX_KEYS = 100
 # The states of a key in Presence: in the store, in a remote store, in neither; or a remote store could not be asked.
 HERE, REMOTE, MISSING, UNKNOWN = PRESENCES = ("here", "remote", "missing", "unknown")
+# The kind of a refusal: so much of an import waits that an EndImport has to come first.
+IMPORT_FULL = "import full"
 # Entries in one EntriesDescribed.
 MAX_DESCRIBED = 100
 # The states of an entry there: a key that is trusted now has signed it (or nobody need sign it there); nobody trusted
@@ -296,7 +298,7 @@ class Exported(NamedTuple):
 
 
 class ImportEntry(NamedTuple):
-    """Store an entry of another machine in its signed form, which is in a file if it is None.
+    """Store an entry of another machine in its signed form, which is in a file if it is None, with the next EndImport.
 
     ``unsigned``: the client vouches for it if no key that the daemon knows has signed it; it is stored as the client's.
     """
@@ -315,6 +317,18 @@ class ImportHistory(NamedTuple):
     unsigned: bool
     content: bytes | None
     size: int
+
+
+class EndImport(NamedTuple):
+    """Store all that this connection has sent to be imported since the last EndImport, or nothing of it."""
+
+
+class Imported(NamedTuple):
+    """The entries that were stored, their bytes, and the programs whose wants were remembered."""
+
+    entries: int
+    bytes: int
+    programs: int
 
 
 class AskPresence(NamedTuple):
@@ -360,5 +374,6 @@ Message = (
     | CheckRemotes | RemotesChecked | AskObjects | Objects | RemoveObjects | ObjectsRemoved | Push | Pushed
     | DescribeEntries | EntriesDescribed
     | AskHistory | WantedBefore | ExportEntry | ExportHistory | Exported | ImportEntry | ImportHistory
+    | EndImport | Imported
     | AskPresence | Fetch | Presence | Stop
 )  # fmt: skip

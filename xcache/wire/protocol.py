@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from xcache.wire import commands
 
-VERSION = 16
+VERSION = 17
 Scalar = commands.Scalar
 # Up to this size SQLite reads a blob about as fast as a file; above it, a descriptor beats copying through the socket.
 INLINE_LIMIT = 32 * 1024

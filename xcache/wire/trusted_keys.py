@@ -98,6 +98,12 @@ class TrustedKeys:
         """Return the key of this id if it is trusted now."""
         return None if self.why_not(key_id, now) else self._by_id[key_id][0].public
 
+    def why_nobody(self, now: float) -> str:
+        """Return why no key is trusted; empty if one is."""
+        if not all(self.why_not(key_id, now) for key_id in self._by_id):
+            return ""
+        return self.problem or f"no key in {self.path} is trusted"
+
     def knows(self, key_id: str) -> bool:
         """Return whether a line names a key of this id, trusted or not."""
         return key_id in self._by_id

@@ -17,9 +17,10 @@ from xcached.requests.leases import Leases
 from xcached.requests.strikes import Strikes
 from xcached.store.entries import EntryKey, Source, Writer
 from xcached.store.intake import MOST_IN_FLIGHT_BYTES, Intake
+from xcached.store.jobs import PutJob
 from xcached.store.memory_files import check, close_files, memory_file
 from xcached.store.store import Store
-from xcached.store.writer import PutJob, WriterThread, refusal
+from xcached.store.writer import WriterThread, refusal
 
 _LARGEST = 2**53
 # The codec's name is stored with each entry without counting toward limits.

@@ -59,6 +59,7 @@ class TransferRequests:
             commands.ExportHistory: self._export_history,
             commands.ImportEntry: self._import_entry,
             commands.ImportHistory: self._import_history,
+            commands.EndImport: self._end_import,
         }
 
     def _history(self, caller: Caller, message: commands.AskHistory) -> Answer:
@@ -102,33 +103,39 @@ class TransferRequests:
         def keep(transfers: Transfers, content: bytes) -> Reply:
             from xcached.tiers.transfers import Came
 
-            return Reply(
-                transfers.keep_entry(Came(content, caller.uid if message.unsigned else None), message.key, here)
-            )
+            came = Came(content, caller.uid if message.unsigned else None)
+            return Reply(transfers.stage_entry(caller, came, message.key, here))
 
         files = caller.take_files()
         if not is_digest(message.key):
             close_files(files)
             return _NOT_A_KEY
         here = {hit.digest for hit in self._lookup.readable(caller, message.key)}
-        return self._import(message, files, keep)
+        return self._import(caller, message, files, keep)
 
     def _import_history(self, caller: Caller, message: commands.ImportHistory) -> Answer:
         def keep(transfers: Transfers, content: bytes) -> Reply:
             from xcached.tiers.transfers import Came
 
             wanted = protocol.Predict(message.program, message.arguments)
-            return Reply(transfers.keep_history(Came(content, caller.uid if message.unsigned else None), wanted))
+            came = Came(content, caller.uid if message.unsigned else None)
+            return Reply(transfers.stage_history(caller, came, wanted))
 
-        return self._import(message, caller.take_files(), keep)
+        return self._import(caller, message, caller.take_files(), keep)
+
+    def _end_import(self, caller: Caller, _: commands.EndImport) -> Answer:
+        return self._begin(lambda transfers: Reply(transfers.end_import(caller)))
 
     def _import(
         self,
+        caller: Caller,
         message: commands.ImportEntry | commands.ImportHistory,
         files: Sequence[int],
         keep: Callable[[Transfers, bytes], Reply],
     ) -> Answer:
         self._on_import()
+        if self._discard not in caller.at_end:
+            caller.at_end.append(self._discard)
         inline = message.content
         if inline is not None:
             close_files(files)
@@ -149,6 +156,13 @@ class TransferRequests:
             return keep(transfers, content)
 
         return self._begin(kept)
+
+    def _discard(self, caller: Caller) -> None:
+        def work(transfers: Transfers) -> Reply:
+            transfers.discard(caller)
+            return Reply(protocol.Done())
+
+        self._begin(work)
 
     def _begin(self, work: Callable[[Transfers], Reply]) -> Later:
         """Do something on the thread of transfers, and answer then."""

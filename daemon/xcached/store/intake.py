@@ -11,11 +11,13 @@ from collections import deque
 from collections.abc import Generator
 from typing import NamedTuple
 
+from xcache.errors import RefusedError
 from xcache.wire import protocol
 from xcached.caller import close_all
 from xcached.store.blobs import BlobFiles
 from xcached.store.entries import Source
-from xcached.store.writer import PutJob, WriterThread, refuse_put
+from xcached.store.jobs import PutJob
+from xcached.store.writer import WriterThread, refuse_put
 
 logger = logging.getLogger("xcached")
 
@@ -70,6 +72,20 @@ class Intake:
             job.done.set_result(protocol.Refused("store busy", text))
         else:
             job.done.add_done_callback(lambda _: self._landed(uid, size))
+
+    def copied(self, job: PutJob) -> PutJob:
+        """Return a put whose contents are on disk, copied on the calling thread; raise RefusedError."""
+        steps = self._steps(job)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                copied: PutJob = end.value
+                break
+        if any(source.descriptor is not None and source.copy is None for source in copied.sources):
+            copied.discard(self._files)
+            raise RefusedError("disk full", f"{job.size} bytes do not fit beside what is there")
+        return copied
 
     def close(self, seconds: float) -> bool:
         """Finish the queue; return whether that worked within ``seconds``."""
@@ -126,8 +142,7 @@ class Intake:
             executable = yield from self._copy_in(job.executable)
             program = yield from self._copy_in(job.program)
         except BaseException:
-            for source in (executable or job.executable, program or job.program):
-                source.discard(self._files)
+            job._replace(executable=executable or job.executable, program=program or job.program).discard(self._files)
             raise
         return job._replace(executable=executable, program=program)
 

@@ -8,16 +8,16 @@ import logging
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import NamedTuple
 
 from xcache.errors import RefusedError, XcacheError
 from xcache.wire import protocol
 from xcached.fair_queue import SharedFairQueue, Turn
 from xcached.store.database import is_damage
-from xcached.store.entries import EntryKey, Source, Use, Writer
+from xcached.store.entries import EntryKey, Use
 from xcached.store.evictor import Evictor, Tally
+from xcached.store.jobs import CallJob, Job, LongJob, PutJob, TogetherJob
 from xcached.store.statistics import MOST_COUNTERS, is_own_counter
 from xcached.store.store import Store
 
@@ -27,9 +27,8 @@ logger = logging.getLogger("xcached")
 _BATCH_JOBS, _BATCH_SECONDS = 100, 0.1
 # Seconds of evictions between two flushes; they go on while puts are ahead of them by more than a batch's bytes.
 _EVICTION_SECONDS = 0.1
-# Bytes of contents that share a transaction, and the estimated cost of a put before it is measured.
+# Bytes of contents that share a transaction.
 _BATCH_BYTES = 64 * 1024 * 1024
-_PUT_SECONDS, _BYTES_PER_SECOND = 2e-4, 200e6
 # Uses written in one transaction; clients' jobs come before the next ones.
 _USES_PER_FLUSH = 500
 # Uses and statistics are written this often while there are no jobs.
@@ -43,58 +42,6 @@ _MOST_NOTES = 2000
 _LARGEST_COUNT = 2.0**53
 # Any other exception is a defect of the daemon, and is logged with its traceback.
 _EXPECTED = (OSError, XcacheError, sqlite3.Error)
-
-
-class PutJob(NamedTuple):
-    """An entry to be written."""
-
-    put: protocol.Put
-    executable: Source
-    program: Source
-    writer: Writer
-    done: Future[protocol.Message]
-
-    @property
-    def sources(self) -> tuple[Source, Source]:
-        """The entry's contents."""
-        return self.executable, self.program
-
-    @property
-    def entry(self) -> EntryKey:
-        """The entry it writes."""
-        return EntryKey(self.put.key, self.writer.uid)
-
-    @property
-    def size(self) -> int:
-        """The bytes of its contents."""
-        return self.put.stored_size + self.put.program_stored_size
-
-    @property
-    def expected_seconds(self) -> float:
-        """Its estimated time: contents already copied to disk only have to be renamed."""
-        still_to_write = sum(source.size for source in self.sources if source.copy is None)
-        return _PUT_SECONDS + still_to_write / _BYTES_PER_SECOND
-
-
-class CallJob(NamedTuple):
-    """Any other work between transactions."""
-
-    work: Callable[[], protocol.Message | None]
-    done: Future[protocol.Message]
-
-
-class LongJob(NamedTuple):
-    """Long work, done in steps; other users' jobs run between them.
-
-    So do other jobs of the same user, unless ``in_order``.
-    """
-
-    steps: Generator[None, None, protocol.Message]
-    done: Future[protocol.Message]
-    in_order: bool = False
-
-
-Job = PutJob | CallJob | LongJob
 
 
 class WriterThread:
@@ -244,12 +191,16 @@ class WriterThread:
             self._step(turn.user, turn.item)
         elif isinstance(turn.item, CallJob):
             self._call(turn.item)
+        elif isinstance(turn.item, TogetherJob):
+            self._put(turn.item.puts, all_or_none=True)
+            self._owed_bytes += sum(job.size for job in turn.item.puts)
+            self._owed_entries += len(turn.item.puts)
         else:
             self._put([turn.item])
         self._jobs.charge(turn.user, time.monotonic() - began)
 
-    def _put(self, jobs: list[PutJob]) -> None:
-        if len(jobs) > 1 and self._evictor.is_short_of(sum(job.size for job in jobs)):
+    def _put(self, jobs: Sequence[PutJob], *, all_or_none: bool = False) -> None:
+        if not all_or_none and len(jobs) > 1 and self._evictor.is_short_of(sum(job.size for job in jobs)):
             # One put's evictions depend on whether the entries of earlier puts stay.
             for job in jobs:
                 self._put([job])
@@ -260,9 +211,13 @@ class WriterThread:
             # Make room for all puts first: an eviction could remove bytes that another put is about to share.
             refusals = [self._admit(job) for job in jobs]
             refusals = [refused or self._accept(job) for job, refused in zip(jobs, refusals, strict=True)]
+            if all_or_none:
+                _raise_first(refusals)
             with self._store.transaction():
                 for job, refused in zip(jobs, refusals, strict=True):
                     results.append(refused or self._put_one(job, maybe_orphaned))
+                if all_or_none:
+                    _raise_first(results)
                 # Count them here, since a flush of its own would cost another sync.
                 kept = [job.put.stored_size for job, r in zip(jobs, results, strict=True) if r == protocol.Stored(True)]
                 if kept:
@@ -271,10 +226,9 @@ class WriterThread:
             self._failed(error, "the entries could not be written")
             results = [refusal(error)] * len(jobs)
         # Perhaps nothing refers to a new file whose entry was not kept, or to a replaced one.
-        sources = [source for job in jobs for source in job.sources]
-        for source in sources:
-            source.discard(self._store.files)
-        arrived = [source.digest for source in sources if source.descriptor is not None]
+        for job in jobs:
+            job.discard(self._store.files)
+        arrived = [source.digest for job in jobs for source in job.sources if source.descriptor is not None]
         self._guard(lambda: self._store.delete_files([*maybe_orphaned, *arrived]))
         for job, reply in zip(jobs, results, strict=True):
             job.done.set_result(reply)
@@ -417,6 +371,12 @@ class WriterThread:
         logger.error("%s: %s", what, error, exc_info=None if isinstance(error, _EXPECTED) else error)
         if is_damage(error):
             self._on_damage(error)
+
+
+def _raise_first(answers: Iterable[protocol.Message | None]) -> None:
+    for answer in answers:
+        if isinstance(answer, protocol.Refused):
+            raise RefusedError(answer.kind, answer.reason)
 
 
 def refuse_put(error: Exception) -> protocol.Refused:

@@ -18,8 +18,9 @@ from xcached.store.aliases import AliasRows
 from xcached.store.entries import Source, Writer
 from xcached.store.histories import Histories
 from xcached.store.intake import Intake
+from xcached.store.jobs import PutJob
 from xcached.store.memory_files import memory_file
-from xcached.store.writer import PutJob, WriterThread
+from xcached.store.writer import WriterThread
 from xcached.tiers.describing import label_of
 from xcached.tiers.guarded import FOREIGN, GuardedTier
 from xcached.tiers.identity import Identity
@@ -70,6 +71,10 @@ class Keeper:
         """Return whether an entry of a tier that this key signs may be loaded here now."""
         trusted = self._identity.trusted().public(key_id, time.time()) is not None
         return trusted or (tier.remote.trust == "tier" and not self._identity.trusted().knows(key_id))
+
+    def why_useless(self, tier: GuardedTier) -> str:
+        """Return why nothing of a tier may be loaded here now; empty if something may."""
+        return "" if tier.remote.trust == "tier" else self._identity.trusted().why_nobody(time.time())
 
     async def is_there(self, tier: GuardedTier, key: str) -> bool:
         """Return whether a tier has an entry that stays: one that counts here, or whose key others may trust.
@@ -176,24 +181,27 @@ class Keeper:
 
     async def put(self, found: parcel.Parcel, uid: int, *, in_place: bool = False) -> protocol.Message:
         """Write an entry whose signature was checked, as one of this writer; a large one may stay ``in_place``."""
+        job = await self.job(found, uid, in_place=in_place)
+        if job.executable.descriptor is None and job.program.descriptor is None:
+            self._writer.submit(job, uid)
+        else:
+            self._intake.submit(job, uid)
+        return await asyncio.wrap_future(job.done)
+
+    async def job(self, found: parcel.Parcel, uid: int, *, in_place: bool = False) -> PutJob:
+        """Return the job that writes an entry."""
         program = found.program
         put = found.put
         if program is None:
             # It stays where it was lowered; the entry's row needs one.
             program = memoryview(b"")
             put = put._replace(program_stored_digest=digest(program), program_stored_size=0, program_raw_size=0)
-        done: Future[protocol.Message] = Future()
         if in_place and put.stored_size > protocol.INLINE_LIMIT:
             executable = Source(put.digest, put.stored_size, None, None, checked=True)
         else:
             executable = await _source(put.digest, found.payload)
         of_program = await _source(put.program_stored_digest, program)
-        job = PutJob(put, executable, of_program, Writer(uid, 0, found.writer), done)
-        if executable.descriptor is None and of_program.descriptor is None:
-            self._writer.submit(job, uid)
-        else:
-            self._intake.submit(job, uid)
-        return await asyncio.wrap_future(done)
+        return PutJob(put, executable, of_program, Writer(uid, 0, found.writer), Future())
 
 
 async def _source(digest: str, content: memoryview) -> Source:

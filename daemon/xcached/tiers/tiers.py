@@ -191,21 +191,26 @@ class Tiers:
         )
 
     async def _fetch(self, name: str, seconds: float, keep: _Keep, *wanted: str) -> str:
-        until, rejected, late = self._loop.time() + seconds, "", ""
+        until, rejected, not_asked = self._loop.time() + seconds, "", ""
         for tier in self.opened:
             left = until - self._loop.time()
             if not tier.may_read or left <= 0:
+                continue
+            if useless := self._keeper.why_useless(tier):
+                not_asked = not_asked or ledger.with_detail("remote trouble", f"{tier.name}: {useless}")
                 continue
             reading = self._loop.create_task(self._why_not_kept(tier, name, keep, *wanted))
             await asyncio.wait({reading}, timeout=left)
             if not reading.done():
                 tier.note_overdue(reading)
-                late = late or ledger.with_detail("remote trouble", f"{tier.name}: no answer within {seconds:g} s")
+                not_asked = not_asked or ledger.with_detail(
+                    "remote trouble", f"{tier.name}: no answer within {seconds:g} s"
+                )
             elif (failed := reading.result()) is None:
                 return ""
             elif failed and not rejected:
                 rejected = ledger.with_detail("rejected", f"{tier.name}: {failed}")
-        return rejected or late or self.trouble
+        return rejected or not_asked or self.trouble
 
     async def _why_not_kept(self, tier: GuardedTier, name: str, keep: _Keep, *wanted: str) -> str | None:
         """Return None if a tier has an object that may be used and is now kept here; else why not, if it has one."""

@@ -10,10 +10,11 @@ from collections.abc import Callable, Container, Iterator
 from typing import NamedTuple
 
 from xcache.errors import ConfigError, DamagedError, RefusedError, SignatureError, SigningKeyError
-from xcache.wire import parcel, protocol, runs
+from xcache.wire import commands, parcel, protocol, runs
 from xcache.wire.names import Names
 from xcache.wire.ownership import signer_uid
 from xcache.wire.signatures import PrivateKey
+from xcached.caller import Caller
 from xcached.host.reload import LiveSettings
 from xcached.store.aliases import AliasRows
 from xcached.store.histories import Histories
@@ -23,6 +24,7 @@ from xcached.store.writer import WriterThread
 from xcached.tiers.identity import Identity
 from xcached.tiers.keeping import Keeper
 from xcached.tiers.outgoing import Outgoing, reader_of
+from xcached.tiers.staging import Staged, require_room
 
 NOT_SIGNED, NOT_TRUSTED, DAMAGED = "not signed", "not trusted", "damaged"
 
@@ -49,6 +51,7 @@ class Transfers:
     ) -> None:
         self._store = store
         self._writer = writer
+        self._intake = intake
         self._aliases = aliases
         self._histories = histories
         self._is_barred = is_barred
@@ -57,6 +60,7 @@ class Transfers:
         self._namespace = settings.now.namespace
         names = Names(self._namespace)
         self._outgoing = Outgoing(store.files, self._identity, names, self._namespace)
+        self._staged: dict[Caller, Staged] = {}
         self._keeper = Keeper(self._identity, names, self._namespace, writer, intake, aliases, histories, is_barred)
 
     def entry(self, key: str, uid: int, *, with_program: bool, unsigned: bool) -> bytes:
@@ -75,8 +79,9 @@ class Transfers:
         """Return the signed form of what a program wanted."""
         return runs.joined([runs.pack(run, namespace=self._namespace, signer=self._signer(unsigned=unsigned))])
 
-    def keep_entry(self, came: Came, key: str, here: Container[str]) -> protocol.Message:
-        """Store an entry unless its digest is ``here``; return the answer for whoever sent it. Raise RefusedError."""
+    def stage_entry(self, importer: Caller, came: Came, key: str, here: Container[str]) -> protocol.Message:
+        """Have an entry wait to be stored, unless its digest is ``here``; return the answer. Raise RefusedError."""
+        staged = self._staged_with_room(importer)
         with _translated():
             found = parcel.unpack(
                 came.content,
@@ -96,10 +101,13 @@ class Transfers:
         if digest in here and not overwrite:
             return protocol.Stored(kept=False)
         found = found._replace(put=found.put._replace(overwrite=overwrite))
-        return asyncio.run(self._keeper.put(found, _writer(found.key_id, came)))
+        job = asyncio.run(self._keeper.job(found, _writer(found.key_id, came)))
+        staged.add(self._intake.copied(job), len(came.content))
+        return protocol.Done()
 
-    def keep_history(self, came: Came, wanted: protocol.Predict) -> protocol.Message:
-        """Remember what a program wanted; return the answer for whoever sent it. Raise RefusedError."""
+    def stage_history(self, importer: Caller, came: Came, wanted: protocol.Predict) -> protocol.Message:
+        """Have what a program wanted wait with the entries; return the answer. Raise RefusedError."""
+        staged = self._staged_with_room(importer)
         trusted, now, trust_unsigned = self._identity.trusted(), time.time(), came.vouching_uid is not None
         with _translated():
             parts = runs.parts_of(came.content)
@@ -107,6 +115,7 @@ class Transfers:
                 runs.unpack(part, wanted, self._namespace, trusted, now, trust_unsigned=trust_unsigned)
                 for part in parts
             ]
+        notes: list[Callable[[], None]] = []
         for each in reversed(found):
             uid = _writer(each.key_id, came)
 
@@ -114,10 +123,23 @@ class Transfers:
                 self._aliases.remember(uid, run.aliases)
                 self._histories.remember(uid, run.history)
 
-            answer = self._writer.call(note, uid).result()
-            if answer != protocol.Done():
-                return answer
+            notes.append(note)
+        staged.add_notes(notes, len(came.content))
         return protocol.Done()
+
+    def end_import(self, importer: Caller) -> protocol.Message:
+        """Store all that a client had wait, or nothing of it; return the answer. Raise RefusedError."""
+        return self._staged[importer].store(self._writer) if importer in self._staged else commands.Imported(0, 0, 0)
+
+    def discard(self, importer: Caller) -> None:
+        """Give up all that a client had wait: its connection has ended."""
+        if (staged := self._staged.pop(importer, None)) is not None:
+            staged.discard(self._store.files)
+
+    def _staged_with_room(self, importer: Caller) -> Staged:
+        staged = self._staged.setdefault(importer, Staged(importer.uid))
+        require_room(staged, self._staged.values())
+        return staged
 
     def _signer(self, *, unsigned: bool) -> PrivateKey | None:
         if unsigned:

@@ -11,7 +11,7 @@ from support.places import digest, put_message
 from support.stores import WRITER, quick_folder, shelf, source_of
 
 from xcache.wire import commands, protocol
-from xcached.store.writer import PutJob
+from xcached.store.jobs import PutJob
 
 MB = 1024 * 1024
 CONTENT = b"x" * 100_000

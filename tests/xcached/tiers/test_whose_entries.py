@@ -59,6 +59,19 @@ def test_a_key_that_is_made_is_used_soon(folder):
         assert until(lambda: not remote_of(here)["waiting"] and not remote_of(here)["problem"])
 
 
+def test_a_host_that_trusts_no_key_does_not_ask_a_store(folder):
+    with host(f"file://{folder}") as here:
+        put_and_upload(here)
+    with host(f"file://{folder}", trusts=()) as there, talking(there) as talk:
+        cause = talk.ask(get_message(KEY)).cause
+        assert cause.startswith(f"new; remote trouble: file://{folder}: no key in ")
+        assert remote_of(there)["gets"] == 0
+        trust(there, f"{OURS.public} expires=2020-01-01")
+        assert talk.ask(get_message(KEY)).cause == cause
+        trust(there, OURS.public)
+        assert talk.ask(get_message(KEY)).payload == CONTENT
+
+
 def test_a_daemon_of_another_namespace_is_told_and_removes_nothing(folder, caplog):
     with host(f"file://{folder}", XCACHE_NAMESPACE="team-b") as place:
         put_and_upload(place)
