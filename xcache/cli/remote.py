@@ -10,7 +10,17 @@ from typing import Any
 import click
 
 from xcache.cli import remote_details, remote_keys
-from xcache.cli.output import Column, ago, emit, json_option, print_finding, print_table, size
+from xcache.cli.output import (
+    Column,
+    ago,
+    emit,
+    json_option,
+    print_finding,
+    print_line,
+    print_table,
+    printable,
+    size,
+)
 from xcache.cli.remote_asking import Object, Problems, asking, tier_option
 from xcache.cli.remote_changes import gc, push, rm
 from xcache.cli.remote_findings import KEYS, findings
@@ -132,28 +142,38 @@ def ls(tier: str | None, limit: int | None, details: bool, as_json: bool) -> Non
 
 @remote.command()
 @tier_option
+@click.option("--details", is_flag=True, help="Read of each entry what made it, and count by that, too.")
 @json_option
-def stats(tier: str | None, as_json: bool) -> None:
+def stats(tier: str | None, details: bool, as_json: bool) -> None:
     """Count the objects of the remote stores and their bytes, with the times of the oldest and the newest.
 
-    HTTP caches cannot list what they have.
+    HTTP caches cannot list what they have. --details reads the beginning of each entry, a request for each, and counts
+    by platform and jaxlib those that a trusted key has signed.
 
     \b
     JSON: {"remotes": [{"name": str, "kinds": [{"kind": "entries", "runs" or "other", "objects": int, "bytes": int,
-           "oldest": float or null, "newest": float or null}]}],
-           "problems": [{"remote": str, "kind": str, "problem": str}]}
+           "oldest": float or null, "newest": float or null}],
+           "toolchains": null (not asked for) or [{"toolchain": str, "platform": str, "jaxlib_version": str,
+           "objects": int, "bytes": int}]}], "problems": [{"remote": str, "kind": str, "problem": str}]}
 
     Exit status 1 if a store fails.
     """
-    problems, found = Problems(), dict[str, dict[str, _Count]]()
+    problems, found, made_by = Problems(), dict[str, dict[str, _Count]](), dict[str, list[dict[str, Any]]]()
     with asking(config.load()) as remotes:
         for name in remotes.named(tier):
             with problems.of(name):
-                found[name] = _counted(remotes.objects(name))
+                objects = list(remotes.objects(name))
+                found[name] = _counted(objects)
+                if details:
+                    made_by[name] = remote_details.by_toolchain_of_all(remotes, name, objects)
     rows = [(name, kind, count) for name, counts in found.items() for kind, count in counts.items()]
     if as_json:
         told = [
-            {"name": name, "kinds": [{"kind": kind} | dataclasses.asdict(count) for kind, count in counts.items()]}
+            {
+                "name": name,
+                "kinds": [{"kind": kind} | dataclasses.asdict(count) for kind, count in counts.items()],
+                "toolchains": made_by.get(name),
+            }
             for name, counts in found.items()
         ]
         emit({"remotes": told, "problems": problems.found})
@@ -167,6 +187,9 @@ def stats(tier: str | None, as_json: bool) -> None:
             Column("newest", lambda row: _age(row[2].newest), "right"),
         ]
         print_table(columns, rows)
+        for name, toolchains in made_by.items():
+            print_line(printable(f"{name}:"))
+            remote_details.print_toolchains(toolchains)
     problems.tell()
 
 

@@ -208,9 +208,7 @@ def _tell(row: dict[str, Any], *, dry_run: bool) -> None:
     """Say what was removed from one store, or would be, and what stays."""
     what = f"{counted(row['matched'] if dry_run else row['removed'], 'object')}, {size(row['bytes'])}"
     print_line(printable(f"{row['name']}: {'would remove' if dry_run else 'removed'} {what}"))
-    for made in row["toolchains"]:
-        told = f"{counted(made['objects'], 'entry')}, {size(made['bytes'])}"
-        print_line(printable(f"  {remote_details.spelled_toolchain(made)}: {told}"))
+    remote_details.print_toolchains(row["toolchains"])
     if row["without_time"]:
         note(f"{row['name']}: {counted(row['without_time'], 'object')} of unknown age stay; see --help")
     if row["unknown"]:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from xcache.cli import daemon, store_file
-from xcache.cli.output import Column, counted, duration, note, printable, progress
+from xcache.cli.output import Column, counted, duration, note, print_line, printable, progress, size
 from xcache.cli.remote_asking import Object, Problems, Remotes
 from xcache.cli.remote_keys import object_name
 from xcache.cli.store_file import Row
@@ -114,6 +114,12 @@ def tell_problems(details: dict[Object, Row]) -> None:
         note("there are more reasons; --json has them")
 
 
+def by_toolchain_of_all(remotes: Remotes, name: str, objects: Iterable[Object]) -> list[Row]:
+    """Return ``by_toolchain`` of the entries among these objects that would be loaded here."""
+    anything = Wanted(None, None)
+    return by_toolchain((each, row) for each, row in of_one(remotes, name, objects).items() if anything.fits(row))
+
+
 def by_toolchain(details: Iterable[tuple[Object, Row]]) -> list[Row]:
     """Return how many entries each toolchain made, and their bytes, the most bytes first."""
     found: dict[str, Row] = {}
@@ -125,9 +131,11 @@ def by_toolchain(details: Iterable[tuple[Object, Row]]) -> list[Row]:
     return sorted(found.values(), key=lambda count: -int(count["bytes"]))
 
 
-def spelled_toolchain(row: Row) -> str:
-    """Return a toolchain in words, as ``by_toolchain`` has it."""
-    return f"{row['toolchain'][:_SHORT]}  {row['platform']}, jaxlib {row['jaxlib_version']}"
+def print_toolchains(rows: Iterable[Row]) -> None:
+    """Print what ``by_toolchain`` returned."""
+    for row in rows:
+        made = f"{row['toolchain'][:_SHORT]}  {row['platform']}, jaxlib {row['jaxlib_version']}"
+        print_line(printable(f"  {made}: {counted(row['objects'], 'entry')}, {size(row['bytes'])}"))
 
 
 def _of_another_size(row: Row, each: Object) -> Row:

@@ -105,6 +105,21 @@ def test_each_entry_says_what_made_it_and_who_signed_it(folder):
         assert here.json("remote", "ls")["objects"][0]["details"] is None
 
 
+def test_entries_are_counted_by_what_made_them(folder):
+    for name in ("f", "g"):
+        write(folder, name, made_by(name))
+    newer = write(folder, "h", made_by("h", jaxlib="0.12.0", toolchain=NEW))
+    write(folder, "stranger", made_by("stranger", signer=STRANGER))
+    with shell(folder) as here:
+        (told,) = here.json("remote", "stats", "--details")["remotes"]
+        counted = {row["jaxlib_version"]: row["objects"] for row in told["toolchains"]}
+        assert counted == {"0.10.2": 2, "0.12.0": 1}
+        assert told["toolchains"][1]["bytes"] == newer.stat().st_size
+        said = here.say("remote", "stats", "--details")
+        assert f"  {OLD[:12]}  cpu, jaxlib 0.10.2: 2 entries, " in said
+        assert here.json("remote", "stats")["remotes"][0]["toolchains"] is None
+
+
 def test_an_entry_of_which_nothing_is_certain_is_told_as_such(folder):
     fill_with_doubtful_ones(folder)
     (folder / "v1/all/entries/no-key").write_text("x")
