@@ -184,7 +184,7 @@ class Field:
         self, root: Path, program: str, ways: Sequence[str], tiers: Mapping[str, Tier], keys: Mapping[str, str]
     ) -> None:
         self._root, self._program, self._tiers, self._keys = root, program, tiers, keys
-        self._memo = root / "native-digests.json"
+        self._memo = root / "library-digests.json"
         if not self._memo.exists():
             first = Host(root, keys, None, None)
             runs.Process(program, first.environment).finish()

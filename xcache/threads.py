@@ -1,4 +1,4 @@
-"""Threads: whether xcache can wait on the program's, and the stack of its own, which XLA and zstandard need."""
+"""Threads: how many can run, whether xcache can wait on the program's, and the stack that XLA and zstandard need."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from xcache.errors import UnsupportedError
 
 _STACK_BYTES = 8 * 1024**2
 _lock = threading.RLock()
+
+
+def processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check_threads() -> None:

@@ -186,7 +186,7 @@ class Peer:
 
     def _remember_libraries(self) -> None:
         """Put the digests of jaxlib's libraries into the store; only the first program after an install makes them."""
-        memo = self.folder / "native-digests.json"
+        memo = self.folder / "library-digests.json"
         if memo.exists():
             shutil.copy(memo, self.store)
             return

@@ -115,7 +115,7 @@ def files(machine: Machine) -> set[str]:
         r"^/(run/(log|systemd|credentials|user/\d+/systemd)|etc/[a-z]+-$|etc/\.pwd|opt/.*__pycache__)"
     )
     # A program keeps these for itself beside a machine's store.
-    machine.run("rm", "-f", f"{machine.home(USER)}/.cache/xcache/native-digests.json")
+    machine.run("rm", "-f", f"{machine.home(USER)}/.cache/xcache/library-digests.json")
     machine.run("rmdir", "--ignore-fail-on-non-empty", f"{machine.home(USER)}/.cache/xcache", check=False)
     found = machine.run("find", *places, "-printf", "%p %y %m %U %l\n", check=False).stdout.splitlines()
     return {line for line in found if not passed_over.match(line.split()[0])}

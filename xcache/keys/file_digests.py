@@ -4,7 +4,9 @@ import hashlib
 import json
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +14,24 @@ from xcache.clock import process_began
 from xcache.descriptors import check_file_size
 from xcache.errors import UncacheableError
 from xcache.keys.named_files import is_settled
+from xcache.threads import processors
+from xcache.wire.hashing import file_digest
 from xcache.wire.protocol import InstalledFile
 
-MEMO = "native-digests.json"
+MEMO = "library-digests.json"
+_MOST_THREADS = 4
 LARGE_BYTES = 1 << 20
 _MAX_MEMO_BYTES = 1 << 20
 # A memo with more files than this is rid of those that no longer exist.
 _MAX_MEMO_FILES = 256
 # The name of a tree of files in the memo begins so, and a path does not; a tree for each installation in use.
 _TREE, _MOST_TREES = "tree ", 16
+
+
+# By path: the marks and digests of the files that this process has read. Threads want the same file at once, and one of
+# them reads it.
+_read: dict[str, list[Any]] = {}
+_reading = threading.RLock()
 
 
 class FileDigests:
@@ -40,16 +51,22 @@ class FileDigests:
             _check_in_place(stat, mapped)
             digest = self._remembered(path, stat)
             if digest is None:
-                with path.open("rb") as file:
+                with _reading, path.open("rb") as file:
                     stat = os.fstat(file.fileno())
                     _check_in_place(stat, mapped)
-                    digest = hashlib.file_digest(file, "sha256").hexdigest()
-                if is_settled(stat):
-                    self._known[str(path)] = [*_mark(stat), digest]
-                    self._changed = True
+                    digest = self._read(path, file, stat)
         except OSError:
             raise UncacheableError("a native library that cannot be read") from None
         return InstalledFile(str(path), stat.st_size, stat.st_mtime_ns, stat.st_ino, digest)
+
+    def _read(self, path: Path, file: BufferedReader, stat: os.stat_result) -> str:
+        known = _read.get(str(path))
+        if known is None or known[:-1] != _mark(stat):
+            known = [*_mark(stat), file_digest(file, min(_MOST_THREADS, processors()))]
+        if is_settled(stat):
+            self._known[str(path)] = _read[str(path)] = known
+            self._changed = True
+        return str(known[-1])
 
     def _remembered(self, path: Path, stat: os.stat_result) -> str | None:
         known = self._known.get(str(path))
@@ -115,6 +132,16 @@ def _check_in_place(stat: os.stat_result, mapped: Callable[[], dict[Path, int]])
 def _mark(stat: os.stat_result) -> list[int]:
     """Return the numbers that change when a file does."""
     return [stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+def _begin_in_child() -> None:
+    """Another thread of the parent may have held the lock."""
+    global _reading
+    _reading = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _read_memo(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 
 from xcache.clock import monotonic
 from xcache.descriptors import OwnFile, identity
+from xcache.threads import processors
 
 _RUNNABLE = "/proc/loadavg"
 _STDERR = 2
@@ -19,8 +20,7 @@ _VALID_SECONDS = 0.05
 
 def threads_to_spare() -> int:
     """Return the number of processors, less one for the program's own thread."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return count - 1
+    return processors() - 1
 
 
 class Processors:

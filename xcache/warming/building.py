@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -12,7 +11,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from xcache.client.client import Client
 from xcache.client.contents import HeldLease, SealedEntry
 from xcache.errors import NoWorkerError, UncacheableError, WorkerError, XcacheError
-from xcache.threads import usual_stack
+from xcache.threads import processors, usual_stack
 from xcache.warming.frames import unpacked
 from xcache.warming.place import Place
 from xcache.warming.process import Worker
@@ -111,7 +110,7 @@ class LocalWorkers:
 
     def count(self) -> int:
         """Return the number of processors."""
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return processors()
 
     def close(self) -> None:
         """End all workers."""

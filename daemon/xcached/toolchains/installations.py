@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import hashlib
 import json
 import os
 import re
@@ -13,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from xcache.wire.hashing import file_digest
 from xcache.wire.protocol import MAX_NAME, InstalledFile
 from xcached.store.store import LONGEST_DESCRIPTION
 
@@ -114,7 +114,7 @@ def _digest_of(path: Path, expected: os.stat_result) -> str:
         if not stat.S_ISREG(found.st_mode) or (found.st_dev, found.st_ino) != (expected.st_dev, expected.st_ino):
             raise OSError(errno.EAGAIN, "is being replaced")
         with open(f"/proc/self/fd/{handle}", "rb", opener=_without_waiting) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return file_digest(file)
     finally:
         os.close(handle)
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from xcache.keys import file_digests
 from xcache.keys.file_digests import MEMO, FileDigests
+from xcache.wire import hashing
 
 
 @pytest.fixture
@@ -73,3 +76,38 @@ def test_a_tree_that_has_just_changed_is_not_remembered(tree, tmp_path):
     digest(tree, "m", tmp_path / "memo")
     memo = tmp_path / "memo" / MEMO
     assert not memo.exists() or "tree m" not in memo.read_text()
+
+
+def test_one_of_several_threads_reads_a_file(tree, settled, monkeypatch):
+    wanting, seen = threading.Barrier(4), []
+
+    def read(file, threads):
+        seen.append(threads)
+        return hashing.file_digest(file, threads)
+
+    monkeypatch.setattr(file_digests, "file_digest", read)
+    monkeypatch.setattr(file_digests, "_read", {})
+
+    def want(_):
+        digests = FileDigests(None)
+        wanting.wait(30)
+        return digests.of(tree / "c.so").digest
+
+    with ThreadPoolExecutor(4) as threads:
+        assert {*threads.map(want, range(4))} == {hashing.digest(b"what is in c.so")}
+    assert len(seen) == 1
+    # Another file at its place is read.
+    (tree / "c.so").write_text("something else")
+    assert FileDigests(None).of(tree / "c.so").digest == hashing.digest(b"something else")
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_child_does_not_wait_for_a_thread_of_its_parent(tree):
+    with file_digests._reading:
+        child = os.fork()
+        if not child:
+            thread = threading.Thread(target=FileDigests(None).of, args=(tree / "a.py",), daemon=True)
+            thread.start()
+            thread.join(20)
+            os._exit(thread.is_alive())
+    assert os.waitpid(child, 0)[1] == 0

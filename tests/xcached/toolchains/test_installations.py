@@ -166,7 +166,7 @@ def test_files_that_differ_from_the_announcement_count_as_elsewhere_and_are_not_
     def never(*_arguments):
         raise AssertionError("read")
 
-    monkeypatch.setattr("xcached.toolchains.installations.hashlib.file_digest", never)
+    monkeypatch.setattr("xcached.toolchains.installations.file_digest", never)
     with eye(tmp_path) as watched:
         watched.hear(found)
         assert watched.states() == [ELSEWHERE]
