@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 from support.campaigns import CAMPAIGN_COUNTS, OTHER_COUNTS, Campaign
+from support.command_line import Shell
 from support.conversation import Conversation, talking
 from support.leaks import held, left_since
 from support.places import Place, new_place
@@ -87,6 +88,20 @@ def place() -> Iterator[Place]:
     """Somewhere to keep a store; its daemon and its files are gone afterwards."""
     with new_place() as made:
         yield made
+
+
+@pytest.fixture
+def shell(place: Place) -> Shell:
+    """Runs commands there."""
+    return Shell(place)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder to be a remote store."""
+    made = tmp_path / "tier"
+    made.mkdir()
+    return made
 
 
 @pytest.fixture

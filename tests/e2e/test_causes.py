@@ -28,11 +28,6 @@ print(json.dumps(xcache.ledger()["programs"]))
 """
 
 
-@pytest.fixture
-def shell(place):
-    return Shell(place)
-
-
 def run(place, program: str = STEP, /, **environment: str) -> dict[str, Any]:
     """Run a program that compiles one function, or has it from the cache; return what its own ledger says of it."""
     result = place.run(program, **ON | environment)

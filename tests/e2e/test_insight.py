@@ -8,18 +8,12 @@ import subprocess
 import sys
 
 import pytest
-from support.command_line import Shell
 from support.places import until
 from support.program_files import program_text
 from support.traces import check as check_trace
 
 ON = {"XCACHE": "1", "PYTHONHASHSEED": "0"}
 PROGRAM = program_text("compile_one_way")
-
-
-@pytest.fixture
-def shell(place):
-    return Shell(place)
 
 
 def run(place, **environment):

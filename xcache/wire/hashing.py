@@ -33,16 +33,18 @@ def file_digest(file: BufferedReader, threads: int = 1) -> str:
     if size <= _PART_BYTES:
         return hashlib.file_digest(file, "sha256").hexdigest()
     parts = [b""] * -(-size // _PART_BYTES)
-    failures: list[OSError] = []
+    failures: list[BaseException] = []
 
     def read(first: int) -> None:
         try:
             for number in range(first, len(parts), threads):
                 parts[number] = _part_digest(descriptor, number)
-        except OSError as error:
+        except BaseException as error:  # noqa: BLE001 - a part that is missing would make another digest
             failures.append(error)
 
-    helpers = [threading.Thread(target=read, args=(number,), daemon=True) for number in range(1, threads)]
+    helpers = [
+        threading.Thread(target=read, args=(number,), name="xcache-hash", daemon=True) for number in range(1, threads)
+    ]
     mine = [0]
     with contextlib.ExitStack() as stack:
         for number, helper in enumerate(helpers, 1):

@@ -27,11 +27,6 @@ from xcache.config.table import SETTINGS
 from xcache.wire import protocol
 
 
-@pytest.fixture
-def shell(place):
-    return Shell(place)
-
-
 def test_with_no_store_there_is_nothing_and_no_daemon_is_started(shell):
     assert "the store is empty" in shell.say("ls")
     assert "the store is empty" in shell.say("stats")

@@ -11,16 +11,11 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.command_line import LONG, Shell, names
+from support.command_line import LONG, names
 from support.places import until
 
 from xcache.config.table import LIMITS
 from xcache.wire import commands, framing, protocol
-
-
-@pytest.fixture
-def shell(place):
-    return Shell(place)
 
 
 def test_start_stop_and_status(shell):

@@ -6,15 +6,10 @@ import json
 from pathlib import Path
 
 import pytest
-from support.command_line import Shell, names
+from support.command_line import names
 
 from xcache.cli import store_file
 from xcache.errors import ClosedStoreError
-
-
-@pytest.fixture
-def shell(place):
-    return Shell(place)
 
 
 @pytest.fixture

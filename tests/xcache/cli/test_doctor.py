@@ -11,16 +11,11 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from support.command_line import LONG, Shell
+from support.command_line import LONG
 from support.places import REPOSITORY
 from support.users import ALICE, become
 
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root to make files of another user, and mounts")
-
-
-@pytest.fixture
-def shell(place):
-    return Shell(place)
 
 
 def checks(said: str) -> dict[str, dict[str, str]]:

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from support.command_line import Shell, names
-
-
-@pytest.fixture
-def shell(place):
-    return Shell(place)
+from support.command_line import names
 
 
 def test_gc_says_what_went_and_why(shell):

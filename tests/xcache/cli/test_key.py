@@ -19,11 +19,6 @@ from xcache.wire.trusted_keys import TrustedKey, TrustedKeys
 
 
 @pytest.fixture
-def shell(place):
-    return Shell(place)
-
-
-@pytest.fixture
 def files(place):
     """The private key and the list, where they are by default."""
     folder = place.root / "config" / "xcache"

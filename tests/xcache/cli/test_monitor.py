@@ -24,11 +24,6 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*3[0-7][0-9;]*m")
 
 
 @pytest.fixture
-def shell(place):
-    return Shell(place)
-
-
-@pytest.fixture
 def busy(place):
     """A place where a program compiles and another connection of it waits."""
     place.start_daemon()

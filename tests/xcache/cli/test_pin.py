@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-from support.command_line import Shell, names
-
-
-@pytest.fixture
-def shell(place):
-    return Shell(place)
+from support.command_line import names
 
 
 def test_a_pinned_entry_is_shown_and_stays(shell):

@@ -32,13 +32,6 @@ def mine() -> Made:
     return Made("cpu", "cpu", jaxlib.__version__, digest(found.content))
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    made = tmp_path / "tier"
-    made.mkdir()
-    return made
-
-
 def write(place: Place, made: Made, **programs: tuple[str, float]) -> str:
     """Write a lock file with these programs, by name; return its path."""
     path = place.root / "run.lock"

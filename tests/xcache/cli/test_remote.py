@@ -29,13 +29,6 @@ FIRST, SECOND_KEY, OTHER = "abcd" + "1" * 60, "abcd" + "2" * 60, "ef01" + "3" * 
 DAY = 86400.0
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    made = tmp_path / "tier"
-    made.mkdir()
-    return made
-
-
 @contextlib.contextmanager
 def shell(*tiers: str, **settings: object) -> Iterator[Shell]:
     """Give a shell in a place whose daemon has these remote stores."""

@@ -28,13 +28,6 @@ DAY = 86400.0
 OLD, NEW = digest(b"the old toolchain"), digest(b"the new one")
 
 
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    made = tmp_path / "tier"
-    made.mkdir()
-    return made
-
-
 @contextlib.contextmanager
 def shell(folder: Path, option: str = "", **settings: str) -> Iterator[Shell]:
     """Give a shell in a place whose daemon has this folder as its remote store."""

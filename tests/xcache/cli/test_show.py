@@ -9,15 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_line import LONG, Shell
+from support.command_line import LONG
 
 from xcache.keys import stablehlo
 from xcache.wire import protocol
-
-
-@pytest.fixture
-def shell(place):
-    return Shell(place)
 
 
 def test_show(shell):

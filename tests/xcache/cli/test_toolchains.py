@@ -10,11 +10,6 @@ from support.places import until
 
 
 @pytest.fixture
-def shell(place):
-    return Shell(place)
-
-
-@pytest.fixture
 def filled(shell):
     """Four entries, each of a toolchain that nobody announced."""
     shell.put("jit_f", jaxlib="0.10.2")

@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 
 import pytest
-from support.command_line import Shell
 
 from xcache.cli import advice
 from xcache.wire import ledger
 from xcache.wire.ledger import UNUSED, Row
 
 SPANS = json.dumps([("compile", 1.0, 0.5, "MainThread")])
-
-
-@pytest.fixture
-def shell(place):
-    return Shell(place)
 
 
 def test_what_was_loaded_ahead_in_vain_does_not_hide_the_run_that_compiled_it(shell):

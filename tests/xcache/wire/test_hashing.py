@@ -59,10 +59,16 @@ def test_a_process_without_more_threads_makes_the_same_digest(tmp_path, content,
     assert digest_of(tmp_path, content, 3) == expected
 
 
-def test_a_part_that_cannot_be_read_is_an_error(tmp_path, content, monkeypatch):
-    def fail(_: int, number: int) -> bytes:
-        raise OSError(5, f"part {number}")
+@pytest.mark.parametrize("error", [OSError, MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_part_that_cannot_be_read_is_an_error(tmp_path, content, monkeypatch, error, failing):
+    part_digest = hashing._part_digest
+
+    def fail(descriptor: int, number: int) -> bytes:
+        if number == failing:
+            raise error
+        return part_digest(descriptor, number)
 
     monkeypatch.setattr(hashing, "_part_digest", fail)
-    with pytest.raises(OSError, match="part"):
+    with pytest.raises(error):
         digest_of(tmp_path, content, 2)

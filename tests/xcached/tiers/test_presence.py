@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import pytest
 from support.conversation import Conversation, key_of, talking
@@ -20,13 +19,6 @@ from xcache.wire.names import Names
 
 SECONDS = 30.0
 HERE, THERE, NOWHERE = (key_of(name) for name in ("here", "there", "nowhere"))
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    made = tmp_path / "tier"
-    made.mkdir()
-    return made
 
 
 def asked(place: Place, *keys: str, seconds: float = SECONDS) -> list[list[str]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from pathlib import Path
 
 import pytest
 from support.command_line import Shell
@@ -18,13 +17,6 @@ from xcache.client.client import Client
 from xcache.wire import protocol
 from xcache.wire.names import Names
 from xcache.wire.ownership import signer_uid
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    made = tmp_path / "tier"
-    made.mkdir()
-    return made
 
 
 def got(place: Place, key: str = KEY, wait: float = 0.0) -> tuple[protocol.Message, bytes | None]:

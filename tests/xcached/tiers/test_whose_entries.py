@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from pathlib import Path
 
 import pytest
 from support.command_line import Shell
@@ -15,13 +14,6 @@ from support.signing import OURS, SECOND, STRANGER
 from xcache.client.client import Client
 from xcache.wire import protocol
 from xcache.wire.names import Names
-
-
-@pytest.fixture
-def folder(tmp_path) -> Path:
-    made = tmp_path / "tier"
-    made.mkdir()
-    return made
 
 
 def test_an_upload_says_that_an_unknown_key_has_signed_what_is_there(folder):

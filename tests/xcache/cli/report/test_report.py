@@ -10,7 +10,6 @@ import sqlite3
 import sys
 
 import pytest
-from support.command_line import Shell
 
 from xcache.cli.report import page
 from xcache.wire import ledger
@@ -46,11 +45,6 @@ class Page(html.parser.HTMLParser):
 
     def handle_data(self, data):
         self.texts.append(data)
-
-
-@pytest.fixture
-def shell(place):
-    return Shell(place)
 
 
 @pytest.fixture
