@@ -34,7 +34,7 @@ _LEAST_SECONDS, _MOST_SECONDS = 0.01, 1e9
 
 
 class Made(NamedTuple):
-    """What a program is made with and for; ``toolchain`` is the digest of this component of its key."""
+    """The compiler, platform and devices of a program; ``toolchain`` is the digest of this component of its key."""
 
     platform: str
     device: str

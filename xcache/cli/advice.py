@@ -51,7 +51,7 @@ _ADVICE = {
     "refused: store full": "Unpin what need not stay (`xcache unpin`), or raise XCACHE_MAX_SIZE or XCACHE_MAX_ENTRIES.",
     "serialized too late": "Nothing is wrong: xcache knows that now, and this run stored it before its first run.",
     "not trusted": "The setting trusted_writers of the machine's daemon says whose entries are loaded for you.",
-    "rejected": "If it is about a key: `xcache key trust` has the daemon trust one. What is damaged is used nowhere.",
+    "rejected": "If it is about a key: `xcache key trust` has the daemon trust one. A damaged entry is used nowhere.",
     "remote trouble": "`xcache status` shows how the remote stores are, and `xcache remote check` tries them.",
     "waited in vain": "The other process was killed, or could not store it; see `xcache runs`.",
     "no daemon": "`xcache status` says whether the daemon runs, and its log why not; `xcache doctor` tries it out.",

@@ -33,7 +33,7 @@ class Named(NamedTuple):
 
 
 class Tally:
-    """What became of the entries."""
+    """Counts of what became of the entries."""
 
     def __init__(self, counts: tuple[str, ...], **facts: Any) -> None:
         """``counts`` are the attributes that the JSON document has, after these ``facts``."""

@@ -37,7 +37,7 @@ class Object(NamedTuple):
 
     @property
     def shown(self) -> str:
-        """What people know it by."""
+        """The part of its name that people know."""
         return self.name.rpartition("/")[2][:12]
 
 

@@ -32,7 +32,7 @@ _GONE = "no entry"
 
 
 class _History(NamedTuple):
-    """What a program wanted with these arguments."""
+    """The keys that a program wanted with these arguments."""
 
     program: str
     arguments: str

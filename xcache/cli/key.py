@@ -24,8 +24,9 @@ from xcache.wire.trusted_keys import MOST_BYTES, Line, TrustedKey, parse, parse_
 def key() -> None:
     """Sign what is shared between machines, and say whose signatures count.
 
-    What leaves the machine is signed with a private key. What comes from elsewhere is used only if a key of the list
-    signed it: whoever owns such a key can run code here. XCACHE_SIGNING_KEY and XCACHE_TRUSTED_KEYS say where they are.
+    Entries that leave the machine are signed with a private key. Those from elsewhere are used only if a key of the
+    list signed them: whoever owns such a key can run code here. XCACHE_SIGNING_KEY and XCACHE_TRUSTED_KEYS say where
+    they are.
     """
 
 

@@ -93,8 +93,8 @@ def preflight(file: Path, fetch: bool, python: str | None, at_least: float | Non
     """Check that what a run wanted is here or in the remote stores, and say how long compiling the rest takes.
 
     XCACHE_LOCK=FILE has a run write the FILE, on this machine or another one. An entry that would not be handed to you,
-    such as one of a writer or key that is not trusted, is missing. Of an entry in a remote store only the beginning is
-    read; --fetch checks all of it. It starts a daemon if none runs.
+    such as one of a writer or key that is not trusted, is missing. Only the beginning of an entry in a remote store
+    is read; --fetch checks all of it. It starts a daemon if none runs.
 
     \b
     JSON: {"programs": int, "here": int, "remote": int, "missing": int, "unknown": int (a remote store failed),

@@ -29,8 +29,8 @@ def rm(prefixes: tuple[str, ...], tier: str | None, as_json: bool) -> None:
     """Remove entries from the remote stores; the copies on machines stay.
 
     A KEY may be shortened to four digits where the store can list what it has; an HTTP cache needs all 64. If one of
-    them fits no entry or several, nothing is removed. What a program wanted (a run) may have a copy of a small entry,
-    which stays. To have nobody load what a key signed: xcache key revoke.
+    them fits no entry or several, nothing is removed. A run, which says what a program wanted, may have a copy of a
+    small entry, which stays. To have nobody load what a key signed: xcache key revoke.
 
     \b
     JSON: {"removed": [{"remote": str, "key": str, "bytes": int or null}],
@@ -78,8 +78,8 @@ def gc(
     toolchains. A stale toolchain is known here for XCACHE_STALE_GRACE; --jaxlib needs no such knowledge.
 
     The beginning of each entry says what made it, a request for each. An entry stays if no trusted key has signed that,
-    or if it cannot be read. What programs wanted (runs) stays, too, with copies of small entries: machines renew it,
-    and it goes by its age.
+    or if it cannot be read. Runs, which say what programs wanted, stay, too, with copies of small entries:
+    machines renew them, and they go by their age.
 
     It removes nothing beyond the namespace of the settings. An old entry may be wanted still: then it is compiled, and
     uploaded, once more. Redis does not know how old its objects are: there only --jaxlib and --stale do
@@ -141,8 +141,8 @@ def push(even_quick: bool, tier: str | None, wait: float | None, as_json: bool) 
     """Queue all that the store here has and may share, also what it had before a remote store was set.
 
     The daemon uploads it behind the programs, the dearest first, and leaves out what is there already: xcache status
-    shows how much waits. What came from other machines, and what users stored in the store of a whole machine who are
-    not in trusted_writers, is not shared.
+    shows how much waits. Entries from other machines are not shared, nor, in the store of a whole machine, those of
+    users who are not in trusted_writers.
 
     \b
     JSON: {"remotes": [{"name": str, "entries": int, "runs": int (what programs wanted), "left": int (that had no room;

@@ -45,8 +45,8 @@ def rewarm(
     """Compile the stored programs of other toolchains anew, so that programs hit after an upgrade of jax.
 
     Takes all entries that the toolchain of PYTHON has not made, or those that are chosen: by KEY, which may be
-    shortened to four digits, or by all given options. What takes longest to compile comes first, each in a process of
-    its own. The same command goes on where an earlier one was ended. PYTHON needs jax and this version of xcache.
+    shortened to four digits, or by all given options. The dearest to compile comes first, each in a process of its own.
+    The same command goes on where an earlier one was ended. PYTHON needs jax and this version of xcache.
 
     An entry is built only under a key that is certain; for all others the command says why not. A program hits if the
     other jax lowers it to the same StableHLO, which nobody knows before it runs.

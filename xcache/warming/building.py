@@ -56,7 +56,7 @@ class Task(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a task.
+    """The outcome of a task.
 
     ``built`` and ``there`` have an entry now. ``refused`` means that only the process that lowered it can compile it;
     ``failed``, that its compile failed.

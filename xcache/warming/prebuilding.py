@@ -59,7 +59,7 @@ def prebuild(jitted: Any, *specs: Any, workers: int | None = None, dask: str | N
 
 
 class Done(NamedTuple):
-    """What became of one program: built, there, compiled here, or failed."""
+    """The outcome of one program: built, there, compiled here, or failed."""
 
     module_name: str
     key: str

@@ -149,7 +149,7 @@ class Watch(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """What the daemon sees at this moment, and what has happened since the last Seen, or since the Watch.
+    """The state of the daemon at this moment, and what has happened since the last Seen, or since the Watch.
 
     ``facts`` describe the daemon and the store, and count. ``programs`` are the connected processes, and ``doing`` what
     they compile, wait for and load. ``missed`` are rows of ledgers, of what was compiled; a row may come again when it

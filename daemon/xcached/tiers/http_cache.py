@@ -40,7 +40,7 @@ _KINDS = (
 
 
 class HttpCache:
-    """A cache of Bazel's kind. What an overwritten or removed object has under /cas/ is left to the server's rules."""
+    """A cache of Bazel's kind. The server decides how long a removed object stays under /cas/."""
 
     can_create = False
     can_list = False

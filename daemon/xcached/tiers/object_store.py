@@ -199,7 +199,7 @@ class ObjectStore:
         except TierError as error:
             if error.kind == MISSING:
                 raise
-            # Not everybody may list. What else is wrong, the next operation says.
+            # Not everybody may list. The next operation says whatever else is wrong.
             self._doubtful = error.kind != DENIED
         else:
             self._doubtful = False

@@ -17,7 +17,7 @@ _MOST_OBJECTS, _MOST_IN_MEMORY = 5000, 128 * 1024**2
 
 
 class Staged:
-    """What one client has sent. Belongs to the thread of transfers."""
+    """The import of one client, as far as it has been sent. Belongs to the thread of transfers."""
 
     def __init__(self, uid: int) -> None:
         """``uid`` is the client's user, whose turn of the writer thread the import takes."""

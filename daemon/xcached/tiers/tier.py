@@ -71,8 +71,8 @@ class Tier(Protocol):
     No object's name is the beginning of another's up to a '/', because a folder cannot have both.
 
     The methods run on one event loop and may run at the same time. They raise TierError; none of them waits longer than
-    the time-out that the tier was made with, and a caller may cancel each. What was being written then may be there, as
-    a whole, or not.
+    the time-out that the tier was made with, and a caller may cancel each. An object that was being written then may
+    be there, as a whole, or not.
     """
 
     # Whether ``create`` is atomic, and whether objects can be listed.

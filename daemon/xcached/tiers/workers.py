@@ -23,7 +23,7 @@ class Workers:
         self._works: queue.SimpleQueue[_Work | None] = queue.SimpleQueue()
 
     async def do(self, work: Callable[[], _T]) -> _T:
-        """Return what ``work`` returns. What has not begun when the caller is cancelled is not done."""
+        """Return what ``work`` returns. Work that has not begun when the caller is cancelled is not done."""
         answer: concurrent.futures.Future[_T] = concurrent.futures.Future()
 
         def answered() -> None:

@@ -1,4 +1,4 @@
-"""What leaves the machine and comes back: nothing that a trusted key did not sign is taken in."""
+"""Entries that leave the machine and come back: nothing that a trusted key did not sign is taken in."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_stranger_who_names_a_trusted_key_is_not_believed(trusted):
 
 
 def test_a_signature_of_something_else_is_not_believed(trusted):
-    """What a trusted key signed for another purpose, or without saying for which."""
+    """Signatures that a trusted key made for another purpose, or without saying for which."""
     start, header, _, contents = parts(packed())
     for signature in (
         sign(OURS, b"xcache bundle", start + header),

@@ -1,4 +1,4 @@
-"""What a program would find is told without a use, a lease or a fetch; and entries are brought here before it runs."""
+"""The daemon tells what a program would find, without a use or a lease, and fetches entries before it runs."""
 
 from __future__ import annotations
 
