@@ -206,12 +206,17 @@ def test_a_compile_that_hangs_is_given_up(place, monkeypatch):
 
 
 @pytest.mark.thorough
-def test_no_cluster_and_no_python_are_one_sentence(place):
+def test_no_python_is_one_sentence(place):
     ran(place)
     make_old(place)
-    shell = Shell(place)
-    assert "cannot be run" in shell.say("rewarm", "--to", "/nowhere/python", code=1)
-    done = shell.run("rewarm", "--dask", "tcp://127.0.0.1:1")
+    assert "cannot be run" in Shell(place).say("rewarm", "--to", "/nowhere/python", code=1)
+
+
+@pytest.mark.thorough
+def test_no_cluster_is_one_sentence(place):
+    ran(place)
+    make_old(place)
+    done = Shell(place).run("rewarm", "--dask", "tcp://127.0.0.1:1")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("xcache: no Dask scheduler answers at tcp://127.0.0.1:1")
     assert len(done.stderr.splitlines()) == 1
