@@ -16,7 +16,7 @@ from xcache.client.connection import Connection
 from xcache.client.contents import hand_over
 from xcache.config import config
 from xcache.config.config import Config
-from xcache.errors import ClosedStoreError, RefusedError
+from xcache.errors import ClosedStoreError, ConnectionLostError, RefusedError
 from xcache.wire import commands, protocol
 from xcache.wire.trusted_keys import TrustedKeys
 
@@ -64,10 +64,9 @@ def import_(path: Path, unsigned: bool, even_foreign: bool, as_json: bool) -> No
             progress(total, "importing") as advance,
         ):
             for each in _told_to(advance, objects(bundle, trusted, trust_unsigned=unsigned)):
-                # The file may have been altered since it was checked.
-                why = each.problem or _why_not(each, here)
-                if not why:
-                    why = _send(settings, connection, each, counts, unsigned=unsigned)
+                if each.problem:
+                    raise _nothing(counts, f"{path} was altered after it was checked ({each.problem})")
+                why = _why_not(each, here) or _send(settings, connection, each, counts, unsigned=unsigned)
                 if why:
                     left_out[why] += 1
             _store(settings, connection, counts)
@@ -148,6 +147,8 @@ def _send(settings: Config, connection: Connection, found: Object, counts: Count
             answer = ask()
     except RefusedError as error:
         return str(error)
+    except ConnectionLostError as error:
+        raise _nothing(counts, str(error)) from None
     counts["there"] += isinstance(answer, protocol.Stored)
     return ""
 
@@ -157,6 +158,12 @@ def _store(settings: Config, connection: Connection, counts: Counter[str]) -> No
     try:
         done = connection.demand(commands.EndImport(), commands.Imported, settings.timeout + _STORE_SECONDS)
     except RefusedError as error:
-        before = f" but the {counted(counts['stored'], 'entry')} before" if counts["stored"] else ""
-        raise Failure(f"nothing is taken over{before}: {error}") from None
+        raise _nothing(counts, str(error)) from None
+    except ConnectionLostError as error:
+        raise Failure(f"either all or nothing was taken over, and another import makes sure: {error}") from None
     counts.update(stored=done.entries, bytes=done.bytes, programs=done.programs)
+
+
+def _nothing(counts: Counter[str], why: str) -> Failure:
+    before = f" but the {counted(counts['stored'], 'entry')} before" if counts["stored"] else ""
+    return Failure(f"nothing is taken over{before}: {why}")
