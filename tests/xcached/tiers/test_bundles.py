@@ -8,6 +8,7 @@ import gc
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -195,7 +196,8 @@ def test_the_beginning_of_an_object_in_a_bundle_is_read(bundle):
         await tier.close()
 
     asyncio.run(main())
-    # The frames of the error may refer to the tier, and to each other.
+    # The frames of the error may refer to the tier, and to each other; the last one is that of a thread.
+    assert until(lambda: not any(thread.name == "xcached-tier" for thread in threading.enumerate()))
     gc.collect()
     with serving(bundle) as there:
         rows = Shell(there).json("remote", "ls", "--details")["objects"]
