@@ -8,8 +8,10 @@ import sqlite3
 import subprocess
 
 import pytest
+from support.command_line import Shell
 from support.conversation import key_of, talking
 from support.places import digest
+from support.sharing import host
 from support.stores import check_tables
 
 from xcache.wire import commands, protocol
@@ -151,3 +153,45 @@ def test_a_large_put_takes_the_place_of_small_entries_and_is_stored(disk):
         assert 0 < entries_in(disk) < before
     disk.stop()
     check_tables(disk.query, disk.dir)
+
+
+@pytest.fixture
+def bundle(tmp_path):
+    """A bundle of twelve entries of 2 MB each."""
+    path = tmp_path / "cache.xcb"
+    with host() as there:
+        with talking(there) as talk:
+            for number in range(12):
+                content = os.urandom(2 * MB)
+                assert talk.put(key_of(f"came {number}"), content, b"%d" % number) == protocol.Stored(True)
+        Shell(there).say("export", "-o", str(path), "--unsigned")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("min_free", "filled"), [(48, 0), (36, 6)], ids=["nothing could go for it", "one cannot stay beside the others"]
+)
+def test_an_import_for_which_the_disk_is_too_small_stores_nothing_and_costs_nothing(disk, bundle, min_free, filled):
+    disk.start_daemon(XCACHE_MIN_FREE=str(min_free * MB))
+    with talking(disk) as talk:
+        for number in range(filled):
+            assert talk.put(key_of(f"{number}"), os.urandom(MB)) == protocol.Stored(True)
+    said = Shell(disk).say("import", "--all", "--unsigned", str(bundle), code=1)
+    assert "nothing is taken over: " in said
+    assert entries_in(disk) == filled
+    assert not [*(disk.dir / "blobs" / "unfinished").iterdir()]
+
+
+def test_old_entries_go_for_an_import_that_stays_whole(disk, bundle):
+    min_free = 15 * MB
+    disk.start_daemon(XCACHE_MIN_FREE=str(min_free))
+    with talking(disk) as talk:
+        for number in range(20):
+            assert talk.put(key_of(f"{number}"), os.urandom(MB)) == protocol.Stored(True)
+        assert talk.ask(commands.Sync()) == protocol.Done()
+        assert "stored 12 entries" in Shell(disk).say("import", "--all", "--unsigned", str(bundle))
+        for _ in range(3):
+            assert talk.ask(commands.Sync()) == protocol.Done()
+        assert free_on(disk) > min_free - 6 * MB
+        assert all(talk.get(key_of(f"came {number}")) is not None for number in range(12))
+    assert 12 < entries_in(disk) < 32

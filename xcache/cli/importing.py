@@ -20,6 +20,8 @@ from xcache.errors import ClosedStoreError, ConnectionLostError, RefusedError
 from xcache.wire import commands, protocol
 from xcache.wire.trusted_keys import TrustedKeys
 
+# The kinds of refusals that say of one entry that nobody here may have it; the others are stored without it.
+_OF_ONE_ENTRY = (protocol.SET_ASIDE, "too large")
 # Seconds that checking one entry may take, and storing all of them.
 _STORE_SECONDS = 60.0
 
@@ -146,7 +148,9 @@ def _send(settings: Config, connection: Connection, found: Object, counts: Count
             _store(settings, connection, counts)
             answer = ask()
     except RefusedError as error:
-        return str(error)
+        if error.kind in _OF_ONE_ENTRY:
+            return str(error)
+        raise _nothing(counts, str(error)) from None
     except ConnectionLostError as error:
         raise _nothing(counts, str(error)) from None
     counts["there"] += isinstance(answer, protocol.Stored)

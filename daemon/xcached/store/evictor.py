@@ -9,11 +9,10 @@ import itertools
 import logging
 import sqlite3
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from xcache.errors import RefusedError
-from xcache.wire import protocol
 from xcached.store.candidates import EVICTED_AT_ONCE, Candidates, EntryAtUse
 from xcached.store.database import is_full
 from xcached.store.disk import ENOUGH_TO_JUDGE_BYTES
@@ -148,13 +147,13 @@ class Evictor:
         sql = "SELECT 1 FROM entries WHERE key = ? AND writer_uid = ? AND used_order = ? AND pinned = 0"
         return self._db.execute(sql, (*one.entry, one.used_order)).fetchone() is not None
 
-    def _next(self, lacking: int, coming: EntryKey | None = None, most: int = EVICTED_AT_ONCE) -> Batch | None:
+    def _next(self, lacking: int, coming: Collection[EntryKey] = (), most: int = EVICTED_AT_ONCE) -> Batch | None:
         """Choose the entries to evict next, newcomers included; ``coming`` is spared when the disk is short.
 
         The disk lacks ``lacking`` bytes.
         """
         for too_much in self._exceeded_limits(lacking):
-            spared = coming if too_much.reason == "disk" else None
+            spared = coming if too_much.reason == "disk" else ()
             candidates = self._candidates.of(
                 too_much.uid,
                 self._newcomers_due,
@@ -163,7 +162,7 @@ class Evictor:
                 # One newcomer may cost many others.
                 without_end=self._store.uses.order >= self._new_from,
             )
-            candidates = (one for one in candidates if one.subject.entry != spared)
+            candidates = (one for one in candidates if one.subject.entry not in spared)
             chosen = choose(itertools.islice(candidates, most), too_much.excess)
             # Evict newcomers that are due first: with their programs they may free more than was computed.
             due = [one for one in chosen if self._newcomers_due.get(one.entry) == one.used_order]
@@ -182,11 +181,13 @@ class Evictor:
         old = [one for one in batch.going if one.entry not in batch.newcomers]
         return Plan([batch._replace(going=old)] if old else [], batch.newcomers, suffices=False)
 
-    def _rehearse(self, lacking: int, put: Callable[[], object] | None = None, coming: EntryKey | None = None) -> Plan:
+    def _rehearse(
+        self, lacking: int, put: Callable[[], object] | None = None, coming: Collection[EntryKey] = ()
+    ) -> Plan:
         """Decide what to evict, newcomers included, before removing anything: no entry goes for one that cannot stay.
 
         Evictions are tried out in a transaction that is undone. A newcomer that would have to go is taken out first,
-        and the rest is tried again without it. ``put`` writes the rows of the entry ``coming``. The disk lacked
+        and the rest is tried again without it. ``put`` writes the rows of the entries ``coming``. The disk lacked
         ``lacking`` bytes at the start; what comes free is computed, because an undone transaction frees nothing.
         """
         newcomers: dict[EntryKey, int] = {}
@@ -225,31 +226,30 @@ class Evictor:
             ).fetchall()
         return sum(sizes.get(digest, 0) for digest in set(self._store.remove(entries)))
 
-    def admit(self, put: protocol.Put, uid: int, write: Callable[[], object]) -> None:
-        """Make room on the disk for an entry about to be written; its unsettled copy does not count yet.
+    def admit(self, coming: Mapping[EntryKey, int], write: Callable[[], object]) -> None:
+        """Make room on the disk for entries of these sizes about to be written; unsettled copies do not count yet.
 
-        Raise RefusedError and evict nothing if that cannot make room enough, or if the entry itself would have to go.
-        ``write`` writes its rows.
+        Raise RefusedError and evict nothing if that cannot make room enough, or if one of them would have to go.
+        ``write`` writes their rows.
         """
-        together, limits = put.stored_size + put.program_stored_size, self._store.limits
-        for limit, pinned, whose, too_large, full in (
-            (limits.max_size, self.pins.of_all().bytes, "the store", "too large", "store full"),
-            (limits.user_quota, self.pins.of(uid).bytes, "one user's entries", "quota", "quota"),
-        ):
-            if limit and together > limit:
-                raise RefusedError(too_large, f"{together} bytes are more than {whose} may hold")
-            if limit and together + pinned > limit:
-                raise RefusedError(full, f"{together} bytes do not fit beside {pinned} pinned bytes")
-        if limits.max_entries and self.pins.of_all().entries >= limits.max_entries:
-            raise RefusedError("store full", f"all {limits.max_entries} entries that max_entries allows are pinned")
-        self._make_room_on_disk(EntryKey(put.key, uid), together, write)
+        limits, pinned, sizes = self._store.limits, self.pins.of_all(), Counter[int]()
+        for entry, size in coming.items():
+            sizes[entry.writer_uid] += size
+        together = sizes.total()
+        _require_fit(together, limits.max_size, pinned.bytes, "the store", "too large", "store full")
+        for uid, size in sizes.items():
+            _require_fit(size, limits.user_quota, self.pins.of(uid).bytes, "one user's entries", "quota", "quota")
+        if limits.max_entries and pinned.entries + len(coming) > limits.max_entries:
+            told = f"{len(coming)} more than {pinned.entries} pinned ones are more than max_entries allows"
+            raise RefusedError("store full", told)
+        self._make_room_on_disk(coming.keys(), together, write)
         self.shortage.writes(together)
 
     def is_short_of(self, size: int) -> bool:
         """Return whether entries have to go before this many bytes can be written."""
         return self.shortage.lacking(size) > 0
 
-    def _make_room_on_disk(self, coming: EntryKey, needed: int, write: Callable[[], object]) -> None:
+    def _make_room_on_disk(self, coming: Collection[EntryKey], needed: int, write: Callable[[], object]) -> None:
         if self.shortage.lacking(needed) <= 0:
             self.shortage.give_back_for_file(needed)
             return
@@ -344,6 +344,13 @@ class Evictor:
         """Return the bytes and the number of a user's entries."""
         row = self._db.execute("SELECT bytes, entries FROM users WHERE uid = ?", (uid,)).fetchone()
         return row or (0, 0)
+
+
+def _require_fit(size: int, limit: int, pinned: int, whose: str, too_large: str, full: str) -> None:
+    if limit and size > limit:
+        raise RefusedError(too_large, f"{size} bytes are more than {whose} may hold")
+    if limit and size + pinned > limit:
+        raise RefusedError(full, f"{size} bytes do not fit beside {pinned} pinned bytes")
 
 
 def _in_parts(batch: Batch) -> Iterator[Batch]:

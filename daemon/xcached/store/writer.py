@@ -209,7 +209,7 @@ class WriterThread:
         maybe_orphaned: list[str] = []
         try:
             # Make room for all puts first: an eviction could remove bytes that another put is about to share.
-            refusals = [self._admit(job) for job in jobs]
+            refusals = [self._admit(jobs)] * len(jobs) if all_or_none else [self._admit([job]) for job in jobs]
             refusals = [refused or self._accept(job) for job, refused in zip(jobs, refusals, strict=True)]
             if all_or_none:
                 _raise_first(refusals)
@@ -243,15 +243,21 @@ class WriterThread:
                 raise
             self._failed(error, "puts could not be counted")
 
-    def _admit(self, job: PutJob) -> protocol.Refused | None:
-        """Check a put's contents, then make room for it."""
+    def _admit(self, jobs: Sequence[PutJob]) -> protocol.Refused | None:
+        """Check the contents of puts, then make room for all of them together."""
+        wanted: list[PutJob] = []
+
+        def write() -> None:
+            for job in wanted:
+                self._store.put(job.put, *job.sources, job.writer)
+
         try:
-            if self._is_wanted(job):
-                # Check first, so that nothing is evicted for bad contents.
-                for source in job.sources:
-                    self._store.check(source)
-                write = functools.partial(self._store.put, job.put, *job.sources, job.writer)
-                self._evictor.admit(job.put, job.writer.uid, write)
+            wanted += (job for job in jobs if self._is_wanted(job))
+            # Check first, so that nothing is evicted for bad contents.
+            for source in itertools.chain.from_iterable(job.sources for job in wanted):
+                self._store.check(source)
+            if wanted:
+                self._evictor.admit({job.entry: job.size for job in wanted}, write)
         except Exception as error:
             # One bad put must not take the others with it; a damaged database concerns them all.
             if is_damage(error):
