@@ -157,6 +157,7 @@ def assemble(
         )  # fmt: skip
     watchers = Watchers(store, settings, leases, trust, callers, loop.call_later)
     loads = Loads(endings, strikes, quarantine, writer, lookup.note_use)
+    transfer_requests = TransferRequests(store, settings, lookup, trust, transfers, trust_signers)
     clear_other_data = quarantine.clear, histories.clear, alias_rows.clear, ledger.clear
     handlers = (
         Gets(lookup, leases, fetches).handlers
@@ -172,7 +173,7 @@ def assemble(
         | Removals(store, writer, trust, rows, strikes, clear_other_data).handlers
         | Administration(store, evictor, writer, trust, watchers, stop).handlers
         | RemoteRequests(sharing, writer, trust).handlers
-        | TransferRequests(store, settings, lookup, trust, transfers, trust_signers).handlers
+        | transfer_requests.handlers
         | PresenceRequests(lookup, sharing).handlers
         | watchers.handlers
     )
@@ -189,7 +190,8 @@ def assemble(
         toolchains.close(_LAST_CHECK_SECONDS)
         if metrics is not None:
             metrics.close()
-        done = intake.close(seconds) and writer.stop(seconds)
+        # Each waits for those after it.
+        done = transfer_requests.close(seconds) and intake.close(seconds) and writer.stop(seconds)
         if done:
             store.close()
         return done

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from xcache.errors import RefusedError
@@ -52,6 +52,7 @@ class TransferRequests:
         self._on_import = on_import
         self._transfers: Transfers | None = None
         self._pool: ThreadPoolExecutor | None = None
+        self._is_closed = False
         self._loop = asyncio.get_running_loop()
         self.handlers: Handlers = {
             commands.AskHistory: self._history,
@@ -61,6 +62,16 @@ class TransferRequests:
             commands.ImportHistory: self._import_history,
             commands.EndImport: self._end_import,
         }
+
+    def close(self, seconds: float) -> bool:
+        """Finish the request in progress and refuse the others; return whether that worked within ``seconds``.
+
+        The writer thread still runs meanwhile: a request that waited for it after its end would wait for ever.
+        """
+        self._is_closed = True
+        if self._pool is None:
+            return True
+        return not wait([self._pool.submit(lambda: None)], seconds).not_done
 
     def _history(self, caller: Caller, message: commands.AskHistory) -> Answer:
         reading, position = self._store.database.reading, message.position
@@ -162,9 +173,10 @@ class TransferRequests:
             transfers.discard(caller)
             return Reply(protocol.Done())
 
-        self._begin(work)
+        # It needs no writer thread.
+        self._begin(work, even_when_closed=True)
 
-    def _begin(self, work: Callable[[Transfers], Reply]) -> Later:
+    def _begin(self, work: Callable[[Transfers], Reply], *, even_when_closed: bool = False) -> Later:
         """Do something on the thread of transfers, and answer then."""
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="xcached-transfers")
@@ -172,6 +184,8 @@ class TransferRequests:
 
         def do() -> None:
             try:
+                if self._is_closed and not even_when_closed:
+                    raise RefusedError("store busy", "the daemon is leaving")
                 if self._transfers is None:
                     self._transfers = self._make_transfers()
                 reply = work(self._transfers)

@@ -101,6 +101,26 @@ def test_a_daemon_that_is_killed_in_the_middle_leaves_nothing(bundle):
         assert entries_in(there) == set()
 
 
+def test_a_daemon_that_leaves_answers_an_import_that_has_just_ended(tmp_path):
+    """It would keep the lock of the store for ever, and no other daemon could start."""
+    path = tmp_path / "large.xcb"
+    with host() as here:
+        fill(here, {key_of(name): os.urandom(40_000_000) for name in ("first", "second")})
+        Shell(here).say("export", "-o", str(path))
+    with host() as there:
+        with talking(there) as talk:
+            with contextlib.closing(Bundle(path)) as opened:
+                for name, size in opened.names():
+                    content = opened.get(name) or b""
+                    talk.say(commands.ImportEntry(name.rpartition("/")[2], False, None, size), [content])
+            # It waits its turn behind the entries, which take a while to check and to copy.
+            talk.say(commands.EndImport())
+            os.kill(talk.pid, signal.SIGTERM)
+            assert until(there.has_left)
+        assert unfinished_in(there) == 0
+        there.start_daemon()
+
+
 def test_one_entry_that_cannot_be_stored_keeps_the_others_out(bundle, tmp_path):
     with host(XCACHE_MAX_SIZE="1M") as there:
         large = tmp_path / "large.xcb"
