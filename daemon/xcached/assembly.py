@@ -141,8 +141,9 @@ def assemble(
         from xcached.tiers.transfers import Transfers
 
         return Transfers(
-            store, settings, writer, intake, alias_rows, histories, lambda digest: strikes.bars(digest, os.getuid())
-        )
+            store, settings, writer, intake, alias_rows, histories,
+            is_barred=lambda digest: strikes.bars(digest, os.getuid()), to_stay_free=lambda: evictor.shortage.seen[1],
+        )  # fmt: skip
 
     def trust_signers() -> None:
         from xcached.tiers.sharing import signers_of_before
@@ -190,8 +191,9 @@ def assemble(
         toolchains.close(_LAST_CHECK_SECONDS)
         if metrics is not None:
             metrics.close()
-        # Each waits for those after it.
-        done = transfer_requests.close(seconds) and intake.close(seconds) and writer.stop(seconds)
+        # Each waits for those after it; a large import must not keep the others' puts from being written.
+        transfers_are_done = transfer_requests.close(seconds)
+        done = intake.close(seconds) and writer.stop(seconds) and transfers_are_done
         if done:
             store.close()
         return done

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING
 
 from xcache.errors import RefusedError
 from xcache.wire import commands, protocol
 from xcache.wire.hashing import is_digest
 from xcached.caller import Answer, Caller, Handlers, Later, Reply
+from xcached.fair_queue import SharedFairQueue
 from xcached.host.reload import LiveSettings
 from xcached.requests.lookup import Lookup
 from xcached.requests.trust import NOT_PERMITTED, Trust
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 # Aliases of one program that go along.
 _MOST_ALIASES = 4
 _MOST_HISTORIES = 10**6
+# Seconds after which the thread of transfers looks for a job without being told.
+_PATIENCE_SECONDS = 60.0
 _NOT_A_KEY = Reply(protocol.Refused("protocol error", "that is not a key"))
 _NONE = Reply(protocol.Refused("no entry", "there is no such entry that you may load"))
 
@@ -51,8 +55,8 @@ class TransferRequests:
         self._make_transfers = transfers
         self._on_import = on_import
         self._transfers: Transfers | None = None
-        self._pool: ThreadPoolExecutor | None = None
-        self._is_closed = False
+        self._jobs: SharedFairQueue[Callable[[], None]] = SharedFairQueue()
+        self._thread: threading.Thread | None = None
         self._loop = asyncio.get_running_loop()
         self.handlers: Handlers = {
             commands.AskHistory: self._history,
@@ -68,10 +72,10 @@ class TransferRequests:
 
         The writer thread still runs meanwhile: a request that waited for it after its end would wait for ever.
         """
-        self._is_closed = True
-        if self._pool is None:
-            return True
-        return not wait([self._pool.submit(lambda: None)], seconds).not_done
+        self._jobs.close()
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
 
     def _history(self, caller: Caller, message: commands.AskHistory) -> Answer:
         reading, position = self._store.database.reading, message.position
@@ -91,9 +95,10 @@ class TransferRequests:
             return _NONE
         uid, key = hits[0].writer_uid, message.key
         return self._begin(
+            caller,
             lambda transfers: _exported(
                 transfers.entry(key, uid, with_program=message.programs, unsigned=message.unsigned)
-            )
+            ),
         )
 
     def _export_history(self, caller: Caller, message: commands.ExportHistory) -> Answer:
@@ -108,7 +113,7 @@ class TransferRequests:
             return _NONE
         aliases = self._lookup.aliases_of(caller, dict.fromkeys(hit.program for hit in hits), _MOST_ALIASES)
         run = Run(protocol.Remember(*wanted, items, options), [*aliases][: protocol.MAX_WANTED], {}, hits[0].toolchain)
-        return self._begin(lambda transfers: _exported(transfers.history(run, unsigned=message.unsigned)))
+        return self._begin(caller, lambda transfers: _exported(transfers.history(run, unsigned=message.unsigned)))
 
     def _import_entry(self, caller: Caller, message: commands.ImportEntry) -> Answer:
         def keep(transfers: Transfers, content: bytes) -> Reply:
@@ -135,7 +140,7 @@ class TransferRequests:
         return self._import(caller, message, caller.take_files(), keep)
 
     def _end_import(self, caller: Caller, _: commands.EndImport) -> Answer:
-        return self._begin(lambda transfers: Reply(transfers.end_import(caller)))
+        return self._begin(caller, lambda transfers: Reply(transfers.end_import(caller)))
 
     def _import(
         self,
@@ -150,7 +155,7 @@ class TransferRequests:
         inline = message.content
         if inline is not None:
             close_files(files)
-            return self._begin(lambda transfers: keep(transfers, inline))
+            return self._begin(caller, lambda transfers: keep(transfers, inline))
         try:
             if len(files) != 1 or message.size > self._settings.now.max_payload:
                 raise RefusedError("too large", f"{message.size} bytes are not accepted")
@@ -166,25 +171,22 @@ class TransferRequests:
                 close_files(files)
             return keep(transfers, content)
 
-        return self._begin(kept)
+        return self._begin(caller, kept)
 
     def _discard(self, caller: Caller) -> None:
         def work(transfers: Transfers) -> Reply:
             transfers.discard(caller)
             return Reply(protocol.Done())
 
-        # It needs no writer thread.
-        self._begin(work, even_when_closed=True)
+        self._begin(caller, work)
 
-    def _begin(self, work: Callable[[Transfers], Reply], *, even_when_closed: bool = False) -> Later:
-        """Do something on the thread of transfers, and answer then."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="xcached-transfers")
+    def _begin(self, caller: Caller, work: Callable[[Transfers], Reply]) -> Later:
+        """Do something on the thread of transfers when it is the user's turn, and answer then."""
         later = Later()
 
         def do() -> None:
             try:
-                if self._is_closed and not even_when_closed:
+                if self._jobs.closed:
                     raise RefusedError("store busy", "the daemon is leaving")
                 if self._transfers is None:
                     self._transfers = self._make_transfers()
@@ -193,8 +195,21 @@ class TransferRequests:
                 reply = Reply(refusal(error))
             self._loop.call_soon_threadsafe(later.give, reply)
 
-        self._pool.submit(do)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="xcached-transfers", daemon=True)
+            self._thread.start()
+        self._jobs.add(caller.uid, do)
         return later
+
+    def _run(self) -> None:
+        while not self._jobs.over:
+            self._jobs.wait(_PATIENCE_SECONDS)
+            if (turn := self._jobs.take()) is not None:
+                began = time.monotonic()
+                turn.item()
+                self._jobs.charge(turn.user, time.monotonic() - began)
+        if self._transfers is not None:
+            self._transfers.discard_all()
 
 
 def _exported(content: bytes) -> Reply:

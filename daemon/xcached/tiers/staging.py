@@ -59,16 +59,14 @@ class Staged:
         self.on_disk += on_disk
 
 
-def require_room(mine: Staged, everybodys: Iterable[Staged]) -> None:
-    """Raise RefusedError if so much of a user waits already that it is to be stored first."""
+def require_room(mine: Staged, everybodys: Iterable[Staged]) -> int:
+    """Return the bytes of a user that wait; raise RefusedError if they are so many that they are to be stored first."""
     of_user = [each for each in everybodys if each.uid == mine.uid]
     objects = sum(each.objects for each in of_user)
-    if (
-        objects >= _MOST_OBJECTS
-        or sum(each.in_memory for each in of_user) >= _MOST_IN_MEMORY
-        or sum(each.on_disk for each in of_user) >= MOST_IN_FLIGHT_BYTES
-    ):
+    in_memory, on_disk = sum(each.in_memory for each in of_user), sum(each.on_disk for each in of_user)
+    if objects >= _MOST_OBJECTS or in_memory >= _MOST_IN_MEMORY or on_disk >= MOST_IN_FLIGHT_BYTES:
         raise RefusedError(commands.IMPORT_FULL, f"{objects} objects of imports of user {mine.uid} wait to be stored")
+    return in_memory + on_disk
 
 
 def _demanded(answer: protocol.Message) -> protocol.Message:

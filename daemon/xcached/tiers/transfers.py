@@ -17,6 +17,7 @@ from xcache.wire.signatures import PrivateKey
 from xcached.caller import Caller
 from xcached.host.reload import LiveSettings
 from xcached.store.aliases import AliasRows
+from xcached.store.disk import usage_of
 from xcached.store.histories import Histories
 from xcached.store.intake import Intake
 from xcached.store.store import Store
@@ -48,8 +49,11 @@ class Transfers:
         aliases: AliasRows,
         histories: Histories,
         is_barred: Callable[[str], bool],
+        to_stay_free: Callable[[], int],
     ) -> None:
+        """``to_stay_free`` returns how many bytes of the disk must stay free."""
         self._store = store
+        self._to_stay_free = to_stay_free
         self._writer = writer
         self._intake = intake
         self._aliases = aliases
@@ -81,7 +85,7 @@ class Transfers:
 
     def stage_entry(self, importer: Caller, came: Came, key: str, here: Container[str]) -> protocol.Message:
         """Have an entry wait to be stored, unless its digest is ``here``; return the answer. Raise RefusedError."""
-        staged = self._staged_with_room(importer)
+        staged = self._staged_with_room(importer, len(came.content))
         with _translated():
             found = parcel.unpack(
                 came.content,
@@ -107,7 +111,7 @@ class Transfers:
 
     def stage_history(self, importer: Caller, came: Came, wanted: protocol.Predict) -> protocol.Message:
         """Have what a program wanted wait with the entries; return the answer. Raise RefusedError."""
-        staged = self._staged_with_room(importer)
+        staged = self._staged_with_room(importer, len(came.content))
         trusted, now, trust_unsigned = self._identity.trusted(), time.time(), came.vouching_uid is not None
         with _translated():
             parts = runs.parts_of(came.content)
@@ -136,9 +140,22 @@ class Transfers:
         if (staged := self._staged.pop(importer, None)) is not None:
             staged.discard(self._store.files)
 
-    def _staged_with_room(self, importer: Caller) -> Staged:
+    def discard_all(self) -> None:
+        """Give up all that clients had wait."""
+        for importer in [*self._staged]:
+            self.discard(importer)
+
+    def _staged_with_room(self, importer: Caller, size: int) -> Staged:
+        """Return where so many bytes more of a client may wait; raise RefusedError if they may not."""
         staged = self._staged.setdefault(importer, Staged(importer.uid))
-        require_room(staged, self._staged.values())
+        waiting = require_room(staged, self._staged.values())
+        if self._store.shared:
+            # Nobody knows how long they wait, and other users must not run short meanwhile.
+            quota, free = self._store.limits.user_quota, usage_of(self._store.directory).free
+            if quota and waiting + size > quota:
+                raise RefusedError("quota", f"{waiting + size} bytes are more than one user's entries may hold")
+            if free - size < self._to_stay_free():
+                raise RefusedError("disk full", f"{size} bytes more would leave less free than min_free demands")
         return staged
 
     def _signer(self, *, unsigned: bool) -> PrivateKey | None:

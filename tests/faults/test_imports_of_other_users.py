@@ -1,0 +1,105 @@
+"""Imports at a daemon of several users: what one of them has waiting costs the others nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import select
+import shutil
+import subprocess
+from collections.abc import Iterator
+
+from support import parcels
+from support.conversation import Conversation, key_of
+from support.places import PATIENCE
+from support.users import ALICE, BOB, DAEMON
+
+from xcache.client.contents import write_sealed
+from xcache.wire import commands, protocol
+
+MB = 1_000_000
+
+
+@contextlib.contextmanager
+def speaking(machine, uid: int) -> Iterator[Conversation]:
+    """Give a connection of a user."""
+    os.seteuid(uid)
+    try:
+        talk = Conversation(machine.place)
+    finally:
+        os.seteuid(0)
+    with contextlib.closing(talk):
+        talk.greet()
+        yield talk
+
+
+def import_of(name: str, size: int) -> tuple[commands.ImportEntry, list[bytes]]:
+    """Return a request for an entry that nobody has signed, and its contents."""
+    payload = random.Random(name).randbytes(size)
+    put = parcels.put(payload, b"program", key=key_of(name), overwrite=False)
+    content = parcels.packed(put, payload, b"program", namespace="", signer=None)
+    return commands.ImportEntry(put.key, True, None, len(content)), [content]
+
+
+def staged_until_refused(talk: Conversation, size: int) -> tuple[int, protocol.Refused]:
+    """Have entries wait until one is refused; return how many wait, and the refusal."""
+    for number in range(200):
+        answer = talk.ask(*import_of(f"waiting {number}", size))
+        if isinstance(answer, protocol.Refused):
+            return number, answer
+        assert answer == protocol.Done()
+    raise AssertionError("there is no end")
+
+
+def test_no_more_waits_than_the_quota_allows(machine):
+    machine.start(XCACHE_USER_QUOTA="5M")
+    with speaking(machine, BOB) as bob:
+        count, refused = staged_until_refused(bob, MB)
+        assert (count, refused.kind) == (5, "quota")
+        # Nor on a second connection.
+        with speaking(machine, BOB) as second:
+            assert staged_until_refused(second, MB)[0] == 0
+        stored = bob.ask(commands.EndImport())
+        assert stored.entries == 5
+    with speaking(machine, ALICE) as alice:
+        assert staged_until_refused(alice, MB)[0] == 5
+
+
+def test_what_waits_leaves_the_disk_its_free_space(machine):
+    store = machine.place.root / "store"
+    options = f"size={60 * MB},mode=700,uid={DAEMON},gid={DAEMON}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(store)], check=True)
+    try:
+        machine.start(XCACHE_MIN_FREE=str(20 * MB))
+        with speaking(machine, ALICE) as alice, speaking(machine, BOB) as bob:
+            assert alice.put(key_of("first"), bytes(MB)).kept
+            count, refused = staged_until_refused(bob, MB)
+            assert refused.kind == "disk full"
+            assert count > 10
+            assert shutil.disk_usage(store).free > 15 * MB
+            for number in range(10):
+                assert alice.put(key_of(f"{number}"), random.Random(number).randbytes(MB)).kept
+    finally:
+        machine.place.stop()
+        subprocess.run(["umount", "-l", str(store)], check=True)
+
+
+def test_a_small_import_does_not_wait_for_all_of_another_user(machine):
+    machine.start()
+    with contextlib.ExitStack() as stack:
+        crowd = [stack.enter_context(speaking(machine, BOB)) for _ in range(8)]
+        alice = stack.enter_context(speaking(machine, ALICE))
+        imports = [import_of(f"{number}", 16 * MB) for number in range(len(crowd))]
+        for bob, (_, contents) in zip(crowd, imports, strict=True):
+            for file, content in zip(bob.files(1), contents, strict=True):
+                with file:
+                    write_sealed(file, content)
+        told = [(bob, bob.say(message)) for bob, (message, _) in zip(crowd, imports, strict=True)]
+        sockets = [bob.socket for bob in crowd]
+        # When the first is done, the others are in the queue.
+        assert select.select(sockets, [], [], PATIENCE)[0]
+        message, (content,) = import_of("small", 1000)
+        assert alice.ask(message._replace(content=content)) == protocol.Done()
+        assert len(select.select(sockets, [], [], 0)[0]) < len(crowd)
+        assert {bob.answer(number) for bob, number in told} == {protocol.Done()}
