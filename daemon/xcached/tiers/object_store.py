@@ -49,6 +49,8 @@ _KINDS_OF_CODES = {
 }
 # After a listing that failed, obstore keeps a connection until this is over, even of a store that is gone.
 _IDLE_SECONDS = 30.0
+# A server that announced fewer bytes may go on for ever.
+_PIECE_BYTES = 1024**2
 # Nothing else of what an error says is passed on: it has addresses in it, and these may have signatures.
 _STATUS = re.compile(r"status code: (\d{3})\b")
 _NO_SUCH_RANGE = 416
@@ -62,6 +64,17 @@ _WHY_REFUSED = {
     "UnknownIssuer": "no trusted authority has issued it",
 }
 _CONNECTION = re.compile(r"HTTP error|HttpError|error sending request|connection|timed? ?out", re.IGNORECASE)
+
+
+async def _read(found: Any, most: int) -> bytes:
+    """Return the content of an answer; the rest of one with more than ``most`` bytes is left."""
+    pieces, size = [], 0
+    async for piece in found.stream(min_chunk_size=_PIECE_BYTES):
+        pieces.append(bytes(piece))
+        size += len(piece)
+        if size > most:
+            break
+    return b"".join(pieces)
 
 
 class ObjectStore:
@@ -107,7 +120,9 @@ class ObjectStore:
                     # Its connection ends with it, and the exception would keep it.
                     del found
                     raise TierError(TOO_LARGE, f"an object has {size} bytes; at most {most} were asked for")
-                content = bytes(await found.bytes_async())
+                content = await _read(found, size)
+                if len(content) > size:
+                    raise TierError(FAILED, f"an object has more than the {size} bytes that the server announced")
         except FileNotFoundError:
             await self._require_bucket()
             return None
@@ -176,7 +191,7 @@ class ObjectStore:
 
     async def _range(self, name: str, most: int) -> bytes:
         try:
-            return bytes(await obstore.get_range_async(self._store, name, start=0, length=most))
+            return (await _read(await obstore.get_async(self._store, name, options={"range": (0, most)}), most))[:most]
         except exceptions.BaseError as error:
             # An empty object has no range.
             if (status := _STATUS.search(str(error))) and int(status[1]) == _NO_SUCH_RANGE:
