@@ -14,10 +14,9 @@ from xcached.tiers.tier import TierError
 MOST = 16 * 1024
 PIECE = b"%x\r\n%s\r\n" % (1024**2, bytes(1024**2))
 DATE = b'ETag: "a"\r\nLast-Modified: Tue, 15 Nov 1994 12:45:26 GMT\r\n'
-WHOLE = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 100\r\n" + DATE
-PART = (
-    b"HTTP/1.1 206 Partial Content\r\nTransfer-Encoding: chunked\r\nContent-Range: bytes 0-16383/100000000\r\n" + DATE
-)
+LENGTHS = b"Transfer-Encoding: chunked\r\nContent-Length: 100\r\n"
+WHOLE = b"HTTP/1.1 200 OK\r\n" + LENGTHS + DATE
+PART = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-16383/100000000\r\n" + LENGTHS + DATE
 
 
 @contextlib.asynccontextmanager
