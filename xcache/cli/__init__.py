@@ -77,7 +77,17 @@ class WrongUsage(Failure):
     exit_code = 2
 
 
-class Commands(click.Group):
+class Group(click.Group):
+    """A group of commands whose help has the first sentence of each in full, which click would cut."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the commands."""
+        commands = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, found.get_short_help_str(_LONGEST_HELP)) for name, found in commands if found])
+
+
+class Commands(Group):
     """The group of commands; it turns their exceptions into one line and an exit status."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -92,12 +102,6 @@ class Commands(click.Group):
         # A function cannot be called import.
         command: click.Command = getattr(module, f"{cmd_name}_" if keyword.iskeyword(cmd_name) else cmd_name)
         return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """List the commands, each with its first sentence in full, which click would cut."""
-        commands = ((name, self.get_command(ctx, name)) for name in _COMMANDS)
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, found.get_short_help_str(_LONGEST_HELP)) for name, found in commands if found])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

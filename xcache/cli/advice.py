@@ -50,7 +50,7 @@ _ADVICE = {
     "refused: quota": "Remove what you no longer need (`xcache rm`, `unpin`), or have root raise XCACHE_USER_QUOTA.",
     "refused: store full": "Unpin what need not stay (`xcache unpin`), or raise XCACHE_MAX_SIZE or XCACHE_MAX_ENTRIES.",
     "serialized too late": "Nothing is wrong: xcache knows that now, and this run stored it before its first run.",
-    "not trusted": "The setting trusted_writers of the machine's daemon says whose entries are loaded for you.",
+    "not trusted": "The daemon's trusted_writers says whose entries count for you, `xcache key list` which keys do.",
     "rejected": "If it is about a key: `xcache key trust` has the daemon trust one. A damaged entry is used nowhere.",
     "remote trouble": "`xcache status` shows how the remote stores are, and `xcache remote check` tries them.",
     "waited in vain": "The other process was killed, or could not store it; see `xcache runs`.",

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from xcache.cli import Group
 from xcache.cli.bundle_file import NOBODY, Object, namespace_of, objects, opened, tell_problems
 from xcache.cli.output import (
     Column,
@@ -37,7 +38,7 @@ _COLUMNS = (
 _file_argument = click.argument("path", metavar="FILE", type=click.Path(path_type=Path))
 
 
-@click.group(short_help="Look into a file of entries that xcache export made.")
+@click.group(cls=Group, short_help="Look into a file of entries that xcache export made.")
 def bundle() -> None:
     """Look into a file of entries that xcache export made. Nothing is imported, and no daemon is needed."""
 
@@ -82,7 +83,7 @@ def inspect(path: Path, as_json: bool) -> None:
         ("namespace", namespace or "none"),
         ("entries", str(len(entries))),
         ("programs", ", ".join(sorted({each["program"] for each in programs})) or "none"),
-        ("signed by", ", ".join(named)),
+        ("signed by", ", ".join(named) + " (as it says; xcache bundle verify checks)" * bool(named)),
     ]
     print_facts(rows)
     if entries:

@@ -48,6 +48,8 @@ def opened(path: Path) -> Iterator[Bundle]:
         bundle = Bundle(path)
     except DamagedError as error:
         raise Failure(str(error)) from None
+    except OSError as error:
+        raise Failure(f"{path}: {error.strerror}") from None
     with contextlib.closing(bundle):
         yield bundle
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from xcache.cli import Failure, WrongUsage
+from xcache.cli import Failure, Group, WrongUsage
 from xcache.cli.key_files import Keys, write_private_key
 from xcache.cli.output import Column, emit, json_option, note, print_table
 from xcache.config import config
@@ -20,7 +20,7 @@ from xcache.wire.signatures import PRIVATE, PUBLIC, PublicKey, checked_name, new
 from xcache.wire.trusted_keys import MOST_BYTES, Line, TrustedKey, parse, parse_date, today
 
 
-@click.group()
+@click.group(cls=Group)
 def key() -> None:
     """Sign what is shared between machines, and say whose signatures count.
 
@@ -57,7 +57,7 @@ def new(name: str, force: bool, as_json: bool) -> None:
     try:
         write_private_key(path, made, settings.daemon_uid(), replace=force)
     except FileExistsError:
-        raise Failure(f"{path} has a key already; --force replaces it, and what it signed stays trusted") from None
+        raise Failure(f"{path} has a key already; --force replaces it, and changes nothing of who trusts it") from None
     if as_json:
         replaced = before.id if before else ""
         emit(_told(made.public) | {"file": str(path), "replaced": replaced})
@@ -65,7 +65,7 @@ def new(name: str, force: bool, as_json: bool) -> None:
     click.echo(str(made.public))
     note(f"{path} holds the private key; to trust what it signs: xcache key trust '{made.public}'")
     if before:
-        note(f"the key {before.id} ({before.name}) signs nothing here any more; it stays trusted where it was")
+        note(f"the key {before.id} ({before.name}) signs nothing here any more; where it is trusted, it stays so")
 
 
 @key.command()

@@ -26,7 +26,9 @@ _GAP_WIDTH = 2
 # A column may be cut down to this width.
 _MIN_CUT_WIDTH = 10
 # Facts with long names go on not so far to the right.
-_MOST_HANGING = 12
+_MOST_HANGING = 13
+# Characters of a progress bar, and of all beside it but the label.
+_LEAST_BAR, _MOST_BAR, _BESIDE_BAR = 5, 36, 22
 _COLORS = {"ok": "green", "note": "yellow", "wrong": "red"}
 _ADVICE_INDENT = " " * 6
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -77,7 +79,9 @@ def progress(length: int, label: str) -> Iterator[Callable[[int], object]]:
     if not length or sys.stderr is None or not sys.stderr.isatty():
         yield lambda _: None
         return
-    with click.progressbar(length=length, label=label, file=sys.stderr) as bar:
+    # The times behind the bar take as much again.
+    room = max(_LEAST_BAR, min(_MOST_BAR, _width() - len(label) - _BESIDE_BAR))
+    with click.progressbar(length=length, label=label, file=sys.stderr, width=room) as bar:
         yield bar.update
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from xcache.cli import remote_details, remote_keys
+from xcache.cli import Group, remote_details, remote_keys
 from xcache.cli.output import (
     Column,
     ago,
+    counted,
     emit,
     json_option,
     print_finding,
@@ -34,13 +35,13 @@ _CALLED = _KINDS | {"leases": "lease"}
 _OTHER = "other"
 
 
-@click.group()
+@click.group(cls=Group)
 def remote() -> None:
     """Check, list and tidy up the remote stores that the daemon shares entries with.
 
     XCACHE_REMOTE names them. The daemon does all of it, with its own settings and credentials, so that each command
-    starts a daemon if none runs; only root and the daemon's own account may. A NAME is the address of a store or a part
-    of it.
+    starts a daemon if none runs; only root and the daemon's own account may. A NAME (--tier NAME) is the address of a
+    store or a part of it.
     """
 
 
@@ -154,25 +155,27 @@ def stats(tier: str | None, details: bool, as_json: bool) -> None:
     JSON: {"remotes": [{"name": str, "kinds": [{"kind": "entries", "runs" or "other", "objects": int, "bytes": int,
            "oldest": float or null, "newest": float or null}],
            "toolchains": null (not asked for) or [{"toolchain": str, "platform": str, "jaxlib_version": str,
-           "objects": int, "bytes": int}]}], "problems": [{"remote": str, "kind": str, "problem": str}]}
+           "objects": int, "bytes": int}], "unknown": null or int (entries that are damaged, or signed by no trusted
+           key)}], "problems": [{"remote": str, "kind": str, "problem": str}]}
 
     Exit status 1 if a store fails.
     """
-    problems, found, made_by = Problems(), dict[str, dict[str, _Count]](), dict[str, list[dict[str, Any]]]()
+    problems, found, made_by = Problems(), dict[str, dict[str, _Count]](), dict[str, remote_details.Makers]()
     with asking(config.load()) as remotes:
         for name in remotes.named(tier):
             with problems.of(name):
                 objects = list(remotes.objects(name))
                 found[name] = _counted(objects)
                 if details:
-                    made_by[name] = remote_details.by_toolchain_of_all(remotes, name, objects)
+                    made_by[name] = remote_details.makers_of(remotes, name, objects)
     rows = [(name, kind, count) for name, counts in found.items() for kind, count in counts.items()]
     if as_json:
         told = [
             {
                 "name": name,
                 "kinds": [{"kind": kind} | dataclasses.asdict(count) for kind, count in counts.items()],
-                "toolchains": made_by.get(name),
+                "toolchains": made_by[name].toolchains if name in made_by else None,
+                "unknown": made_by[name].unknown if name in made_by else None,
             }
             for name, counts in found.items()
         ]
@@ -187,9 +190,12 @@ def stats(tier: str | None, details: bool, as_json: bool) -> None:
             Column("newest", lambda row: _age(row[2].newest), "right"),
         ]
         print_table(columns, rows)
-        for name, toolchains in made_by.items():
+        for name, makers in made_by.items():
             print_line(printable(f"{name}:"))
-            remote_details.print_toolchains(toolchains)
+            remote_details.print_toolchains(makers.toolchains)
+            if makers.unknown:
+                told = f"{counted(makers.unknown, 'entry')}: damaged, or signed by no trusted key"
+                print_line(f"  {told} (xcache remote ls --details)")
     problems.tell()
 
 

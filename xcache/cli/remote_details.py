@@ -37,6 +37,13 @@ class Wanted(NamedTuple):
         )
 
 
+class Makers(NamedTuple):
+    """The toolchains that made the entries of a store, as ``by_toolchain`` says; and how many are of no use here."""
+
+    toolchains: list[Row]
+    unknown: int
+
+
 def of_one(remotes: Remotes, name: str, objects: Iterable[Object]) -> dict[Object, Row]:
     """Return what the entries among these objects of one store say, with a bar on a terminal."""
     entries = {each.id: each for each in objects if is_digest(each.id) and each.name == object_name(each.id)}
@@ -114,10 +121,11 @@ def tell_problems(details: dict[Object, Row]) -> None:
         note("there are more reasons; --json has them")
 
 
-def by_toolchain_of_all(remotes: Remotes, name: str, objects: Iterable[Object]) -> list[Row]:
-    """Return ``by_toolchain`` of the entries among these objects that would be loaded here."""
-    anything = Wanted(None, None)
-    return by_toolchain((each, row) for each, row in of_one(remotes, name, objects).items() if anything.fits(row))
+def makers_of(remotes: Remotes, name: str, objects: Iterable[Object]) -> Makers:
+    """Return what made the entries among these objects of a store."""
+    anything, details = Wanted(None, None), of_one(remotes, name, objects)
+    fitting = [(each, row) for each, row in details.items() if anything.fits(row)]
+    return Makers(by_toolchain(fitting), len(details) - len(fitting))
 
 
 def by_toolchain(details: Iterable[tuple[Object, Row]]) -> list[Row]:

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from xcache.cli import account, daemon
+from xcache.cli import Group, account, daemon
 from xcache.cli.output import emit, json_option, note, print_facts
 from xcache.cli.units import ACCOUNT_HOME, NAMES, SERVICE, SOCKET, Scope, scope_of
 from xcache.errors import ConfigError, StoreError, UnavailableError
@@ -33,7 +33,7 @@ _SHOWN = ("LoadState", "ActiveState", "SubState", "UnitFileState", "MainPID", "N
 _NOBODY_UID = 65534
 
 
-@click.group()
+@click.group(cls=Group)
 def service() -> None:
     """Have systemd manage the daemon: it listens, and starts the daemon when the first program connects.
 

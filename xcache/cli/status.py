@@ -45,6 +45,7 @@ def status(as_json: bool) -> None:
            "compiles": [{"key": str, "module_name": str, "pid": int, "program": str,
                          "host": str (empty: this machine, or still being asked), "seconds": float, "waiting": int}],
            "remotes": [{"name": str, "state": "ok", "failing" or "unusable", "problem": str, "gets": int, "found": int,
+                        "useless": str (why nothing of it may be loaded; empty: some may),
                         "rejected": int (signed by nobody trusted, or damaged), "last_rejected": str (why the last
                         was), "bytes_read": int, "puts": int,
                         "bytes_written": int, "foreign": int (not uploaded, because somebody whose key is not trusted
@@ -174,6 +175,7 @@ def _remote(each: dict[str, Any]) -> str:
     parts += [f"{each['rejected']} not used: {each['last_rejected']}"] * bool(each["rejected"])
     foreign = f"{each['foreign']} not uploaded, because others whose keys are not trusted here have put them there"
     parts += [foreign] * bool(each["foreign"])
+    parts += [f"nothing of it is used: {each['useless']}"] * bool(each["useless"])
     parts += [f"failing: {each['problem']}"] * (each["state"] == "failing")
     return f"{each['name']}: {', '.join(parts)}"
 

@@ -98,17 +98,27 @@ class Connector:
         tiers = self._config.tiers()
         theirs = set(map(_plain, welcome.remotes))
         missing = [tier.public_url for tier in tiers if _plain(tier.public_url) not in theirs]
+        restart = "to start it with the settings of now: xcache restart"
+        remedy = restart if self._config.daemon_uid() is None else "the machine's daemon has settings of its own"
         if tiers and not missing and welcome.namespace != self._config.namespace:
-            missing = [f"the namespace {self._config.namespace!r}"]
+            logger.warning(
+                "the daemon was started with %s, and the settings of this program name %s, so what it compiles is"
+                " shared in that of the daemon; %s",
+                _said(welcome.namespace),
+                _said(self._config.namespace),
+                remedy,
+            )
         if missing:
-            restart = "to start it with the settings of now: xcache restart"
-            remedy = restart if self._config.daemon_uid() is None else "the machine's daemon has settings of its own"
             logger.warning(
                 "the daemon was started without %s, which the settings of this program name, so nothing is shared"
                 " there; %s",
                 ", ".join(missing),
                 remedy,
             )
+
+
+def _said(namespace: str | None) -> str:
+    return f"the namespace {namespace}" if namespace else "no namespace"
 
 
 def _plain(address: str) -> str:

@@ -38,6 +38,7 @@ class DaskWorkers:
         """Connect to the scheduler; raise ClusterError if that fails."""
         try:
             import distributed
+            from distributed.comm import addressing
         except ImportError:
             raise ClusterError("this needs the package distributed: pip install 'jax-xcache[dask]'") from None
         for name in ("distributed", "distributed.client"):
@@ -50,6 +51,8 @@ class DaskWorkers:
         self._done: deque[tuple[Any, int]] = deque()
         self._done_bytes = 0
         try:
+            # A client that was not told where to connect would wait when it goes.
+            addressing.get_address_host_port(address)
             self._client = distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
         except (OSError, ValueError, TypeError) as error:
             raise ClusterError(f"no Dask scheduler answers at {address}: {error}") from None

@@ -65,7 +65,7 @@ CAUSES = {
     "unusable": "its entry could not be loaded here",
     "refused": "it was compiled before, and the store did not take it",
     "serialized too late": "it was compiled before, but could not be stored once the program had run it",
-    "not trusted": "it was stored only by users whose entries are not loaded for you",
+    "not trusted": "it was stored only by users or keys whose entries are not loaded for you",
     "rejected": "a remote store or a bundle has its entry, which is not used",
     "remote trouble": "a remote store that may have it could not be asked",
     "waited in vain": "another process that was compiling it stored nothing",

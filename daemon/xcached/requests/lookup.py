@@ -8,6 +8,8 @@ from functools import partial
 
 from xcache.wire import protocol
 from xcache.wire.hashing import is_digest
+from xcache.wire.ledger import with_detail
+from xcache.wire.ownership import is_signer
 from xcached.caller import Caller, Reply
 from xcached.requests.process_ends import ProcessEnds
 from xcached.requests.strikes import Strikes
@@ -111,12 +113,18 @@ class Lookup:
             same_program = nearest = reader.newest_entry(_COMPARED, traces.of_program, writers, program=program)
         if nearest is None and traces.of_name:
             nearest = reader.newest_entry("key", traces.of_name, writers, module_name=name)
-        cause = (traces.of_end and reader.why_gone(key, writers)) or ("not trusted" if hits else "")
+        cause = (traces.of_end and reader.why_gone(key, writers)) or (self._not_trusted(hits) if hits else "")
         if not cause and same_program is None:
             cause = "new" if nearest is None else "other program"
         elif not cause and same_program is not None and self._toolchains.is_stale(same_program[-1], caller.uid):
             cause = "stale"
         return cause, nearest
+
+    def _not_trusted(self, hits: Iterable[Hit]) -> str:
+        signers = self._trust.signers
+        signed = (hit.writer_uid for hit in hits if is_signer(hit.writer_uid))
+        why = next((why for uid in signed if signers and (why := signers.why_not(uid))), "")
+        return with_detail("not trusted", why) if why else "not trusted"
 
     def expected_seconds(self, caller: Caller, wanted: protocol.Get) -> float | None:
         """Return the seconds of the last compile, as reported by writers the client trusts."""

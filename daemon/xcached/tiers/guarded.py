@@ -30,6 +30,8 @@ _SLOW = "slow"
 FOREIGN = "foreign"
 _PROBE = "probe"
 _MOST_REASONS, _MOST_REPLACEABLE = 100, 10_000
+# Reasons that people see at once.
+_MOST_TOLD = 3
 
 
 class _TooLargeError(XcacheError):
@@ -87,10 +89,9 @@ class GuardedTier:
         self._timeout = timeout
         self.replaceable: set[str] = set()
         """Names of objects that are of no use to anybody: what is made here takes their place."""
-        # Reasons for which objects were not used.
-        self._rejected: set[str] = set()
-        self.last_rejected = ""
-        """The last of these reasons."""
+        # Reasons for which objects were not used, the last ones last.
+        self._rejected: dict[str, None] = {}
+        self._foreign: set[str] = set()
         self._overdue: set[asyncio.Task[Any]] = set()
         self._probing: asyncio.Task[None] | None = None
 
@@ -228,10 +229,24 @@ class GuardedTier:
     def note_rejected(self, name: str, reason: str) -> None:
         """Note that an object is not used; the first one for each reason is logged."""
         self.counts["rejected"] += 1
-        self.last_rejected = reason
-        if reason not in self._rejected and len(self._rejected) < _MOST_REASONS:
-            self._rejected.add(reason)
+        is_new = reason not in self._rejected
+        self._rejected.pop(reason, None)
+        self._rejected[reason] = None
+        if is_new and len(self._rejected) <= _MOST_REASONS:
             logger.warning("%s of %s is not used: %s", name, self.name, reason)
+        if len(self._rejected) > _MOST_REASONS:
+            del self._rejected[next(iter(self._rejected))]
+
+    @property
+    def last_rejected(self) -> str:
+        """The last reasons for which objects were not used, the last one first."""
+        return "; ".join([*reversed(self._rejected)][:_MOST_TOLD])
+
+    def note_foreign(self, key: str) -> None:
+        """Note that an entry is not uploaded, because the tier has it from others whose keys are not known here."""
+        if key not in self._foreign and len(self._foreign) < _MOST_REPLACEABLE:
+            self._foreign.add(key)
+            self.counts[FOREIGN] += 1
 
     async def close(self) -> None:
         """Close the engine."""

@@ -22,7 +22,7 @@ from xcached.store.jobs import PutJob
 from xcached.store.memory_files import memory_file
 from xcached.store.writer import WriterThread
 from xcached.tiers.describing import label_of
-from xcached.tiers.guarded import FOREIGN, GuardedTier
+from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
 
 logger = logging.getLogger("xcached")
@@ -87,7 +87,8 @@ class Keeper:
             return False
         if found is None or (found.why_not and (not found.key_id or self._identity.trusted().knows(found.key_id))):
             return False
-        tier.counts[FOREIGN] += bool(found.why_not)
+        if found.why_not:
+            tier.note_foreign(key)
         return True
 
     async def why_of_no_use(self, tier: GuardedTier, key: str) -> str | None:

@@ -29,6 +29,14 @@ class Signers:
         """Return whether what this key has signed may be loaded now."""
         return uid in self.uids()
 
+    def why_not(self, uid: int) -> str:
+        """Return why what this writer has signed may not be loaded now; empty if it may."""
+        if uid in self.uids():
+            return ""
+        keys = self._identity.trusted()
+        known = next((key.public.id for key in keys.keys if signer_uid(key.public.id) == uid), "")
+        return keys.why_not(known, time.time()) if known else f"no key in {keys.path} has signed it"
+
     def uids(self) -> frozenset[int]:
         """Return the uids that stand for keys which are trusted now."""
         if self._known is not None and time.monotonic() - self._looked_at < _LOOK_SECONDS:

@@ -118,6 +118,7 @@ class Tiers:
             problem = why if tier is None else tier.trouble or tier.writes.problem
             state = "unusable" if why else "failing" if problem else "ok"
             told: dict[str, protocol.Scalar] = {"name": name, "state": state, "problem": problem}
+            told["useless"] = self._keeper.why_useless(tier) if tier and not tier.remote.writeonly else ""
             told["last_rejected"] = tier.last_rejected[: protocol.MAX_NAME] if tier else ""
             shown.append(told | {each: tier.counts[each] if tier else 0 for each in _SHOWN})
         return shown

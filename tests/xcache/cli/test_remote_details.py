@@ -107,9 +107,11 @@ def test_entries_are_counted_by_what_made_them(folder):
         (told,) = here.json("remote", "stats", "--details")["remotes"]
         counted = {row["jaxlib_version"]: row["objects"] for row in told["toolchains"]}
         assert counted == {"0.10.2": 2, "0.12.0": 1}
+        assert told["unknown"] == 1
         assert told["toolchains"][1]["bytes"] == newer.stat().st_size
         said = here.say("remote", "stats", "--details")
         assert f"  {OLD[:12]}  cpu, jaxlib 0.10.2: 2 entries, " in said
+        assert "  1 entry: damaged, or signed by no trusted key" in said
         assert here.json("remote", "stats")["remotes"][0]["toolchains"] is None
 
 

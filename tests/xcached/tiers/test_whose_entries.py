@@ -72,7 +72,7 @@ def test_a_daemon_of_another_namespace_is_told_and_removes_nothing(folder, caplo
         here.env["XCACHE_NAMESPACE"] = place.env["XCACHE_NAMESPACE"] = "team-a"
         with contextlib.closing(Client(place.config(), "test")) as client:
             client.get(get_message(KEY))
-        assert "the daemon was started without the namespace 'team-a'" in caplog.text
+        assert "with the namespace team-b, and the settings of this program name the namespace team-a" in caplog.text
         told = "the daemon was started with the namespace team-b, and the settings name the namespace team-a"
         assert told in here.run("status").stderr
         for command in (["ls"], ["gc", "--older-than", "0s"], ["rm", KEY], ["stats"], ["check"], ["push"]):
