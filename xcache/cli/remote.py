@@ -194,8 +194,8 @@ def stats(tier: str | None, details: bool, as_json: bool) -> None:
             print_line(printable(f"{name}:"))
             remote_details.print_toolchains(makers.toolchains)
             if makers.unknown:
-                told = f"{counted(makers.unknown, 'entry')}: damaged, or signed by no trusted key"
-                print_line(f"  {told} (xcache remote ls --details)")
+                unknown = f"{counted(makers.unknown, 'entry')}: damaged, or signed by no trusted key"
+                print_line(f"  {unknown} (xcache remote ls --details)")
     problems.tell()
 
 
