@@ -45,7 +45,6 @@ class DaskWorkers:
             # Each task says what went wrong with it; distributed would add tracebacks.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._closed = threading.Event()
-        self._distributed = distributed
         # The cluster keeps what somebody still refers to. Another host that wants the same later gets it from there.
         self._lock = threading.Lock()
         self._done: deque[tuple[Any, int]] = deque()
@@ -54,12 +53,17 @@ class DaskWorkers:
             # A client that was not told where to connect would wait when it goes.
             addressing.get_address_host_port(address)
             self._client = distributed.Client(address, timeout=_CONNECT_SECONDS, set_as_default=False)
+            try:
+                self._count = sum(map(int, self._client.nthreads(callback_timeout=_CONNECT_SECONDS).values()))
+            except BaseException:
+                self.close()
+                raise
         except (OSError, ValueError, TypeError) as error:
             raise ClusterError(f"no Dask scheduler answers at {address}: {error}") from None
 
     def count(self) -> int:
         """Return how many tasks the cluster runs at once."""
-        return max(1, sum(map(int, self._client.nthreads().values())))
+        return max(1, self._count)
 
     def compile(self, task: Task) -> dict[str, Any]:
         """Have the cluster compile."""
@@ -92,9 +96,12 @@ class DaskWorkers:
     def _result_of(self, future: Any, bound: float) -> dict[str, Any]:
         left = bound + _MORE_SECONDS
         while not self._closed.is_set() and left > 0:
-            with contextlib.suppress(self._distributed.TimeoutError):
-                found: dict[str, Any] = future.result(timeout=_POLL_SECONDS)
-                return found
+            try:
+                return _checked(future.result(timeout=_POLL_SECONDS))
+            except TimeoutError:
+                # The task itself may have raised one.
+                if future.status == "error":
+                    raise
             # A queue that is long says nothing about this task.
             left -= _POLL_SECONDS if future.status == "pending" and self._is_running(future.key) else 0.0
         raise WorkerError("it was interrupted" if self._closed.is_set() else "the cluster did not do it in time")
@@ -111,6 +118,13 @@ class DaskWorkers:
 
     def _is_running(self, key: str) -> bool:
         return any(key in keys for keys in self._client.processing().values())
+
+
+def _checked(answer: Any) -> dict[str, Any]:
+    """Return an answer of the cluster if it has the form of one; raise WorkerError."""
+    if not isinstance(answer, dict) or not isinstance(answer.get("packed", b""), bytes):
+        raise WorkerError("the cluster gave an answer that cannot be read")
+    return answer
 
 
 def compile_there(message: dict[str, Any], place: tuple[Any, ...], seconds: float) -> dict[str, Any]:
