@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -205,6 +205,32 @@ def test_tasks_use_one_process_one_after_the_other(place):
             (process,) = workers_of(worker.pid)
     # It ends with the cluster.
     assert until(lambda: is_gone(process))
+
+
+def answering(answer: object) -> Callable[..., object]:
+    """Return a function that a worker of the cluster gets as it is, and that answers so, or raises it."""
+
+    def answer_so(*_: object) -> object:
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    return answer_so
+
+
+def test_a_cluster_that_answers_something_else_costs_the_program_alone(place, monkeypatch):
+    answers: dict[str, tuple[object, str]] = {
+        "none": (None, "cannot be read"),
+        "a list": (["packed"], "cannot be read"),
+        "packed wrongly": ({"packed": 7}, "cannot be read"),
+        # A wait for an answer raises this, too.
+        "timed out": (TimeoutError("a file system does not answer"), "a file system does not answer"),
+    }
+    with dask_cluster(place, workers=1) as cluster, connected(cluster) as workers:
+        for name, (answer, said) in answers.items():
+            monkeypatch.setattr(module, "compile_there", answering(answer))
+            with pytest.raises(WorkerError, match=said):
+                workers.compile(task(name))
 
 
 @pytest.mark.thorough
