@@ -35,6 +35,7 @@ _UPGRADED = (
     "Another jax may lower the same function in another way, also in what is not shown here. This is usual after an"
     " upgrade; what is compiled now serves the next runs."
 )
+_NOT_COMPARED = "The programs cannot be compared here: {}"
 
 
 class Comparison(NamedTuple):
@@ -73,8 +74,7 @@ class Neighbours:
                 there = self._most_like(here, candidates, row.site)
             found = self._differences(row, here, there)
         except Exception as error:  # noqa: BLE001 - MLIR raises what it likes
-            reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            return Comparison(row.nearest, {}, [], f"The programs cannot be compared here: {reason}")
+            return Comparison(row.nearest, {}, [], _NOT_COMPARED.format(_reason(error)))
         return found
 
     def _candidates(self, row: Row, here: store_file.Row) -> list[store_file.Row]:
@@ -92,7 +92,11 @@ class Neighbours:
         Of several, it is the one that was called at the same place, because lambdas share a name; then the one that was
         stored for the same flags and devices, because it shows what matters.
         """
-        mine, nearest = self._program(here), candidates[0]
+        nearest = candidates[0]
+        try:
+            mine = self._program(here)
+        except Exception:  # noqa: BLE001 - whoever compares the two says why not
+            return nearest
         least: tuple[float, bool, int] = math.inf, False, 0
         keys = set(self._at_site.get(site, ()))
         # `xcache rewarm` compiles a program once more without calling it.
@@ -118,16 +122,20 @@ class Neighbours:
         }
         if here["program"] == there["program"]:
             return Comparison(there["key"], components, component_diff.differences(components))
-        mine, theirs = self._program(here), self._program(there)
+        of_components = component_diff.differences(components, same_program=False)
+        upgrade = self._upgrade(here, there)
+        # An upgrade may be all that has changed.
+        known = [upgrade, *of_components] if upgrade and "toolchain" not in components else of_components
+        try:
+            mine, theirs = self._program(here), self._program(there)
+        except Exception as error:  # noqa: BLE001 - MLIR raises what it likes
+            return Comparison(there["key"], components, known, _NOT_COMPARED.format(_reason(error)))
         other = self._known.get(there["key"])
         # Like other arguments, random keys and those that are weakly typed change the operations, too.
         if found := [*_of_keys(row, other), *_weak(row, other)]:
             found += program_diff.of_arguments(mine.arguments, theirs.arguments, _key_numbers(row, other))
         found = found or program_diff.differences(mine, theirs)
-        of_components = component_diff.differences(components, same_program=False)
-        if upgrade := self._upgrade(here, there):
-            # It may be all that has changed.
-            known = of_components if "toolchain" in components else [upgrade, *of_components]
+        if upgrade:
             return Comparison(there["key"], components, [*known, *_apart_from_upgrade(found)])
         return Comparison(there["key"], components, found + of_components)
 
@@ -165,6 +173,10 @@ class Neighbours:
             content = located_bytecode(self._store, self._store.program(*named))
             self._programs[named] = program_parts.read(content)
         return self._programs[named]
+
+
+def _reason(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 def _changed(here: store_file.Row, there: store_file.Row) -> list[str]:

@@ -111,3 +111,14 @@ def test_trouble_with_a_remote_store_is_not_called_nothing():
     cause = "new; remote trouble: redis://host: nobody answers"
     assert "redis://host: nobody answers" in advice.meaning_of(cause)
     assert ["remote check" in each for each in advice.for_cause(cause)] == [True]
+
+
+def test_another_jaxlib_is_told_though_the_programs_cannot_be_compared(shell):
+    """As those of entries that came from a remote store or a bundle: they stayed where they were lowered."""
+    stored, missed = (shell.put("jit_f", jaxlib=version) for version in ("0.10.2", "0.12.0"))
+    shell.record_run(missed, run="a" * 16, cause="other program", nearest=stored)
+    (miss,) = shell.json("why")["misses"]
+    assert miss["nearest"] == stored
+    texts = [each["text"] for each in miss["differences"]]
+    assert texts == ["the stored program was lowered by the jax of jaxlib 0.10.2, this one by that of 0.12.0"]
+    assert "The programs cannot be compared here: " in miss["advice"]
