@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 from support.command_line import Shell
-from support.conversation import talking
+from support.conversation import Conversation, key_of, talking
 from support.places import get_message, until
 from support.sharing import CONTENT, KEY, host, put_and_upload, remote_of, trust
 from support.signing import OURS, SECOND, STRANGER
@@ -58,10 +58,53 @@ def test_a_host_that_trusts_no_key_does_not_ask_a_store(folder):
         cause = talk.ask(get_message(KEY)).cause
         assert cause.startswith(f"new; remote trouble: file://{folder}: no key in ")
         assert remote_of(there)["gets"] == 0
+        assert "nothing of it is used: no key in " in Shell(there).say("status")
         trust(there, f"{OURS.public} expires=2020-01-01")
         assert talk.ask(get_message(KEY)).cause == cause
         trust(there, OURS.public)
         assert talk.ask(get_message(KEY)).payload == CONTENT
+        assert not remote_of(there)["useless"]
+
+
+def test_a_miss_names_the_key_that_is_not_trusted_any_more(folder):
+    with host(f"file://{folder}") as here:
+        put_and_upload(here)
+    with host(f"file://{folder}", trusts=(OURS.public, SECOND.public)) as there, talking(there) as talk:
+        assert talk.ask(get_message(KEY)).payload == CONTENT
+        # Only the copy here is left.
+        (folder / Names("").entry(KEY)).unlink()
+        trust(there, f"{OURS.public} revoked=2026-01-01", SECOND.public)
+        found = until_missing(talk)
+        assert found.startswith(f"not trusted: the key {OURS.public.id} (ours) was revoked on 2026-01-01")
+
+
+def until_missing(talk: Conversation) -> str:
+    """Ask until there is no entry any more, and return the cause."""
+    found: list[protocol.Missing] = []
+
+    def is_missing() -> bool:
+        answer = talk.ask(get_message(KEY))
+        found.extend([answer] * isinstance(answer, protocol.Missing))
+        return bool(found)
+
+    assert until(is_missing)
+    return found[0].cause
+
+
+def test_status_names_each_reason_and_counts_an_entry_once(folder):
+    for number, key in enumerate((STRANGER, SECOND)):
+        with host(f"file://{folder}", signer=key, trusts=(key.public,)) as stranger, talking(stranger) as talk:
+            assert talk.put(key_of(f"{number}"), CONTENT) == protocol.Stored(True)
+            Shell(stranger).say("remote", "push", "--wait", "30s")
+    with host(f"file://{folder}") as here, talking(here) as talk:
+        for number in range(2):
+            assert isinstance(talk.ask(get_message(key_of(f"{number}"))), protocol.Missing)
+        said = remote_of(here)["last_rejected"]
+        assert all(key.public.id in said for key in (STRANGER, SECOND))
+        for _ in range(2):
+            assert talk.put(key_of("0"), CONTENT, overwrite=True) == protocol.Stored(True)
+            Shell(here).say("remote", "push", "--wait", "30s")
+        assert remote_of(here)["foreign"] == 1
 
 
 def test_a_daemon_of_another_namespace_is_told_and_removes_nothing(folder, caplog):
