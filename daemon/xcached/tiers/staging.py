@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from xcache.errors import RefusedError
@@ -38,15 +37,14 @@ class Staged:
         self._count(size, 0)
 
     def store(self, writer: WriterThread) -> commands.Imported:
-        """Store all entries, or none; raise RefusedError then."""
+        """Store all entries, or none; raise RefusedError then. Histories are hints, and may fail."""
         puts, notes, self._puts, self._notes = self._puts, self._notes, [], []
         self.objects = self.in_memory = self.on_disk = 0
         if puts:
             writer.submit(TogetherJob(puts), self.uid)
         kept = [put for put in puts if _demanded(put.done.result()) == protocol.Stored(kept=True)]
-        for note in itertools.chain.from_iterable(notes):
-            _demanded(writer.call(note, self.uid).result())
-        return commands.Imported(len(kept), sum(put.size for put in kept), len(notes))
+        told = [all(writer.call(note, self.uid).result() == protocol.Done() for note in each) for each in notes]
+        return commands.Imported(len(kept), sum(put.size for put in kept), sum(told))
 
     def discard(self, files: BlobFiles) -> None:
         """Give everything up."""
