@@ -234,6 +234,17 @@ def test_a_cluster_that_answers_something_else_costs_the_program_alone(place, mo
 
 
 @pytest.mark.thorough
+def test_a_scheduler_that_hangs_is_not_waited_for(place):
+    with dask_cluster(place) as cluster, connected(cluster) as workers:
+        os.kill(cluster.scheduler.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerError, match="on the cluster"):
+                workers.compile(task("a"))
+        finally:
+            os.kill(cluster.scheduler.pid, signal.SIGCONT)
+
+
+@pytest.mark.thorough
 def test_a_process_does_not_outlive_a_worker_of_the_cluster_that_is_killed(place):
     with dask_cluster(place) as cluster:
         worker = cluster.add_worker()

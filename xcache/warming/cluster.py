@@ -117,7 +117,9 @@ class DaskWorkers:
                 oldest.release()
 
     def _is_running(self, key: str) -> bool:
-        return any(key in keys for keys in self._client.processing().values())
+        # processing() of the client waits for ever for a scheduler that hangs.
+        found = self._client.sync(self._client.scheduler.processing, workers=None, callback_timeout=_CONNECT_SECONDS)
+        return any(key in keys for keys in found.values())
 
 
 def _checked(answer: Any) -> dict[str, Any]:
