@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from xcache.errors import RefusedError
 from xcache.wire import commands, protocol
@@ -22,17 +22,17 @@ class Staged:
         """``uid`` is the client's user, whose turn of the writer thread the import takes."""
         self.uid = uid
         self._puts: list[PutJob] = []
-        self._notes: list[Sequence[Callable[[], None]]] = []
+        self._notes: list[Callable[[], Iterable[Callable[[], None]]]] = []
         self.objects = self.in_memory = self.on_disk = 0
 
     def add(self, put: PutJob, size: int) -> None:
-        """Add an entry that came in so many bytes."""
+        """Add an entry of so many bytes, with its texts."""
         on_disk = sum(source.size for source in put.sources if source.copy is not None)
         self._puts.append(put)
         self._count(size - on_disk, on_disk)
 
-    def add_notes(self, notes: Sequence[Callable[[], None]], size: int) -> None:
-        """Add a history of so many bytes: what the writer thread does after the entries are stored."""
+    def add_notes(self, notes: Callable[[], Iterable[Callable[[], None]]], size: int) -> None:
+        """Add a history of so many bytes; ``notes()`` returns what the writer thread does after the entries."""
         self._notes.append(notes)
         self._count(size, 0)
 
@@ -43,7 +43,7 @@ class Staged:
         if puts:
             writer.submit(TogetherJob(puts), self.uid)
         kept = [put for put in puts if _demanded(put.done.result()) == protocol.Stored(kept=True)]
-        told = [all(writer.call(note, self.uid).result() == protocol.Done() for note in each) for each in notes]
+        told = [all(writer.call(note, self.uid).result() == protocol.Done() for note in each()) for each in notes]
         return commands.Imported(len(kept), sum(put.size for put in kept), sum(told))
 
     def discard(self, files: BlobFiles) -> None:

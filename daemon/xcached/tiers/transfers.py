@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import sqlite3
 import time
 from collections.abc import Callable, Container, Iterator
@@ -106,30 +107,30 @@ class Transfers:
             return protocol.Stored(kept=False)
         found = found._replace(put=found.put._replace(overwrite=overwrite))
         job = asyncio.run(self._keeper.job(found, _writer(found.key_id, came)))
-        staged.add(self._intake.copied(job), len(came.content))
+        texts = sum(map(len, found.put.details.values()))
+        staged.add(self._intake.copied(job), len(came.content) + texts)
         return protocol.Done()
 
     def stage_history(self, importer: Caller, came: Came, wanted: protocol.Predict) -> protocol.Message:
         """Have what a program wanted wait with the entries; return the answer. Raise RefusedError."""
         staged = self._staged_with_room(importer, len(came.content))
         trusted, now, trust_unsigned = self._identity.trusted(), time.time(), came.vouching_uid is not None
+
+        def notes() -> Iterator[Callable[[], None]]:
+            for part in reversed(runs.parts_of(came.content)):
+                found = runs.unpack(part, wanted, self._namespace, trusted, now, trust_unsigned=trust_unsigned)
+                yield functools.partial(self._remember, _writer(found.key_id, came), found.run)
+
         with _translated():
-            parts = runs.parts_of(came.content)
-            found = [
-                runs.unpack(part, wanted, self._namespace, trusted, now, trust_unsigned=trust_unsigned)
-                for part in parts
-            ]
-        notes: list[Callable[[], None]] = []
-        for each in reversed(found):
-            uid = _writer(each.key_id, came)
-
-            def note(uid: int = uid, run: runs.Run = each.run) -> None:
-                self._aliases.remember(uid, run.aliases)
-                self._histories.remember(uid, run.history)
-
-            notes.append(note)
+            # It is checked, and waits as it came: decoded it may be a hundred times as large.
+            for _ in notes():
+                pass
         staged.add_notes(notes, len(came.content))
         return protocol.Done()
+
+    def _remember(self, uid: int, run: runs.Run) -> None:
+        self._aliases.remember(uid, run.aliases)
+        self._histories.remember(uid, run.history)
 
     def end_import(self, importer: Caller) -> protocol.Message:
         """Store all that a client had wait, or nothing of it; return the answer. Raise RefusedError."""

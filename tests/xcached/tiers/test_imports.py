@@ -15,7 +15,7 @@ from support.places import Place, until
 from support.sharing import host
 
 from xcache.errors import RefusedError
-from xcache.wire import commands, protocol
+from xcache.wire import commands, protocol, runs
 from xcache.wire.bundles import Bundle
 from xcached.store.intake import MOST_IN_FLIGHT_BYTES
 from xcached.tiers.staging import Staged, require_room
@@ -147,6 +147,26 @@ def test_a_user_may_have_so_much_waiting():
     for full in ({"objects": 5000}, {"in_memory": 128 * 1024**2}, {"on_disk": MOST_IN_FLIGHT_BYTES}):
         with pytest.raises(RefusedError, match="imports of user 1 wait"):
             require_room(mine, [mine, staged(1, **full)])
+
+
+def test_what_programs_wanted_takes_no_more_memory_than_it_came_in():
+    """It comes compressed, and is a hundred times as large when it is decoded."""
+    item = {"key": key_of("one"), "options": "o", "devices": "d" * 1900, "platform": "cpu", "seconds": 0.1}
+    history = protocol.Remember("program", "", [item] * protocol.MAX_WANTED, {"o": b"o"})
+    part = runs.pack(runs.Run(history, [], {}, key_of("a toolchain")), namespace="", signer=None)
+    content = runs.joined([part] * 4)
+    assert len(content) < protocol.INLINE_LIMIT
+    with host() as there, talking(there) as talk:
+        message = commands.ImportHistory("program", "", True, content, len(content))
+        before = resident(talk.pid)
+        for _ in range(20):
+            assert talk.ask(message) == protocol.Done()
+        assert resident(talk.pid) - before < 150 * 1024**2
+        assert talk.ask(commands.EndImport()) == commands.Imported(0, 0, 20)
+
+
+def resident(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 @pytest.mark.thorough
