@@ -159,10 +159,10 @@ def test_what_programs_wanted_takes_no_more_memory_than_it_came_in():
     with host() as there, talking(there) as talk:
         message = commands.ImportHistory("program", "", True, content, len(content))
         before = resident(talk.pid)
-        for _ in range(20):
+        for _ in range(8):
             assert talk.ask(message) == protocol.Done()
         assert resident(talk.pid) - before < 150 * 1024**2
-        assert talk.ask(commands.EndImport()) == commands.Imported(0, 0, 20)
+        assert talk.ask(commands.EndImport()) == commands.Imported(0, 0, 8)
 
 
 def resident(pid: int) -> int:
