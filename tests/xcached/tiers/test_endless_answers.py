@@ -23,8 +23,10 @@ PART = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-16383/100000000\
 async def serving(head: bytes) -> AsyncIterator[tuple[int, list[int]]]:
     """Answer every request without an end; yield the port, and how many mebibytes each client has taken."""
     taken: list[int] = []
+    answering: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering[asyncio.current_task()] = writer
         with contextlib.suppress(ConnectionError):
             await reader.readuntil(b"\r\n\r\n")
             number = len(taken)
@@ -38,7 +40,13 @@ async def serving(head: bytes) -> AsyncIterator[tuple[int, list[int]]]:
         writer.close()
 
     async with await asyncio.start_server(answer, "127.0.0.1") as server:
-        yield server.sockets[0].getsockname()[1], taken
+        try:
+            yield server.sockets[0].getsockname()[1], taken
+        finally:
+            # A client may keep a connection on which it reads nothing more.
+            for writer in answering.values():
+                writer.transport.abort()
+            await asyncio.gather(*answering)
 
 
 @pytest.mark.parametrize("scheme", ["s3", "az"])
