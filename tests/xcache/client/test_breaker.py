@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 import types
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,6 @@ from support.places import PATIENCE, get_message, until
 from support.resources import descriptors_of
 
 from xcache.client import breaker, connection
-from xcache.client import client as client_module
 from xcache.client.client import Client
 from xcache.client.contents import Absent
 from xcache.errors import ConnectionLostError, NobodyThereError, NotAskedError, UnavailableError
@@ -33,27 +31,6 @@ def client(place):
     made = Client(place.config(timeout=10), "test")
     yield made
     made.close()
-
-
-@pytest.fixture
-def allowance(clock):
-    """The allowance of such a client."""
-    return breaker.Breaker(10.0)
-
-
-@pytest.fixture
-def clock(monkeypatch):
-    """Time that goes on as usual, and can be moved on."""
-
-    made = types.SimpleNamespace(ahead=0.0)
-    for module, name in (
-        (breaker, "monotonic"),
-        (client_module, "monotonic"),
-        (client_module, "own_time"),
-        (connection, "own_time"),
-    ):
-        monkeypatch.setattr(module, name, lambda: time.monotonic() + made.ahead)
-    return made
 
 
 def sockets() -> int:
@@ -175,55 +152,6 @@ def test_threads_that_wait_together_lose_the_time_once(place, client, clock):
     assert client.allowance() > 6.0
 
 
-def test_threads_that_wait_together_lose_nothing_to_hits_and_only_their_own_time_to_misses(allowance, clock):
-    hit, miss = allowance.begin(), allowance.begin()
-    advance(clock, 2.0)
-    allowance.end(hit, 2.0)
-    advance(clock, 1.0)
-    allowance.end(miss, 3.0)
-    assert allowance.lost == pytest.approx(3.0, abs=0.1)
-    allowance.refund(hit, hit.charged)
-    assert allowance.lost == pytest.approx(3.0, abs=0.1)
-    allowance.refund(miss, miss.charged)
-    assert allowance.lost == pytest.approx(0.0, abs=0.1)
-    assert allowance.left() == pytest.approx(10.0, abs=0.1)
-
-
-def test_waits_together_cost_their_time_although_short_waits_go_on_all_the_time(allowance, clock):
-    begun = allowance.begin()
-
-    def pass_time(seconds: float) -> None:
-        nonlocal begun
-        for _ in range(round(seconds / 0.005)):
-            advance(clock, 0.005)
-            following = allowance.begin()
-            allowance.end(begun, 0.005)
-            begun = following
-
-    pass_time(1.0)
-    together = [allowance.begin() for _ in range(8)]
-    pass_time(0.3)
-    for wait in together:
-        allowance.end(wait, 0.3)
-    pass_time(4.0)
-    allowance.charge(0.02)
-    assert allowance.lost == pytest.approx(0.32, abs=0.1)
-
-
-def test_a_refund_leaves_what_others_waited_at_the_same_time(allowance, clock):
-    hit = allowance.begin()
-    advance(clock, 1.0)
-    miss = allowance.begin()
-    advance(clock, 1.0)
-    allowance.end(miss, 1.0)
-    advance(clock, 1.0)
-    allowance.end(hit, 3.0)
-    assert allowance.lost == pytest.approx(3.0, abs=0.1)
-    allowance.refund(hit, 2.5)
-    # The half second that was not refunded, and the second of the miss.
-    assert allowance.lost == pytest.approx(1.5, abs=0.1)
-
-
 @pytest.fixture
 def heard(monkeypatch):
     """Counts the notices that the client has heard."""
@@ -300,27 +228,6 @@ def test_a_thread_without_a_turn_until_its_time_is_up_blames_no_daemon(place, cl
         # The wait was charged; when that is over, the daemon is asked as before.
         advance(clock, 10_000)
         assert client.get(get_message(KEY)).lease == 0
-
-
-def test_a_thread_that_begins_to_wait_while_others_wait_may_wait_only_for_what_they_leave(allowance, clock):
-    first = allowance.begin()
-    advance(clock, 6.0)
-    second = allowance.begin()
-    assert 6.0 + second.seconds < 10.0
-    allowance.end(first, 6.0)
-    allowance.end(second, 0.001)
-    assert allowance.lost == pytest.approx(6.0, abs=0.1)
-
-
-def test_a_wait_whose_end_was_never_seen_is_over_when_its_time_is_up(allowance, clock):
-    """An exception of the program's, raised anywhere, can prevent that it is seen."""
-    allowance.begin()
-    advance(clock, 5.0)
-    assert allowance.left() < 6.0
-    advance(clock, 5.0)
-    assert allowance.left() == 10.0
-    allowance.charge(1.0)
-    assert allowance.lost == 1.0
 
 
 def test_a_program_of_days_asks_again(place, client, clock):
