@@ -145,6 +145,7 @@ def _replace_serialize() -> None:
 
 
 def _answering(original: Callable[..., bytes]) -> Callable[..., bytes]:
+    @functools.wraps(original)
     def serialize(*args: Any, **kwargs: Any) -> bytes:
         # The executable is the last positional argument of both methods: self, or the client's argument.
         generation = _loaded.get(id(args[-1])) if args else None

@@ -37,6 +37,7 @@ class CountingWarnings(types.ModuleType):
 
     def __init__(self, count: Callable[[], None]) -> None:
         super().__init__("warnings")
+        self.__wrapped__ = warnings
         self._count = count
 
     def __getattr__(self, name: str) -> Any:

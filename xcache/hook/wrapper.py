@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 from collections.abc import Callable, Sequence
@@ -11,6 +12,7 @@ from xcache import keys
 from xcache.cache import Cache
 from xcache.errors import UncacheableError
 from xcache.executables import deserialize, iterate_once, must_be_serialized_first, serialize
+from xcache.hook import compile_path
 from xcache.hook.collecting import stop_if_collecting
 from xcache.hook.jax_versions import Jax
 from xcache.hook.skipping import NEVER, Never, Skipping
@@ -34,6 +36,7 @@ def wrap(
     """Return a function that does what ``original`` does, from the cache if possible."""
     has_logged = False
 
+    @functools.wraps(original)
     def compile_or_get_cached(*arguments: Any, **options: Any) -> Any:
         stop_if_collecting(skipping, arguments, options)
         with cache.ledger.asking():
@@ -189,4 +192,4 @@ def reason_to_leave_to_jax(jax: Jax, backend: Any, devices: Any, options: Any, p
         # XLA divides autotuning among the job's processes: one that compiles waits up to a day for one that does not.
         return "GPU program of several processes"
     # jax's own cache may serve such a platform.
-    return without_key(backend)
+    return without_key(backend) or compile_path.replaced(type(backend))

@@ -18,8 +18,8 @@ from jax._src import config
 from jax._src import mesh as meshes
 
 from xcache.errors import UncacheableError
-from xcache.hook.structure.code import ROOTS
 from xcache.hook.structure.encoding import CannotSkipError, Encoding
+from xcache.hook.structure.libraries import ROOTS
 from xcache.keys.file_digests import FileDigests
 
 # Settings that say where to log, dump or cache, which devices to open (the devices themselves are encoded), or what a

@@ -9,14 +9,14 @@ from jax._src import sharding_impls
 
 from xcache.hook.structure import ambient, code, jaxprs, objects, placement, primitives, values
 from xcache.hook.structure.encoding import FALLBACKS, CannotSkipError, Encoding, text
-from xcache.hook.structure.patches import patches
+from xcache.hook.structure.pristine import pristine
 
 # For types that are not in the table, in the order in which they are tried.
 FALLBACKS.extend(
     (values.encoder_for, placement.encoder_for, code.encoder_for, primitives.encoder_for, objects.encoder_for)
 )
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 6
+_FORMAT = 7
 # Names of arguments appear only in locations. The backend is written as a text.
 _LEFT_OUT = ("arg_names", "backend")
 
@@ -38,8 +38,7 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
         raise CannotSkipError("ordered effects")
     if arguments["lowering_parameters"].override_lowering_rules:
         raise CannotSkipError("override_lowering_rules")
-    primitives.rules_in_tables.check()
-    patches.check()
+    pristine.refresh()
     encoding = Encoding()
     encoding.write(b"xcache structure %d " % _FORMAT)
     for part in (ambient.jax_files(), module_name, ambient.backend(arguments.get("backend"))):
@@ -51,7 +50,5 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
     encoding.encode(ambient.trace_context())
     encoding.write(ambient.configuration.digest())
     jaxprs.program(encoding, jaxpr)
-    with_imported_later = primitives.use_imported_later(primitive for primitive, _ in encoding.primitives)
-    encoding.write(primitives.rules_in_tables.digest(with_imported_later=with_imported_later))
-    encoding.write(patches.digest(with_imported_later=with_imported_later))
+    encoding.write(pristine.digest(encoding.uses))
     return Structure(encoding.digest(), encoding.changeable)

@@ -86,7 +86,7 @@ def _equation(encoding: Encoding, equation: Any, numbers: dict[Any, int]) -> Non
     key = primitive, encoding.kernels > 0
     token = encoding.primitives.get(key)
     if token is None:
-        token = encoding.primitives[key] = primitives.token(*key)
+        token = encoding.primitives[key] = primitives.token(encoding, primitive)
     write(token)
     write(b"(%d" % len(equation.invars))
     for variable in equation.invars:

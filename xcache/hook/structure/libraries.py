@@ -1,4 +1,4 @@
-"""The libraries that jax is made of: whether a module is theirs."""
+"""Tell jax's own modules, files and functions, and those of the libraries that jax is made of, from a program's."""
 
 from __future__ import annotations
 
@@ -7,50 +7,81 @@ import os
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
-# Packages from which jax has functions, classes and objects in its modules, besides the standard library.
-_PACKAGES = frozenset((
-    "jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy", "flatbuffers", "nanobind", "pybind11_builtins",
-    "absl", "etils", "typing_extensions", "xcache",
-))  # fmt: skip
-# Packages that jax imports while it works, and that change nothing of jax's.
-_IMPORTED = frozenset(("rich", "libtpu", "jax_plugins", "triton", "portpicker", "_cyutility"))
-_STANDARD = Path(os.__file__).resolve().parent
+import jax
+import jaxlib
+
+ROOTS = tuple(f"{Path(package.__file__).resolve().parent}/" for package in (jax, jaxlib))
+# Packages that jax requires, whose objects stand in its modules. Their versions are in the digest.
+_REQUIRED = frozenset(("numpy", "ml_dtypes", "scipy", "opt_einsum", "typing_extensions", "nanobind"))
+_STANDARD = f"{Path(os.__file__).resolve().parent}/"
 _INSTALLED = ("site-packages", "dist-packages")
+# Methods that Python generates for dataclasses and named tuples, from no file.
+_GENERATED = frozenset((
+    "__init__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__setattr__", "__delattr__",
+    "__replace__", "__new__",
+))  # fmt: skip
+
+# All that such a method finds in its globals.
+_NAMES_OF_NAMED_TUPLES = {"_tuple_new", "__builtins__", "__name__"}
 
 
-def is_import_of_jax(module: str) -> bool:
-    """Return whether a module is one that jax imports."""
-    return is_of_a_library(module) or module.split(".", 1)[0] in _IMPORTED
-
-
-def leads_to(name: str, module: types.ModuleType) -> bool:
-    """Return whether no other module was imported under this name; an import that failed leaves none."""
-    return sys.modules.get(name, module) is module
-
-
-def is_installed_as(module: types.ModuleType, name: str) -> bool:
-    """Return whether a module is one of an installed library, and has this name there."""
-    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-    parts = {part for place in places if place for part in Path(place).parts}
-    return (
-        module.__name__.rpartition(".")[2] == name
-        and leads_to(module.__name__, module)
-        and any(folder in parts for folder in _INSTALLED)
-    )
+@functools.cache
+def is_of_jax(module: str | None) -> bool:
+    """Return whether a module belongs to jax or jaxlib, by its name."""
+    return module is not None and module.split(".", 1)[0] in ("jax", "jaxlib")
 
 
 @functools.cache
 def is_of_a_library(module: str) -> bool:
-    """Return whether a module is jax's or of a library whose code jax has in its modules."""
+    """Return whether a module is of the standard library, or of a package that jax requires."""
     package = module.split(".", 1)[0]
-    return package in _PACKAGES or (package in sys.stdlib_module_names and _is_standard(package))
-
-
-def _is_standard(package: str) -> bool:
-    """Return whether a module with the name of a standard one is that: a program may have a ``profile.py``, too."""
-    file = getattr(sys.modules.get(package), "__file__", None)
-    if file is None:
+    if package in _REQUIRED:
         return True
-    path = Path(file).resolve()
-    return path.is_relative_to(_STANDARD) and path.relative_to(_STANDARD).parts[0] not in _INSTALLED
+    # A program may have a profile.py, too.
+    file = getattr(sys.modules.get(package), "__file__", None)
+    is_standard = file is None or (file.startswith(_STANDARD) and not _is_installed(file))
+    return package in sys.stdlib_module_names and is_standard
+
+
+def _is_installed(place: str) -> bool:
+    return any(folder in Path(place).parts for folder in _INSTALLED)
+
+
+def is_xcaches(value: Any) -> bool:
+    """Return whether xcache has put an object in the place of one of jax's, which its ``__wrapped__`` is."""
+    if type(value) is not types.FunctionType:
+        return type(value).__module__.startswith("xcache.")
+    names = value.__globals__
+    module = names.get("__name__", "")
+    return module.startswith("xcache.") and names is vars(sys.modules[module])
+
+
+def is_known_module(module: types.ModuleType) -> bool:
+    """Return whether a module is jax's or a library's, and is what was imported under its name."""
+    name = module.__name__
+    if sys.modules.get(name, module) is not module:
+        return False
+    if is_of_jax(name) or is_of_a_library(name):
+        return True
+    # jax imports further libraries where they are installed.
+    places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    return any(_is_installed(place) for place in places if place)
+
+
+def is_from_its_file(function: types.FunctionType, module: str) -> bool:
+    """Return whether a function is of the file of its module, which is jax's or a library's."""
+    code, names = function.__code__, function.__globals__
+    if module.startswith("namedtuple_"):
+        return names.keys() == _NAMES_OF_NAMED_TUPLES
+    holder = sys.modules.get(module)
+    is_library = is_of_a_library(module)
+    if holder is None or vars(holder) is not names or not (is_library or is_of_jax(module)):
+        return False
+    file = code.co_filename
+    return (
+        file == getattr(holder, "__file__", None)
+        or (is_library and file.startswith("<frozen "))
+        or (file == "<string>" and code.co_name in _GENERATED)
+    )

@@ -15,8 +15,8 @@ from jax._src import core, linear_util
 from jax._src.lib import xla_client
 
 from xcache.hook.structure import code, locations
-from xcache.hook.structure.callables import describe_callable
-from xcache.hook.structure.encoding import CannotSkipError, Encoding, by_content, encodes, text, type_name
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, by_content, encodes, tagged, text, type_name
+from xcache.hook.structure.libraries import is_of_jax
 
 try:
     from jax._src.random import prng
@@ -45,7 +45,7 @@ def _slots(kind: Any) -> tuple[tuple[str, ...], frozenset[str]] | str:
     for base in kind.__mro__:
         if base in _BASES:
             continue
-        if not code.is_of_jax(base.__module__):
+        if not is_of_jax(base.__module__):
             return f"unknown type: base class {type_name(base)}"
         if type(base).__name__ not in _METACLASSES:
             return f"unknown type: native class {type_name(base)}"
@@ -104,12 +104,7 @@ def _tree(encoding: Encoding, value: Any) -> None:
 
 @encodes(prng.PRNGImpl)
 def _random_implementation(encoding: Encoding, value: Any) -> None:
-    functions = [part for part in value if callable(part)]
-    if not all(map(code.is_own, functions)):
-        raise CannotSkipError("PRNG implementation outside jax")
-    encoding.write(b"prng")
-    encoding.encode_all((tuple(value.key_shape), value.name, value.tag))
-    encoding.encode_all(map(describe_callable, functions))
+    encoding.write(tagged(b"prng", code.described(encoding, tuple(value))))
 
 
 def _debug_info(encoding: Encoding, value: Any) -> None:
@@ -151,7 +146,7 @@ def encoder_for(value: Any) -> Any:
         raise CannotSkipError("wrapped function")
     if isinstance(value, linear_util.DebugInfo):
         return _debug_info
-    if not code.is_of_jax(kind.__module__) or isinstance(value, (xla_client.Device, dict, int, str, float)):
+    if not is_of_jax(kind.__module__) or isinstance(value, (xla_client.Device, dict, int, str, float)):
         return None
     if _acts_as_function(kind, value):
         return code.function
