@@ -21,6 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax._src import core
+from jax._src.interpreters import mlir
 
 from xcache.hook.structure.encoding import CannotSkipError, type_name
 from xcache.hook.structure.libraries import (
@@ -62,7 +63,7 @@ class Description:
         # The description holds as long as these do not change.
         self.functions: list[types.FunctionType] = []
         self.dictionaries: list[dict[Any, Any]] = []
-        self._is_complete = is_complete
+        self.is_complete = is_complete
         self._home, self._file = (None, None) if home is None else (home.__name__, getattr(home, "__file__", None))
         self._names = None if home is None else vars(home)
         self._codes: list[types.CodeType] = []
@@ -216,12 +217,12 @@ class Description:
         if qualified and module != self._home and self._write_name(module, qualified, value):
             return
         self.write(kind)
-        must_tell = self._is_complete or is_of_jax(kind.__module__)
+        must_tell = self.is_complete or is_of_jax(kind.__module__)
         attributes = attributes_of(value) if must_tell else {}
         wrapped = getattr(value, "__wrapped__", None)
         if wrapped is not None:
             attributes["__wrapped__"] = wrapped
-        if not self._is_complete:
+        if not self.is_complete:
             attributes = {name: held for name, held in attributes.items() if type(held) in _CODE}
         elif not attributes and not (is_of_jax(kind.__module__) and hasattr(value, "__dict__")):
             raise CannotSkipError(f"rule that holds an object: {type_name(kind)}")
@@ -229,16 +230,16 @@ class Description:
 
     def write_tuple(self, value: tuple[Any, ...]) -> None:
         """Write a tuple. jax makes some of a set of classes, in an order that differs between processes."""
-        if not self._is_complete and len(value) > 1 and all(isinstance(each, type) for each in value):
+        if not self.is_complete and len(value) > 1 and all(isinstance(each, type) for each in value):
             value = tuple(sorted(value, key=type_name))
         self.write_all(value)
 
     def write_container(self, value: Any) -> None:
         """Write a list, set or dictionary, of which the content counts only where the description is complete."""
         self.parts.append(type(value).__name__)
-        if self._is_complete and isinstance(value, dict):
+        if self.is_complete and isinstance(value, dict):
             self.write_items(value)
-        elif self._is_complete:
+        elif self.is_complete:
             self.write_all(value if isinstance(value, list) else sorted(value, key=_sorting))
 
 
@@ -289,8 +290,22 @@ def _partial(description: Description, value: functools.partial[Any]) -> None:
     description.write_items(value.keywords)
 
 
+def rules_of(primitive: Any) -> list[Any]:
+    """Return a primitive's lowering rules for all platforms: another platform's may be part of this one's program."""
+    tables = mlir._lowerings, *mlir._platform_specific_lowerings.copy().values()
+    return [table.get(primitive) for table in tables]
+
+
+def functions_of(primitive: Any) -> dict[str, Any]:
+    """Return the functions that tracing a primitive calls; a lowering rule may trace."""
+    held = vars(primitive)
+    return {name: held[name] for name in ("abstract_eval", "bind", "bind_with_trace") if name in held}
+
+
 def _primitive(description: Description, value: Any) -> None:
     description.write_all(("primitive", value.name, type(value)))
+    if description.is_complete:
+        description.write_all((*rules_of(value), *functions_of(value).values()))
 
 
 def _text(description: Description, value: Any) -> None:

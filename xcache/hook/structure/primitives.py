@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from jax._src import core
-from jax._src.interpreters import mlir
 
 from xcache.hook.structure.code import described
+from xcache.hook.structure.description import rules_of
 from xcache.hook.structure.encoding import CannotSkipError, Encoding, tagged
 from xcache.hook.structure.pristine import pristine
 
@@ -64,19 +64,12 @@ def unused(primitive: Any) -> tuple[str, ...]:
     return _UNUSED.get(primitive.name, ())
 
 
-def _rules_of(primitive: Any) -> list[Any]:
-    """Return a primitive's lowering rules for all platforms: another platform's may be part of this one's program."""
-    tables = mlir._lowerings, *mlir._platform_specific_lowerings.copy().values()
-    return [table.get(primitive) for table in tables]
-
-
 def _examine(primitive: Any, *, in_kernel: bool) -> tuple[bytes, set[str]] | str:
-    rules = _rules_of(primitive)
-    if not any(rules) and not in_kernel:
+    if not any(rules_of(primitive)) and not in_kernel:
         return f"no lowering rule: {primitive.name}"
     encoding = Encoding()
     try:
-        digest = described(encoding, primitive, *rules)
+        digest = described(encoding, primitive)
     except CannotSkipError as reason:
         return f"lowering rule outside jax: {primitive.name}: {reason}"
     return tagged(b"p", primitive.name.encode() + b" " + digest), encoding.uses

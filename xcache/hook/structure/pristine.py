@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from jax._src import core
 
-from xcache.hook.structure.description import Description
+from xcache.hook.structure.description import Description, functions_of
 from xcache.hook.structure.encoding import CannotSkipError, type_name
 from xcache.hook.structure.libraries import is_of_a_library, is_of_jax
 from xcache.hook.structure.marks import Marks
@@ -202,7 +202,11 @@ class Pristine:
             for name, table in record.tables
             for label, entry in _entries(table, names, primitives)
         ]
-        entries += (each for primitive in primitives.values() for each in _functions_of(primitive))
+        entries += (
+            (f"{primitive.name} {name}", function)
+            for primitive in primitives.values()
+            for name, function in functions_of(primitive).items()
+        )
         # A class under another name than its own may be the variable of a loop over a set.
         told = [
             b"%b %b" % (key.encode(), name.encode())
@@ -218,20 +222,15 @@ class Pristine:
         """Return what tells an entry of a table from others."""
         known = self._entries.get(id(entry))
         if known is None:
-            description = Description(is_complete=False)
+            # A lowering rule is part of each program that uses it, so all that it holds counts.
+            description = Description(is_complete=label.startswith(_LOWERING))
             try:
                 description.write(entry)
-            except CannotSkipError:
-                raise CannotSkipError(f"rule of jax replaced: {label}") from None
+            except CannotSkipError as reason:
+                raise CannotSkipError(f"rule of jax replaced: {label.rpartition(' ')[2]}: {reason}") from None
             self._unmarked.append((_LOWERING, description))
             known = self._entries[id(entry)] = entry, description.digest()
         return known[1]
-
-
-def _functions_of(primitive: Any) -> list[tuple[str, Any]]:
-    """Return the functions that a rule calls when it traces a primitive, each with a label."""
-    held = vars(primitive)
-    return [(f"{primitive.name}.{name}", held[name]) for name in ("abstract_eval", "bind", "bind_with_trace") if name in held]
 
 
 def _not_described(module: types.ModuleType) -> _Module:

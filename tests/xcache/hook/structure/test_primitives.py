@@ -23,7 +23,7 @@ def test_a_primitive_of_the_program_has_to_be_lowered(structures):
     shadow.def_abstract_eval(lambda x: x)
     mlir.register_lowering(shadow, mlir.lower_fun(lambda x: jnp.cos(x), multiple_results=False))
     try:
-        assert structures.of(lambda x: shadow.bind(x), X) == "<lowering rule outside jax: sin>"
+        assert structures.of(lambda x: shadow.bind(x), X) .startswith("<lowering rule outside jax: sin")
         # Other programs do not use it.
         assert not structures.of(lambda x: x * 2, X).startswith("<")
     finally:
@@ -70,7 +70,7 @@ def test_a_rule_that_holds_an_array_has_to_be_lowered(structures, registered):
     mine = core.Primitive("mine")
     mine.abstract_eval = lax.sin_p.abstract_eval
     registered(mine, lowered_by(functools.partial(lax.mul, np.full((8, 8), 2.0, np.float32))))
-    assert structures.of(lambda x: mine.bind(x), X).startswith("<rule of jax that cannot be described: mine")
+    assert structures.of(lambda x: mine.bind(x), X).startswith("<lowering rule outside jax: mine")
 
 
 def test_a_rule_that_was_replaced_makes_all_be_lowered(structures):
@@ -80,10 +80,7 @@ def test_a_rule_that_was_replaced_makes_all_be_lowered(structures):
     own = mlir._lowerings[lax.exp_p]
     mlir.register_lowering(lax.exp_p, mlir.lower_fun(lambda x, accuracy: jnp.sin(x), multiple_results=False))
     try:
-        assert structures.of(lambda x: jax.nn.softmax(x), X) in (
-            "<rule of jax replaced: exp>",
-            "<lowering rule outside jax: exp>",
-        )
+        assert structures.of(lambda x: jax.nn.softmax(x), X).startswith("<lowering rule outside jax: exp")
         # A rule of jax's may use it on the way.
         assert structures.of(lambda x: x * 2, X).startswith("<")
     finally:
@@ -129,6 +126,6 @@ def test_a_rule_that_borrows_the_name_of_jax_s_makes_all_be_lowered(structures):
     exec("def patched(*a, **k):\n    return own(*a, **k)\npatched.__module__ = 'jax._src.lax.lax'", named)  # noqa: S102
     mlir.register_lowering(lax.exp_p, named["patched"])
     try:
-        assert structures.of(lambda x: x * 2, X) == "<rule of jax replaced: exp>"
+        assert structures.of(lambda x: x * 2, X) .startswith("<rule of jax replaced: exp")
     finally:
         mlir._lowerings[lax.exp_p] = own
