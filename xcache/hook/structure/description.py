@@ -11,6 +11,7 @@ import enum
 import functools
 import gc
 import hashlib
+import inspect
 import marshal
 import operator
 import sys
@@ -38,6 +39,7 @@ NATIVE = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, np.ufunc,
 )  # fmt: skip
+_MAX_ARRAY_BYTES = 64 * 1024
 # What of a code object decides what it does. Lines and the names of local variables do not.
 _behaviour_of = operator.attrgetter(
     "co_code", "co_qualname", "co_names", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_exceptiontable"
@@ -102,10 +104,13 @@ class Description:
                 self.write(function.__wrapped__)  # type: ignore[attr-defined] # as functools.wraps leaves it
                 return
             module = names.get("__name__", "")
-            if self._write_name(module, function.__qualname__, function):
+            # The description of a module of jax's says whether the functions there are of its file.
+            if is_of_jax(module) and self._write_name(module, function.__qualname__, function):
                 return
             if not is_from_its_file(function, module):
                 raise CannotSkipError(f"function outside jax: {module}.{function.__qualname__}")
+            if self._write_name(module, function.__qualname__, function):
+                return
             self._use(module)
             self.parts.append(module)
         elif code.co_filename != self._file and not is_from_its_file(function, self._home or ""):
@@ -139,6 +144,13 @@ class Description:
                 held = tuple(None if type(each) is types.CodeType else each for each in held)
             made.update(marshal.dumps((_behaviour_of(code), held), 2))
         return made.digest()
+
+    def apart(self, value: Any) -> bytes:
+        """Return a digest of a value that is no part of this, though this depends on the same objects."""
+        other = Description(is_complete=self.is_complete)
+        other.uses, other.functions, other.dictionaries = self.uses, self.functions, self.dictionaries
+        other.write(value)
+        return other.digest()
 
     def names(self) -> frozenset[str]:
         """Return the names of globals, attributes and modules in the code that was written."""
@@ -210,11 +222,11 @@ class Description:
         if is_xcaches(value):
             self.write(value.__wrapped__)
             return
-        if not (is_of_jax(kind.__module__) or is_of_a_library(kind.__module__)):
+        if not (is_of_jax(kind.__module__) or (is_of_a_library(kind.__module__) and not _is_called_in_python(value))):
             raise CannotSkipError(f"object outside jax: {type_name(kind)}")
         # A decorated function has a name, too.
         module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if qualified and module != self._home and self._write_name(module, qualified, value):
+        if qualified and is_of_jax(module) and module != self._home and self._write_name(module, qualified, value):
             return
         self.write(kind)
         must_tell = self.is_complete or is_of_jax(kind.__module__)
@@ -234,6 +246,12 @@ class Description:
             value = tuple(sorted(value, key=type_name))
         self.write_all(value)
 
+    def write_array(self, value: np.ndarray[Any, Any]) -> None:
+        """Write an array's content."""
+        if value.dtype.hasobject or value.nbytes > _MAX_ARRAY_BYTES:
+            raise CannotSkipError(f"array {value.dtype} {value.shape}")
+        self.parts.append((value.dtype.str, value.shape, value.tobytes()))
+
     def write_container(self, value: Any) -> None:
         """Write a list, set or dictionary, of which the content counts only where the description is complete."""
         self.parts.append(type(value).__name__)
@@ -241,6 +259,13 @@ class Description:
             self.write_items(value)
         elif self.is_complete:
             self.write_all(value if isinstance(value, list) else sorted(value, key=_sorting))
+
+
+def _is_called_in_python(value: Any) -> bool:
+    """Return whether a call of an object runs code that was written in Python, such as a mock's."""
+    kind = type(value)
+    is_called = isinstance(inspect.getattr_static(kind, "__call__", None), types.FunctionType)
+    return is_called and kind.__module__ not in ("typing", "typing_extensions", "collections.abc")
 
 
 def _sorting(value: Any) -> str:
@@ -308,12 +333,18 @@ def _primitive(description: Description, value: Any) -> None:
         description.write_all((*rules_of(value), *functions_of(value).values()))
 
 
+def _namespace(description: Description, value: types.SimpleNamespace) -> None:
+    description.parts.append("namespace")
+    description.write_items(vars(value))
+
+
 def _text(description: Description, value: Any) -> None:
     description.parts.append(f"{type_name(type(value))} {value!r}")
 
 
 _WRITERS: dict[type, Any] = {
     type(Ellipsis): _text,
+    types.SimpleNamespace: _namespace,
     tuple: Description.write_tuple,
     types.FunctionType: Description.write_function,
     types.MethodType: _parts("__func__", "__self__"),
@@ -325,7 +356,7 @@ _WRITERS: dict[type, Any] = {
     functools.partial: _partial,
     JITTED: Description.write_object,
 }
-_CODE = frozenset(_WRITERS) - {tuple} | {type}
+_CODE = frozenset(_WRITERS) - {tuple, type(Ellipsis)} | {type}
 _NO_CONTENT = frozenset((
     types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, dict, list
 ))  # fmt: skip

@@ -13,8 +13,8 @@ import jax
 import jaxlib
 
 ROOTS = tuple(f"{Path(package.__file__).resolve().parent}/" for package in (jax, jaxlib))
-# Packages that jax requires, whose objects stand in its modules. Their versions are in the digest.
-_REQUIRED = frozenset(("numpy", "ml_dtypes", "scipy", "opt_einsum", "typing_extensions", "nanobind"))
+# Packages that jax or jaxlib requires or brings, whose objects stand in its modules.
+_REQUIRED = frozenset(("numpy", "ml_dtypes", "scipy", "opt_einsum", "typing_extensions", "nanobind", "absl", "flatbuffers"))
 _STANDARD = f"{Path(os.__file__).resolve().parent}/"
 _INSTALLED = ("site-packages", "dist-packages")
 # Methods that Python generates for dataclasses and named tuples, from no file.

@@ -15,11 +15,12 @@ import types
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax._src import core
 
 from xcache.hook.structure.description import Description, functions_of
 from xcache.hook.structure.encoding import CannotSkipError, type_name
-from xcache.hook.structure.libraries import is_of_a_library, is_of_jax
+from xcache.hook.structure.libraries import is_known_module, is_of_a_library, is_of_jax
 from xcache.hook.structure.marks import Marks
 
 # Set by Python's importer, or by pytest's in those of jax's modules that are named test_...
@@ -44,7 +45,7 @@ class _Module(NamedTuple):
     tables: list[tuple[str, dict[Any, Any]]]
     primitives: list[Any]
     # Classes under another name than their own, which are variables of loops, too, and all names that its code has.
-    aliases: dict[str, str]
+    aliases: dict[str, bytes]
     names: frozenset[str]
 
 
@@ -209,9 +210,9 @@ class Pristine:
         )
         # A class under another name than its own may be the variable of a loop over a set.
         told = [
-            b"%b %b" % (key.encode(), name.encode())
+            b"%b %b" % (key.encode(), alias)
             for record in records
-            for key, name in record.aliases.items()
+            for key, alias in record.aliases.items()
             if any(key in each.names for each in records)
         ]
         told += (label.encode() + self._entry(label, entry) for label, entry in entries)
@@ -247,13 +248,17 @@ def _describe(name: str, module: types.ModuleType) -> tuple[_Module, Description
         if kind is not types.FunctionType:
             if key in _IMPORT_NAMES or (kind is types.ModuleType and value.__name__ == f"{name}.{key}"):
                 continue
-            if kind is types.ModuleType and "__getattr__" in names:
+            if kind is types.ModuleType and "__getattr__" in names and is_known_module(value):
                 # Such a module may import others when they are asked for.
                 imported.add(value.__name__)
                 continue
             if isinstance(value, type):
                 if key != value.__name__:
-                    aliases[key] = type_name(value)
+                    # This may be the variable of a loop over a set.
+                    try:
+                        aliases[key] = description.apart(value)
+                    except CannotSkipError as found:
+                        reason = reason or f"function of jax replaced: {name}.{key}: {found}"
                     continue
             elif isinstance(value, core.Primitive):
                 primitives.append(value)
@@ -264,7 +269,10 @@ def _describe(name: str, module: types.ModuleType) -> tuple[_Module, Description
                         description.dictionaries.append(table)
         description.parts.append(key)
         try:
-            description.write(value)
+            if kind is np.ndarray:
+                description.write_array(value)
+            else:
+                description.write(value)
         except CannotSkipError as found:
             reason = reason or f"function of jax replaced: {name}.{key}: {found}"
     digest = description.digest()
