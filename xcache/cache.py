@@ -173,14 +173,20 @@ class Cache:
         """Drop what was loaded ahead for clients that jax has discarded."""
         self._prefetcher.look()
 
-    def get_or_compile(self, compile_now: Callable[[], Any], request: Callable[[], Request]) -> Outcome:
+    def get_or_compile(
+        self,
+        compile_now: Callable[[], Any],
+        request: Callable[[], Request],
+        without_key: Callable[[], Any] | None = None,
+    ) -> Outcome:
         """Return the executable, from the cache if possible; only the compiler's own exceptions leave.
 
-        ``request`` says what to ask for. It may raise UncacheableError; the program then compiles without the cache.
+        ``request`` says what to ask for. It may raise UncacheableError; the program then compiles by ``without_key``, if
+        that is given.
         """
         # A signal handler may compile in the middle of another request of the same thread.
         with elsewhere(), self._lease() as lease:
-            return self._get_or_compile(compile_now, request, lease)
+            return self._get_or_compile(compile_now, request, without_key or compile_now, lease)
 
     @contextlib.contextmanager
     def _lease(self) -> Iterator[HeldLease]:
@@ -214,7 +220,11 @@ class Cache:
         return None
 
     def _get_or_compile(
-        self, compile_now: Callable[[], Any], request: Callable[[], Request], lease: HeldLease
+        self,
+        compile_now: Callable[[], Any],
+        request: Callable[[], Request],
+        without_key: Callable[[], Any],
+        lease: HeldLease,
     ) -> Outcome:
         asked, found = self._request_and_look_up(request, lease)
         if isinstance(found, Outcome):
@@ -233,7 +243,7 @@ class Cache:
         before = self._nesting.compiling
         try:
             self._nesting.compiling = True
-            executable = self._prefetcher.with_room(compile_now, self.config.timeout)
+            executable = self._prefetcher.with_room(without_key if asked is None else compile_now, self.config.timeout)
         finally:
             self._nesting.compiling = before
             self.ledger.note("compile", start, monotonic())

@@ -212,6 +212,37 @@ def test_jaxs_own_cache_is_bypassed_with_one_debug_line(place):
     assert not own.exists() or not list(own.iterdir())
 
 
+_REPLACED = """
+import functools
+from jax._src import compiler
+own = compiler.backend_compile_and_load
+@functools.wraps(own)
+def compile(*arguments, **options):
+    return own(*arguments, **options)
+compiler.backend_compile_and_load = compile
+"""
+
+
+@pytest.mark.parametrize("source", [_REPLACED + COMPILE, COMPILE.partition("\n")[0] + _REPLACED + COMPILE], ids=["first", "later"])
+def test_a_replaced_compile_function_of_jaxs_goes_jaxs_own_way_with_its_own_cache(place, source):
+    own = place.root / "jax-cache"
+    environment = {"JAX_COMPILATION_CACHE_DIR": str(own), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    found, _ = stats(place, source, XCACHE="1", **environment)
+    (reason,) = found["uncacheable"]
+    assert reason.startswith("function of jax replaced: jax._src.compiler.backend_compile_and_load")
+    assert list(own.iterdir())
+    assert not place.query("SELECT 1 FROM entries")
+
+
+def test_a_program_without_a_key_has_jaxs_own_cache(place):
+    own = place.root / "jax-cache"
+    environment = {"JAX_COMPILATION_CACHE_DIR": str(own), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    dumps = {"XLA_FLAGS": f"--xla_dump_to={place.root / 'dumps'}"}
+    found, _ = stats(place, XCACHE="1", **environment, **dumps)
+    assert list(found["uncacheable"]) == ["dumps are asked for"]
+    assert list(own.iterdir())
+
+
 def test_profile_guided_optimization_goes_jaxs_own_way(place):
     found, _ = stats(place, XCACHE="1", JAX_COMPILATION_CACHE_EXPECT_PGLE="1")
     assert found["uncacheable"] == {"profile-guided optimization": 1}

@@ -57,7 +57,7 @@ class Jax(NamedTuple):
     flag_prefixes: Callable[[], list[str]]
     strip_kernels: Callable[[Any], None] | None
     callbacks_hold_pointers: bool
-    compile_only_client: tuple[type, ...]
+    compile_only_client: type | None
     jaxlib_folder: Path
     jaxlib_version: str
     cuda_folder: Path | None
@@ -89,7 +89,6 @@ def probe() -> Jax:
         _check(compiler.backend_compile_and_load, _BACKEND_PARAMETERS)
         for name in _CONFIG:
             getattr(config, name).value  # noqa: B018
-        compile_only = getattr(_jax, "CompileOnlyPyClient", None)
         return Jax(
             compiler=compiler,
             config=config,
@@ -100,12 +99,13 @@ def probe() -> Jax:
             record_duration=monitoring.record_event_duration_secs,
             note_compile_after_miss=lambda: util.test_event("compile_after_persistent_compilation_miss"),
             dump_module=lambda module: mlir.dump_module_to_file(module, "compile"),
-            custom_key=cache_key.custom_hook,
+            # jax looks it up at each call, too.
+            custom_key=lambda: cache_key.custom_hook(),
             flag_prefixes=cache_key.get_flag_prefixes,
             strip_kernels=getattr(cache_key, "_strip_mosaic_debug_info", None),
             callbacks_hold_pointers="host_callbacks"
             not in inspect.signature(compilation_cache.get_executable_and_time).parameters,
-            compile_only_client=(compile_only,) if compile_only else (),
+            compile_only_client=getattr(_jax, "CompileOnlyPyClient", None),
             jaxlib_folder=Path(jaxlib.__file__).parent,
             jaxlib_version=version_str,
             cuda_folder=Path(lib.cuda_path) if lib.cuda_path else None,

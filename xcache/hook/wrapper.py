@@ -42,6 +42,14 @@ def wrap(
         with cache.ledger.asking():
             return compile_or_get(*arguments, **options)
 
+    def note_use() -> None:
+        nonlocal has_logged
+        if not has_logged:
+            has_logged = True
+            jax.record_event("/jax/compilation_cache/tasks_using_cache")
+            if jax.config.compilation_cache_dir.value:
+                logger.debug("jax's own cache in %s is bypassed", jax.config.compilation_cache_dir.value)
+
     def compile_or_get(
         backend: Any,
         computation: Any,
@@ -51,7 +59,6 @@ def wrap(
         executable_devices: Any,
         pgle_profiler: Any = None,
     ) -> Any:
-        nonlocal has_logged
         iterate_once(executable_devices)
         reason = reason_to_leave_to_jax(jax, backend, devices, compile_options, pgle_profiler)
         late = skipping.late(computation)
@@ -59,20 +66,18 @@ def wrap(
         stages.describe(lambda: stablehlo.name(computation) if late is None else late.alias.module_name)
         if late is not None and (reason is not None or skipping.is_watched()):
             computation, late = late.lowered(), None
+
+        def leave_to_jax() -> Any:
+            """Compile as without xcache: jax's own cache may have the program."""
+            return original(
+                backend, computation, devices, compile_options, host_callbacks, executable_devices, pgle_profiler
+            )
+
         if reason is not None:
             cache.count_uncacheable(reason)
             cache.check_guard()
             with cache.ledger.stage("compile"):
-                return original(
-                    backend, computation, devices, compile_options, host_callbacks, executable_devices, pgle_profiler
-                )
-        if not has_logged:
-            has_logged = True
-            jax.record_event("/jax/compilation_cache/tasks_using_cache")
-            if jax.config.compilation_cache_dir.value:
-                logger.debug("jax's own cache in %s is bypassed", jax.config.compilation_cache_dir.value)
-        if late is None and (dumped_to := jax.dump_module(computation)):
-            jax.compiler.logger.info("Dumped the module to %s.", dumped_to)
+                return leave_to_jax()
 
         def compile_now() -> Any:
             # Look it up at each call: the program may have replaced it in jax.
@@ -87,6 +92,9 @@ def wrap(
             parts = components_of(
                 jax, surroundings, backend, computation, tuple(devices.flat), options, host_callbacks, known
             )
+            note_use()
+            if alias is None and (dumped_to := jax.dump_module(computation)):
+                jax.compiler.logger.info("Dumped the module to %s.", dumped_to)
             canonical = parts["program"]
             name = stablehlo.name(computation) if alias is None else alias.module_name
             # An executable with callbacks into the program cannot be loaded without them. One with the program's own
@@ -120,7 +128,7 @@ def wrap(
             outcome = cache.get_if_stored(lambda: request(late.alias))
             if outcome is None:
                 lowered, computation = skipping.missed(late)
-        outcome = outcome or cache.get_or_compile(compile_now, request)
+        outcome = outcome or cache.get_or_compile(compile_now, request, leave_to_jax)
         if outcome.kind != "uncacheable":
             jax.record_event("/jax/compilation_cache/compile_requests_use_cache")
         if outcome.kind == "hit":
@@ -148,7 +156,7 @@ def components_of(
     known_program: str = "",
 ) -> dict[str, keys.Component]:
     """Return the components of a program's key under jax's present settings; raise UncacheableError without a key."""
-    if isinstance(backend, jax.compile_only_client):
+    if _only_compiles(jax, backend):
         raise UncacheableError("compile-only client")
     if host_callbacks and jax.callbacks_hold_pointers:
         raise UncacheableError("python callback")
@@ -167,6 +175,12 @@ def components_of(
         flag_prefixes=tuple(jax.flag_prefixes()),
         known_program=known_program,
     )
+
+
+def _only_compiles(jax: Jax, backend: Any) -> bool:
+    """Return whether a client has no devices. jax is to replace the class by the type of runtime."""
+    is_known = jax.compile_only_client is not None and isinstance(backend, jax.compile_only_client)
+    return is_known or getattr(backend, "runtime_type", "") == "compile_only_runtime"
 
 
 def reason_to_leave_to_jax(jax: Jax, backend: Any, devices: Any, options: Any, pgle_profiler: Any) -> str | None:

@@ -66,6 +66,9 @@ def without_key(client: Any) -> str | None:
         # An executable names a BLASLt kernel by its index in a list that another process may order differently
         # (openxla/xla#47659).
         return "ROCm"
+    if str(getattr(client, "runtime_type", "")).startswith("proxy/"):
+        # The compiler and the processor are those of another machine, though the platform looks like one of here.
+        return "proxy backend"
     return None if client.platform in _COMPARED else f"platform {client.platform}"
 
 
