@@ -266,6 +266,20 @@ def test_a_user_that_the_kernel_cannot_name_is_turned_away(machine):
     assert "not for other users (uid 65534)" in (machine.place.dir / "daemon.log").read_text()
 
 
+def test_uids_that_an_account_got_after_the_start_are_no_users(machine):
+    """With each of them Bob would have a share of his own."""
+    table, theirs = machine.place.root / "subuid", 200_000
+    if not table.exists():
+        pytest.skip("this system has no table of subordinate uids")
+    machine.start()
+    assert machine.talk(theirs, "said.append('welcome')") == ["welcome"]
+    with table.open("a") as lines:
+        lines.write(f"bob:{theirs}:65536\n")
+    assert machine.run(theirs + 1, TALK).returncode != 0
+    assert f"not for other users (uid {theirs + 1})" in (machine.place.dir / "daemon.log").read_text()
+    assert machine.talk(BOB, "said.append('welcome')") == ["welcome"]
+
+
 def test_the_store_is_closed_to_users_and_the_socket_open(machine):
     machine.start()
     assert machine.talk(ALICE, "said.append(text(talk.put(KEY, os.urandom(100_000))))") == ["Stored"]

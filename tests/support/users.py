@@ -105,9 +105,11 @@ def make_machine(place: Place) -> Machine:
     }
     accounts = "".join(f"{name}:x:{uid}:{uid}::/:/bin/sh\n" for name, uid in ACCOUNTS.items())
     groups = "".join(f"{name}:x:{gid}:{','.join(members)}\n" for name, (gid, members) in GROUPS.items())
-    for name, lines in (("passwd", accounts), ("group", groups)):
+    # Not every system has the table of subordinate uids.
+    tables = {"passwd": accounts, "group": groups} | ({"subuid": ""} if Path("/etc/subuid").exists() else {})
+    for name, lines in tables.items():
         (place.root / name).write_text(Path("/etc", name).read_text() + lines)
-    mounts = " && ".join(f"mount --bind {place.root}/{name} /etc/{name}" for name in ("passwd", "group"))
+    mounts = " && ".join(f"mount --bind {place.root}/{name} /etc/{name}" for name in tables)
     command = ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
     everything = [*command, *become(ALICE), sys.executable, "-c", ""]
     tried = subprocess.run(everything, capture_output=True, text=True, check=False)
