@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import logging.handlers
 import time
@@ -41,6 +42,11 @@ def start_logging(config: Config, *, to_stderr: bool) -> None:
 def set_level(config: Config) -> None:
     """Set the log level; the daemon's own default is ``info``."""
     logger.setLevel("INFO" if config.sources.get("log") == "default" else config.log.upper())
+
+
+def note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # noqa: ARG001 - as asyncio calls it
+    """Log what failed on an event loop, as messages of one kind: asyncio's own are all different."""
+    logger.error("%s", context["message"], exc_info=context.get("exception"))
 
 
 def log_to(handler: logging.Handler, formatter: logging.Formatter) -> None:

@@ -258,9 +258,12 @@ class Session:
             reply = Reply(_TOO_MANY_DESCRIPTORS)
         try:
             frame = memoryview(framing.encode(request, reply.message))
-        except BaseException:
+        except Exception as error:
+            # Whoever asked waits for an answer.
             close_all(reply.descriptors)
-            raise
+            logger.error("an answer cannot be sent: %s", error, extra={"uid": self.caller.uid})
+            reply = Reply(protocol.Refused("protocol error", f"the answer cannot be sent: {str(error)[:200]}"))
+            frame = memoryview(framing.encode(request, reply.message))
         self._outgoing.append((request, frame, reply.descriptors))
         self.account.note_unsent(len(frame), len(reply.descriptors))
         if not self._writing:
