@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterator
 import pytest
 import redis
 from support import parcels
+from support.conversation import key_of
 from support.engines import SECRET
-from support.places import PATIENCE, digest, free_port, until
-from support.users import ALICE, BOB, DAEMON, KEY, command
+from support.places import PATIENCE, digest, free_port, get_message, until
+from support.users import ALICE, BOB, DAEMON, KEY, command, talking_as
 
+from xcache.wire import protocol
 from xcache.wire.names import Names
 
 TOOLCHAIN = digest(b"a toolchain that only other machines have")
@@ -132,3 +134,24 @@ def test_no_user_keeps_the_remote_store_from_others(machine, redis_engine):
         found = [machine.talk(BOB, f"said.append(talk.get({key!r}) is not None)") for key in keys]
         crowd.join()
     assert found == [[True]] * 3
+
+
+# Alice has compiled them in no time, so that nobody waits long for one of them.
+TINY = "for n in range(4): talk.put(key_of(f'tiny {n}'), b'x', b'p%d' % n, compile_seconds=0.001)\ntalk.ask(commands.Clear())"
+
+
+def test_what_one_users_programs_are_worth_closes_the_store_for_nobody(machine, redis_engine):
+    """Alice asks for what is not worth the way to the store, and Bob for what is there, in turns."""
+    keys = [digest(b"%d" % number) for number in range(4)]
+    with contextlib.closing(redis.Redis(port=redis_engine.port, password=SECRET)) as client:
+        for key in keys:
+            entry = parcels.packed(parcels.put(key=key), namespace="", signer=None)
+            client.set(f"worth:{Names('').entry(key)}", entry)
+    with far_away(redis_engine.port) as port, contextlib.ExitStack() as stack:
+        address = redis_engine.at("worth", port).url
+        machine.start(XCACHE_REMOTE=f"{address}&trust=tier&readonly=1", XCACHE_REMOTE_TIMEOUT="30s")
+        machine.talk(ALICE, TINY)
+        alice, bob = (stack.enter_context(talking_as(machine, uid)) for uid in (ALICE, BOB))
+        for number, key in enumerate(keys):
+            assert isinstance(alice.ask(get_message(key_of(f"tiny {number}"))), protocol.Missing)
+            assert isinstance(bob.ask(get_message(key)), protocol.Found), number

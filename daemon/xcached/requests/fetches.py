@@ -32,6 +32,10 @@ _NO_ANSWER = ledger.with_detail("remote trouble", "no answer came in time")
 _TOO_SLOW = ledger.with_detail("remote trouble", "the program has waited for remote stores in vain for too long")
 
 
+# Asks the tiers within so many seconds, and calls the function when nothing of that goes on.
+_Begin = Callable[[float, Callable[[], None]], Future[str]]
+
+
 class _Waiter:
     """A client that waits, and what to answer it afterwards."""
 
@@ -47,8 +51,7 @@ class _Waiter:
 class _Question:
     """A question to the tiers, and the clients that wait for its answer."""
 
-    def __init__(self, uid: int, seconds: float, begin: Callable[[float], Future[str]]) -> None:
-        """``begin`` asks the tiers within so many seconds."""
+    def __init__(self, uid: int, seconds: float, begin: _Begin) -> None:
         self.uid = uid
         self.since = time.monotonic()
         self.seconds = seconds
@@ -108,7 +111,10 @@ class Fetches:
             return _TOO_SLOW
         expected = self._expected(caller, wanted)
         seconds = self._longest() if expected is None else min(expected, self._longest())
-        begin = lambda left: self._tiers.fetch(wanted.key, wanted.unusable, left)  # noqa: E731 - called once
+
+        def begin(left: float, ended: Callable[[], None]) -> Future[str]:
+            return self._tiers.fetch(wanted.key, wanted.unusable, left, ended)
+
         question = self._question(caller, self._about(caller, wanted.key), seconds, begin)
         return self._wait(question, caller, then, is_told=wanted.wait > 0)
 
@@ -117,9 +123,11 @@ class Fetches:
         if not self._tiers.may_have_some:
             return None
         about = self._about(caller, f"{wanted.program}\0{wanted.arguments}")
-        seconds = self._longest()
-        begin = lambda left: self._tiers.fetch_history(wanted.program, wanted.arguments, left)  # noqa: E731 - called once
-        question = self._question(caller, about, seconds, begin)
+
+        def begin(left: float, ended: Callable[[], None]) -> Future[str]:
+            return self._tiers.fetch_history(wanted.program, wanted.arguments, left, ended)
+
+        question = self._question(caller, about, self._longest(), begin)
         self._histories[caller.process] = about
         return self._wait(question, caller, lambda _: then(), is_told=False)
 
@@ -137,7 +145,7 @@ class Fetches:
         """Return the name of a question: one user's, which may have to wait, is not another's."""
         return f"{caller.uid}\0{wanted}" if self._shared else wanted
 
-    def _question(self, caller: Caller, about: str, seconds: float, begin: Callable[[float], Future[str]]) -> _Question:
+    def _question(self, caller: Caller, about: str, seconds: float, begin: _Begin) -> _Question:
         question = self._questions.get(about)
         if question is None:
             question = self._questions[about] = _Question(caller.uid, seconds, begin)
@@ -154,13 +162,14 @@ class Fetches:
 
         def done(answer: Future[str]) -> None:
             self._answer(about, question, _cause(answer))
-            self._end(question.uid)
 
+        # A tier that is late for the program is still busy with the question.
+        ended = lambda: self._call_soon(lambda: self._end(question.uid))  # noqa: E731 - said in a line
         left = max(0.0, question.until - time.monotonic())
-        question.begin(left).add_done_callback(lambda answer: self._call_soon(lambda: done(answer)))
+        question.begin(left, ended).add_done_callback(lambda answer: self._call_soon(lambda: done(answer)))
 
     def _end(self, uid: int) -> None:
-        """Note that the tiers have answered a question of a user, and ask the next."""
+        """Note that the tiers are done with a question of a user, and ask the next."""
         self._asked[uid] -= 1
         queued = self._queued.get(uid, deque())
         while queued and self._asked[uid] < _MOST_OF_A_USER:
