@@ -232,6 +232,10 @@ async def leave_when_idle(
 async def finish(server: Server, service: Service) -> None:
     """Finish and answer the requests in flight, then close."""
     service.begin_to_leave()
+    # What is being looked up must not find the store closed.
+    deadline = time.monotonic() + 1.0
+    while server.working() and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
     done = await asyncio.get_running_loop().run_in_executor(None, service.finish, _FINISH_SECONDS)
     if not done:
         logger.error("not everything could be written within %g s", _FINISH_SECONDS)

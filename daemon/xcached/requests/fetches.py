@@ -6,12 +6,12 @@ import logging
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from xcache.wire import ledger, protocol
-from xcached.caller import Answer, Caller, Later, Process, Reply
+from xcached.caller import Answer, Caller, Later, Process, Reply, Work
 from xcached.requests.patience import Patience
 
 if TYPE_CHECKING:
@@ -28,6 +28,9 @@ _NAMED = "remote stores"
 _MOST_OF_A_USER = 8
 # A question that had to wait for so much of its time is of no use any more.
 _WORTH_ASKING = 0.5
+# Waits of one user: each costs a heartbeat.
+_MOST_WAITING = 1000
+_TOO_MANY = ledger.with_detail("remote trouble", "too many programs of this user wait for remote stores")
 _NO_ANSWER = ledger.with_detail("remote trouble", "no answer came in time")
 _TOO_SLOW = ledger.with_detail("remote trouble", "the program has waited for remote stores in vain for too long")
 
@@ -87,7 +90,10 @@ class Fetches:
         self._questions: dict[str, _Question] = {}
         # By process: the question that its prediction waits for, which will probably bring most of its programs.
         self._histories: dict[Process, str] = {}
-        self._ticking = False
+        # What each connection waits for, and how many waits each user has.
+        self._of_caller: dict[Caller, list[_Question]] = {}
+        self._wait_counts: Counter[int] = Counter()
+        self._ticking = self._closed = False
         self._shared = shared
         # By user: how many questions the tiers were asked, and those that wait for that.
         self._asked: Counter[int] = Counter()
@@ -102,10 +108,12 @@ class Fetches:
         While what the process will want is being asked for, the entry may come with that, and ``again`` handles the
         request once more when that is here.
         """
+        if self._wait_counts[caller.uid] >= _MOST_WAITING:
+            return _TOO_MANY
         about = self._histories.get(caller.process)
         if about is not None:
             return self._wait(self._questions[about], caller, lambda _: again(), is_told=wanted.wait > 0)
-        if not self._tiers.may_have_some:
+        if not self._tiers.may_have_some or self._closed:
             return self._tiers.trouble
         if not self._patience.is_left(caller.process):
             return _TOO_SLOW
@@ -120,7 +128,7 @@ class Fetches:
 
     def fetch_history(self, caller: Caller, wanted: protocol.Predict, then: Callable[[], Answer]) -> Later | None:
         """Ask the tiers what a program wanted on other machines; None if asking them is of no use."""
-        if not self._tiers.may_have_some:
+        if not self._tiers.may_have_some or self._closed or self._wait_counts[caller.uid] >= _MOST_WAITING:
             return None
         about = self._about(caller, f"{wanted.program}\0{wanted.arguments}")
 
@@ -133,11 +141,14 @@ class Fetches:
 
     def leave(self, caller: Caller) -> None:
         """Forget what a connection that has ended waited for."""
-        for question in self._questions.values():
-            question.waiters = [waiter for waiter in question.waiters if waiter.caller is not caller]
+        for question in self._of_caller.pop(caller, ()):
+            left = [waiter for waiter in question.waiters if waiter.caller is not caller]
+            self._count_waits(caller.uid, len(left) - len(question.waiters))
+            question.waiters = left
 
     def close(self) -> None:
-        """Answer all as if nothing had been found, because the daemon is leaving."""
+        """Answer all as if nothing had been found, and ask no more, because the daemon is leaving."""
+        self._closed = True
         for about, question in list(self._questions.items()):
             self._answer(about, question)
 
@@ -185,6 +196,8 @@ class Fetches:
     def _wait(self, question: _Question, caller: Caller, then: Callable[[str], Answer], *, is_told: bool) -> Later:
         waiter = _Waiter(caller, then, is_told=is_told)
         question.waiters.append(waiter)
+        self._of_caller.setdefault(caller, []).append(question)
+        self._count_waits(caller.uid, 1)
         if not self._ticking:
             self._ticking = True
             self._call_later(_HEARTBEAT_SECONDS, self._tick)
@@ -196,17 +209,29 @@ class Fetches:
         del self._questions[about]
         for process in [process for process, awaited in self._histories.items() if awaited == about]:
             del self._histories[process]
-        while question.waiters:
-            waiter = question.waiters.pop(0)
-            try:
-                answer = waiter.then(cause)
-                has_come = isinstance(answer, Reply) and _has_brought(answer.message)
-                self._patience.note(waiter.caller.process, time.monotonic() - waiter.since, in_vain=not has_come)
-                _forward(answer, waiter.answer)
-            except Exception:
-                # A failure for one client must not keep the others from their answers.
-                logger.exception("a request that waited for the remote stores failed")
-                waiter.answer.give(Reply(protocol.Refused("store error", "the daemon's log says more")))
+        for waiter in question.waiters:
+            self._count_waits(waiter.caller.uid, -1)
+            theirs = self._of_caller[waiter.caller]
+            theirs.remove(question)
+            if not theirs:
+                del self._of_caller[waiter.caller]
+        # Afterwards: an answer may reveal that a client has gone.
+        for waiter in question.waiters:
+            waiter.answer.give(self._answered(waiter, cause))
+
+    def _count_waits(self, uid: int, more: int) -> None:
+        self._wait_counts[uid] += more
+        if not self._wait_counts[uid]:
+            del self._wait_counts[uid]
+
+    def _answered(self, waiter: _Waiter, cause: str) -> Work:
+        """Answer a client in its user's turn: many may have waited."""
+        answer = waiter.then(cause)
+        if isinstance(answer, Generator):
+            answer = yield from answer
+        has_come = isinstance(answer, Reply) and _has_brought(answer.message)
+        self._patience.note(waiter.caller.process, time.monotonic() - waiter.since, in_vain=not has_come)
+        return answer
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -232,12 +257,3 @@ def _cause(done: Future[str]) -> str:
 def _has_brought(message: protocol.Message) -> bool:
     return isinstance(message, protocol.Found) or (isinstance(message, protocol.Prediction) and bool(message.items))
 
-
-def _forward(answer: Answer, to: Later) -> None:
-    """Give a client the answer that another function has for it."""
-    if isinstance(answer, Later):
-        answer.connect(to.say, to.give)
-    elif isinstance(answer, Reply):
-        to.give(answer)
-    else:
-        raise TypeError(f"{type(answer).__name__} is no answer to a look-up")
