@@ -24,6 +24,7 @@ from xcache.wire.protocol import (
 _MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typing.get_args(Message)}
 # Hello and Welcome grow at their end: they have at least the fields of the first version, and may have more than ours.
 _SHORTEST = {"Hello": 4, "Welcome": 4}
+_SIMPLE = frozenset((str, int, float, bool, bytes, type(None)))
 _LENGTH = struct.Struct(">I")
 Check = Callable[[Any], bool]
 
@@ -36,8 +37,13 @@ def _checks(name: str) -> tuple[tuple[str, Check], ...]:
 
 def _check_of(hint: Any, most_items: int = MAX_LIST, most_names: int = MAX_DICTIONARY) -> Check:
     if isinstance(hint, types.UnionType):
-        options = [_check_of(option) for option in typing.get_args(hint)]
-        return lambda value: any(fits(value) for fits in options)
+        options = typing.get_args(hint)
+        if _SIMPLE.issuperset(options):
+            # A message has thousands of them.
+            kinds = frozenset((*options, int)) if float in options else frozenset(options)
+            return lambda value: type(value) in kinds and (type(value) is not str or len(value) <= MAX_TEXT)
+        checks = [_check_of(option) for option in options]
+        return lambda value: any(fits(value) for fits in checks)
     inside = [_check_of(inner, MAX_FIELDS, MAX_FIELDS) for inner in typing.get_args(hint)]
     if typing.get_origin(hint) is list:
         if typing.get_origin(typing.get_args(hint)[0]) in (list, dict):

@@ -50,9 +50,13 @@ class Predictions:
         self.handlers: Handlers = {protocol.Predict: self._predict, protocol.Remember: self._remember}
 
     def _remember(self, caller: Caller, message: protocol.Remember) -> Answer:
-        if not is_sound(message):
-            return Reply(protocol.Refused("protocol error", "the list of the run is malformed"))
-        return self._writer.call(lambda: self._histories.remember(caller.uid, message), caller.uid)
+        def remember() -> protocol.Message | None:
+            if not is_sound(message):
+                return protocol.Refused("protocol error", "the list of the run is malformed")
+            self._histories.remember(caller.uid, message)
+            return None
+
+        return self._writer.call(remember, caller.uid)
 
     def _predict(self, caller: Caller, message: protocol.Predict) -> Work:
         wanted, options = self._wanted(caller, message)

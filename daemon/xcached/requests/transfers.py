@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from xcache.errors import RefusedError
 from xcache.wire import commands, protocol
 from xcache.wire.hashing import is_digest
-from xcached.caller import Answer, Caller, Handlers, Later, Reply
+from xcached.caller import Answer, Caller, Handlers, Later, Reply, Work
 from xcached.fair_queue import SharedFairQueue
 from xcached.host.reload import LiveSettings
 from xcached.requests.lookup import Lookup
 from xcached.requests.trust import NOT_PERMITTED, Trust
 from xcached.store.blobs import read_chunks
-from xcached.store.histories import history_at, newest_history
+from xcached.store.histories import history_at, keys_of_history, newest_history
 from xcached.store.memory_files import check, close_files, memory_file
 from xcached.store.store import Store
 from xcached.store.writer import refusal
@@ -82,8 +82,7 @@ class TransferRequests:
         found = history_at(reading, caller.uid, position) if 0 <= position < _MOST_HISTORIES else None
         if found is None:
             return Reply(commands.WantedBefore("", "", [], 0))
-        items, _ = newest_history(reading, [caller.uid], protocol.Predict(*found))
-        keys = [str(item["key"]) for item in items]
+        keys = keys_of_history(reading, caller.uid, *found)
         return Reply(commands.WantedBefore(*found, keys, position + 1))
 
     def _export_entry(self, caller: Caller, message: commands.ExportEntry) -> Answer:
@@ -101,18 +100,24 @@ class TransferRequests:
             ),
         )
 
-    def _export_history(self, caller: Caller, message: commands.ExportHistory) -> Answer:
+    def _export_history(self, caller: Caller, message: commands.ExportHistory) -> Work:
         if not self._trust.administers(caller.uid):
             return Reply(NOT_PERMITTED)
         from xcache.wire.runs import Run
 
         wanted = protocol.Predict(message.program, message.arguments)
         items, options = newest_history(self._store.database.reading, [caller.uid], wanted)
-        hits = [hits[0] for item in items if (hits := self._lookup.readable(caller, str(item["key"])))]
+        hits = []
+        for item in items:
+            hits += self._lookup.readable(caller, str(item["key"]))[:1]
+            yield
         if not hits:
             return _NONE
-        aliases = self._lookup.aliases_of(caller, dict.fromkeys(hit.program for hit in hits), _MOST_ALIASES)
-        run = Run(protocol.Remember(*wanted, items, options), [*aliases][: protocol.MAX_WANTED], {}, hits[0].toolchain)
+        aliases: list[protocol.Alias] = []
+        for program in dict.fromkeys(hit.program for hit in hits):
+            aliases += self._lookup.aliases_of(caller, [program], _MOST_ALIASES)
+            yield
+        run = Run(protocol.Remember(*wanted, items, options), aliases[: protocol.MAX_WANTED], {}, hits[0].toolchain)
         return self._begin(caller, lambda transfers: _exported(transfers.history(run, unsigned=message.unsigned)))
 
     def _import_entry(self, caller: Caller, message: commands.ImportEntry) -> Answer:
