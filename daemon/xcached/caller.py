@@ -80,6 +80,8 @@ class Caller:
         self.loading: Load | None = None
         # Memory files that the client fills with the large contents of its next put.
         self.files: list[int] = []
+        self.has_left = False
+        """Whether its connection has ended; any thread may ask."""
         self.at_end: list[Callable[[Caller], object]] = []
         """Functions that release what the client held, called when its connection has ended."""
 
@@ -90,6 +92,7 @@ class Caller:
 
     def leave(self) -> None:
         """Note that the connection ended."""
+        self.has_left = True
         self.process.connections -= 1
         for release in self.at_end:
             release(self)
@@ -139,7 +142,7 @@ class Stream:
 
 
 Work: TypeAlias = Generator[None, None, "Answer"]
-Answer: TypeAlias = Reply | Work | Later | Stream | Future[protocol.Message] | None
+Answer: TypeAlias = Reply | Work | Later | Stream | Future[protocol.Message] | Future[Reply] | None
 """The answer to a request, of one of six kinds:
 
 * a ``Reply``, if the serving thread knows the answer at once, after a few look-ups;

@@ -308,6 +308,11 @@ class ImportEntry(NamedTuple):
     content: bytes | None
     size: int
 
+    @property
+    def files(self) -> int:
+        """The number of its contents that are in files."""
+        return int(self.content is None)
+
 
 class ImportHistory(NamedTuple):
     """Remember what a program wanted elsewhere, as ``ImportEntry`` stores an entry."""
@@ -317,6 +322,11 @@ class ImportHistory(NamedTuple):
     unsigned: bool
     content: bytes | None
     size: int
+
+    @property
+    def files(self) -> int:
+        """The number of its contents that are in files."""
+        return int(self.content is None)
 
 
 class EndImport(NamedTuple):

@@ -24,7 +24,6 @@ from xcache.wire.protocol import (
 _MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typing.get_args(Message)}
 # Hello and Welcome grow at their end: they have at least the fields of the first version, and may have more than ours.
 _SHORTEST = {"Hello": 4, "Welcome": 4}
-_SIMPLE = frozenset((str, int, float, bool, bytes, type(None)))
 _LENGTH = struct.Struct(">I")
 Check = Callable[[Any], bool]
 
@@ -33,6 +32,9 @@ Check = Callable[[Any], bool]
 def _checks(name: str) -> tuple[tuple[str, Check], ...]:
     """Return the fields of a message and a check for each, made from its annotation."""
     return tuple((field, _check_of(hint)) for field, hint in typing.get_type_hints(_MESSAGES[name]).items())
+
+
+_SIMPLE = frozenset((str, int, float, bool, bytes, type(None)))
 
 
 def _check_of(hint: Any, most_items: int = MAX_LIST, most_names: int = MAX_DICTIONARY) -> Check:

@@ -10,7 +10,8 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from typing import Protocol
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from xcache.errors import ProtocolError, XcacheError
 from xcache.wire import commands, framing, protocol
@@ -34,6 +35,7 @@ _ANSWERED_AT_ONCE = frozenset(
         protocol.Release, protocol.Report, protocol.AskStatus, commands.Stop, commands.AskProgram, commands.Watch,
     )
 )  # fmt: skip
+_WITH_FILES = (protocol.Put, commands.ImportEntry, commands.ImportHistory)
 # Requests whose answers may fill a frame.
 _ANSWERED_WITH_LISTS = (commands.AskEntries, commands.AskObjects, commands.DescribeEntries)
 # The kernel counts unread descriptors against their sender, the daemon.
@@ -204,7 +206,7 @@ class Session:
             self.caller.program = message.program[:200]
             self._send(request, Reply(self._service.welcome))
             return
-        files = message.files if isinstance(message, protocol.Put) else 0
+        files = message.files if isinstance(message, _WITH_FILES) else 0
         least = protocol.MAX_FRAME if isinstance(message, _ANSWERED_WITH_LISTS) else LEAST_CHARGE
         charge = max(size, least) + DESCRIPTOR_CHARGE * files
         answer: Answer
@@ -263,9 +265,13 @@ class Session:
                     give=lambda reply: self._answer_awaited(answer, request, reply),
                 )
             else:
-                answer.add_done_callback(
-                    lambda done: self._loop.call_soon_threadsafe(self._answer, request, charge, Reply(done.result()))
-                )
+
+                def tell(done: Future[Any]) -> None:
+                    found = done.result()
+                    reply = found if isinstance(found, Reply) else Reply(found)
+                    self._loop.call_soon_threadsafe(self._answer, request, charge, reply)
+
+                answer.add_done_callback(tell)
 
     def _say(self, request: int, word: protocol.Message) -> bool:
         """Send a notice, unless the client is slow to read the earlier ones; return whether it was sent."""
