@@ -36,8 +36,8 @@ _ANSWERED_AT_ONCE = frozenset(
     )
 )  # fmt: skip
 _WITH_FILES = (protocol.Put, commands.ImportEntry, commands.ImportHistory)
-# Requests whose answers may fill a frame.
-_ANSWERED_WITH_LISTS = (commands.AskEntries, commands.AskObjects, commands.DescribeEntries)
+# Requests that cost far more memory than their size: answers that may fill a frame, a task for each of many keys.
+_LARGE = (commands.AskEntries, commands.AskObjects, commands.DescribeEntries, commands.AskPresence, commands.Fetch)
 # The kernel counts unread descriptors against their sender, the daemon.
 _TOO_MANY_DESCRIPTORS = protocol.Refused(
     "too many descriptors", "too many are in flight to clients that do not read them"
@@ -207,7 +207,7 @@ class Session:
             self._send(request, Reply(self._service.welcome))
             return
         files = message.files if isinstance(message, _WITH_FILES) else 0
-        least = protocol.MAX_FRAME if isinstance(message, _ANSWERED_WITH_LISTS) else LEAST_CHARGE
+        least = protocol.MAX_FRAME if isinstance(message, _LARGE) else LEAST_CHARGE
         charge = max(size, least) + DESCRIPTOR_CHARGE * files
         answer: Answer
         try:
@@ -267,7 +267,8 @@ class Session:
             else:
 
                 def tell(done: Future[Any]) -> None:
-                    found = done.result()
+                    # The connection of one that was cancelled has ended.
+                    found = protocol.Done() if done.cancelled() else done.result()
                     reply = found if isinstance(found, Reply) else Reply(found)
                     self._loop.call_soon_threadsafe(self._answer, request, charge, reply)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from xcache.wire import commands, protocol
@@ -23,19 +24,31 @@ class PresenceRequests:
     def __init__(self, lookup: Lookup, sharing: Sharing | None) -> None:
         self._lookup = lookup
         self._sharing = sharing
+        self._asking: dict[Caller, list[Future[protocol.Message]]] = {}
         self.handlers: Handlers = {commands.AskPresence: self._ask, commands.Fetch: self._fetch}
 
     def _ask(self, caller: Caller, message: commands.AskPresence) -> Work:
         found = yield from self._found_here(caller, message.keys)
         if found is None or self._sharing is None:
             return _answer(found)
-        return self._sharing.presence.ask(message.keys, found, message.seconds)
+        return self._asked(caller, self._sharing.presence.ask(caller.uid, message.keys, found, message.seconds))
 
     def _fetch(self, caller: Caller, message: commands.Fetch) -> Work:
         found = yield from self._found_here(caller, message.keys)
         if found is None or self._sharing is None:
             return _answer(found)
-        return self._sharing.presence.fetch(message.keys, found, message.seconds)
+        return self._asked(caller, self._sharing.presence.fetch(caller.uid, message.keys, found, message.seconds))
+
+    def _asked(self, caller: Caller, answer: Future[protocol.Message]) -> Answer:
+        """Have a request end with its connection."""
+        if self._give_up not in caller.at_end:
+            caller.at_end.append(self._give_up)
+        self._asking[caller] = [other for other in self._asking.get(caller, ()) if not other.done()] + [answer]
+        return answer
+
+    def _give_up(self, caller: Caller) -> None:
+        for answer in self._asking.pop(caller, ()):
+            answer.cancel()
 
     def _found_here(self, caller: Caller, keys: list[str]) -> Generator[None, None, list[list[str]] | None]:
         """Return how each key is here, as in ``Presence.entries``; None if that is too much to ask."""
