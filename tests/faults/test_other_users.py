@@ -32,6 +32,7 @@ print(json.dumps([result, dataclasses.asdict(xcache.stats())]))
 """
 
 
+STALE = "SELECT 1 FROM toolchains WHERE stale_since IS NOT NULL"
 PUT = "said.append(text(talk.put(KEY, {!r}, **{})))"
 GET = "found = talk.get(KEY); said.append(found and found.decode('latin-1'))"
 
@@ -101,8 +102,41 @@ def test_nobody_makes_stale_what_is_anothers(machine):
     machine.start()
     assert put(machine, BOB, b"good") == ["Stored"]
     assert machine.talk(ALICE, FAKE) == ["Done", "Stored"]
-    assert until(lambda: machine.place.query("SELECT 1 FROM toolchains WHERE stale_since IS NOT NULL"))
+    assert until(lambda: machine.place.query(STALE))
     assert get(machine, BOB) == "good"
+
+
+GUESS = """
+links = {}
+for name, content in (("right", b"secret"), ("wrong", b"public"), ("none", b"absent"), ("of her own", b"of own")):
+    links[name], file = Path.cwd() / name, Path.cwd() / f"{name}.txt"
+    file.write_bytes(content)
+    links[name].symlink_to(file)
+    there = file.stat()
+    mark = {"path": str(links[name]), "size": 6, "mtime_ns": there.st_mtime_ns, "inode": there.st_ino}
+    toolchain = digest(name.encode())
+    said.append(text(talk.ask(protocol.Announce(toolchain, "cpu", "1", name, [mark | {"digest": digest(content)}]))))
+    parts = {part: digest(part.encode()) for part in ("program", *protocol.DESCRIBED_COMPONENTS)}
+    said.append(text(talk.put(key_of(name), b"x", components=parts | {"toolchain": toolchain})))
+for name, link in links.items():
+    link.unlink()
+    if name != "of her own":
+        link.symlink_to(SECRET if name != "none" else SECRET + " that is not there")
+"""
+
+
+def test_nobody_learns_from_the_daemon_what_only_it_may_read(machine):
+    """Alice guesses the content of a file of the daemon's, and whether there is one, behind links of hers."""
+    machine.start()
+    secret = machine.place.dir / "secret"
+    secret.write_bytes(b"secret")
+    secret.chmod(0o600)
+    os.chown(secret, DAEMON, DAEMON)
+    assert machine.talk(ALICE, f"SECRET = {str(secret)!r}\n{GUESS}") == ["Done", "Stored"] * 4
+    # Of what she may see for herself the daemon tells her.
+    assert until(lambda: machine.place.query(STALE))
+    gone = machine.place.query("SELECT digest FROM toolchains WHERE stale_since IS NOT NULL")
+    assert gone == [(digest(b"of her own"),)]
 
 
 def test_users_pin_their_own_up_to_their_quota(machine):
