@@ -66,6 +66,14 @@ def eye(folder: Path, **how: Any) -> Iterator[Eye]:
             one.toolchains.close(20)
 
 
+@pytest.fixture(autouse=True)
+def _may_be_seen_by_all(tmp_path):
+    """The daemon looks only at what the user who names it could look at."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.getuid():
+            folder.chmod(folder.stat().st_mode | 0o011)
+
+
 @pytest.fixture
 def environment(tmp_path):
     return Environment(tmp_path / "venv", "1.0")
