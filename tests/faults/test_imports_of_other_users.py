@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import select
 import shutil
@@ -42,7 +41,7 @@ def staged_until_refused(talk: Conversation, size: int) -> tuple[int, protocol.R
 
 def bytes_in_memory_files(pid: int) -> int:
     """Return what a process holds in memory files."""
-    files = [file for file in Path(f"/proc/{pid}/fd").iterdir() if "memfd:" in os.readlink(file)]
+    files = [file for file in Path(f"/proc/{pid}/fd").iterdir() if "memfd:" in str(file.readlink())]
     return sum(file.stat().st_blocks * 512 for file in files)
 
 

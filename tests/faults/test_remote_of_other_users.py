@@ -149,7 +149,11 @@ def test_no_user_keeps_the_remote_store_from_others(machine, redis_engine):
 
 
 # Alice has compiled them in no time, so that nobody waits long for one of them.
-TINY = "for n in range(4): talk.put(key_of(f'tiny {n}'), b'x', b'p%d' % n, compile_seconds=0.001)\ntalk.ask(commands.Clear())"
+TINY = """
+for n in range(4):
+    talk.put(key_of(f"tiny {n}"), b"x", b"p%d" % n, compile_seconds=0.001)
+talk.ask(commands.Clear())
+"""
 
 
 def test_what_one_users_programs_are_worth_closes_the_store_for_nobody(machine, redis_engine):

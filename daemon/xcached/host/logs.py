@@ -50,7 +50,8 @@ class _LogFile(logging.handlers.RotatingFileHandler):
 
     def _open(self) -> io.TextIOWrapper:
         try:
-            file = open(self.baseFilename, self.mode, encoding="utf-8", errors="backslashreplace", opener=_private)
+            # The handler closes it.
+            file = open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=_private)  # noqa: SIM115
         except OSError as error:
             if error.errno == errno.ENXIO:
                 raise StoreError(_NO_FILE.format(self.baseFilename)) from None

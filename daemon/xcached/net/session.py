@@ -317,7 +317,7 @@ class Session:
             reply = Reply(_TOO_MANY_DESCRIPTORS)
         try:
             frame = memoryview(framing.encode(request, reply.message))
-        except Exception as error:
+        except ProtocolError as error:
             # Whoever asked waits for an answer.
             close_all(reply.descriptors)
             logger.error("an answer cannot be sent: %s", error, extra={"uid": self.caller.uid})

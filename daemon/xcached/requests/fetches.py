@@ -174,8 +174,10 @@ class Fetches:
         def done(answer: Future[str]) -> None:
             self._answer(about, question, _cause(answer))
 
-        # A tier that is late for the program is still busy with the question.
-        ended = lambda: self._call_soon(lambda: self._end(question.uid))  # noqa: E731 - said in a line
+        def ended() -> None:
+            # Not before: a tier that is late for the program is still busy with the question.
+            self._call_soon(lambda: self._end(question.uid))
+
         left = max(0.0, question.until - time.monotonic())
         question.begin(left, ended).add_done_callback(lambda answer: self._call_soon(lambda: done(answer)))
 
@@ -256,4 +258,3 @@ def _cause(done: Future[str]) -> str:
 
 def _has_brought(message: protocol.Message) -> bool:
     return isinstance(message, protocol.Found) or (isinstance(message, protocol.Prediction) and bool(message.items))
-

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _MOST_ALIASES = 4
 _MOST_HISTORIES = 10**6
 # Bytes of what one program wanted: it waits in memory, and has no executables.
-_MOST_HISTORY_BYTES = 32 * 1024**2
+_MOST_HISTORY_BYTES = 64 * 1024**2
 # Seconds after which the thread of transfers looks for a job without being told.
 _PATIENCE_SECONDS = 60.0
 _NOT_A_KEY = Reply(protocol.Refused("protocol error", "that is not a key"))

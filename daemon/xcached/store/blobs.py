@@ -78,7 +78,7 @@ class BlobFiles:
         return found is not None
 
     def copy_in(self, source: int, size: int, digest: str, start: int = 0) -> Generator[None, None, Path | None]:
-        """Check ``size`` bytes of a descriptor from ``start`` on and copy them to a temporary file if the disk has room, in small steps.
+        """Check ``size`` bytes of a descriptor from ``start`` on, and copy them to a temporary file, in small steps.
 
         Returns the synced copy, for ``settle`` to name or ``discard`` to delete; None if the disk has no room.
         """

@@ -79,7 +79,9 @@ class Ledger:
         )
         found = [dict(zip(columns, row, strict=True)) for row in _page(rows)]
         # An earlier version stored longer ones.
-        return commands.Runs([row if len(row["facts"]) <= protocol.MAX_TEXT else row | {"facts": "{}"} for row in found])
+        return commands.Runs(
+            [row if len(row["facts"]) <= protocol.MAX_TEXT else row | {"facts": "{}"} for row in found]
+        )
 
     def rows(self, uid: int | None, message: commands.AskLedger) -> commands.LedgerRows:
         """Return a page of the ledger of a user's run (None: of anybody's)."""

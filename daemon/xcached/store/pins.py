@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -83,10 +82,11 @@ class Pins:
         if not self._store.shared:
             return self.of_all()
         users = {uid for (uid,) in self._db.execute("SELECT uid FROM users")} | {*newcomers}
-        most = PinnedTotal(*((limit // len(users) or math.inf) for limit in (limits.max_entries, limits.max_size)))
+        share = PinnedTotal(limits.max_entries // len(users), limits.max_size // len(users))
         pins = self._now().values()
         return PinnedTotal(
-            int(sum(min(one.entries, most.entries) for one in pins)), int(sum(min(one.bytes, most.bytes) for one in pins))
+            sum(min(one.entries, share.entries or one.entries) for one in pins),
+            sum(min(one.bytes, share.bytes or one.bytes) for one in pins),
         )
 
     def by_user(self) -> Mapping[int, PinnedTotal]:

@@ -190,9 +190,7 @@ class Keeper:
             self._intake.submit(job, uid)
         return await asyncio.wrap_future(job.done)
 
-    async def job(
-        self, found: parcel.Parcel, uid: int, *, in_place: bool = False, file: int | None = None
-    ) -> PutJob:
+    async def job(self, found: parcel.Parcel, uid: int, *, in_place: bool = False, file: int | None = None) -> PutJob:
         """Return the job that writes an entry; ``file`` ends with its contents, if they are in one."""
         program = found.program
         put = found.put

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 from collections.abc import Iterator
+from pathlib import Path
 
 _MOST_LINKS = 40
 _READ, _SEARCH = 0o4, 0o1
@@ -16,7 +17,7 @@ class Sight:
     def __init__(self, uid: int) -> None:
         self._uid = uid
         self._groups: frozenset[int] | None = None
-        self._open_folders: dict[str, bool] = {}
+        self._open_folders: dict[Path, bool] = {}
 
     def sees(self, path: str) -> bool:
         """Return whether the user may search every folder on the way to a path, or to where the way ends."""
@@ -26,11 +27,11 @@ class Sight:
         """Return whether the user may read a file."""
         return self._may(status, _READ)
 
-    def _may_search(self, folder: str) -> bool:
+    def _may_search(self, folder: Path) -> bool:
         found = self._open_folders.get(folder)
         if found is None:
             try:
-                found = self._may(os.stat(folder), _SEARCH)
+                found = self._may(folder.stat(), _SEARCH)
             except OSError:
                 found = False
             self._open_folders[folder] = found
@@ -53,20 +54,20 @@ class Sight:
         return self._groups
 
 
-def _folders(path: str) -> Iterator[str]:
+def _folders(path: str) -> Iterator[Path]:
     """Yield the folders that the kernel searches on the way to a path, links followed."""
-    at, left, links = "/", path.split("/")[::-1], 0
+    at, left, links = Path("/"), path.split("/")[::-1], 0
     while left:
         name = left.pop()
         if name in ("", "."):
             continue
         yield at
         if name == "..":
-            at = os.path.dirname(at)
+            at = at.parent
             continue
-        following = os.path.join(at, name)
+        following = at / name
         try:
-            target = os.readlink(following)
+            target = str(following.readlink())
         except FileNotFoundError:
             return
         except OSError:
@@ -76,5 +77,5 @@ def _folders(path: str) -> Iterator[str]:
         links += 1
         if links > _MOST_LINKS:
             return
-        at = "/" if target.startswith("/") else at
+        at = Path("/") if target.startswith("/") else at
         left += target.split("/")[::-1]

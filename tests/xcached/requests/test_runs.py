@@ -68,7 +68,9 @@ def test_a_malformed_run_is_refused(talk, changes):
 def test_every_run_is_listed_however_long_its_texts_are(talk):
     """A character takes up to four bytes in a message, and twelve in JSON."""
     wide = "\N{GRINNING FACE}"
-    facts = {f"fact {number}": wide * ledger.MAX_FACT for number in range(ledger.MAX_FACTS - 1)} | {"directory": "/home"}
+    facts = {f"fact {number}": wide * ledger.MAX_FACT for number in range(ledger.MAX_FACTS - 1)} | {
+        "directory": "/home"
+    }
     rows = [[number, *[wide * ledger.MAX_TEXT] * 3, "ab" * 32, "miss", "", "", "", "[]"] for number in range(60)]
     for part in range(0, 60, 10):
         assert talk.ask(message(facts=facts, rows=rows[part : part + 10])) == protocol.Done()

@@ -88,7 +88,10 @@ def test_pins_of_several_do_not_close_the_store_to_another(tmp_path):
             names = [f"{uid} {number}" for number in range(12)]
             fill(made, names, 10 * KB, uid=uid)
             entries = [EntryKey(key_of(name), uid) for name in names]
-            assert made.call(lambda _, entries=entries: made.evictor.pins.pin(entries, Share()) and None) == protocol.Done()
+            assert (
+                made.call(lambda _, entries=entries: made.evictor.pins.pin(entries, Share()) and None)
+                == protocol.Done()
+            )
         fill(made, [f"5 {number}" for number in range(6)], 10 * KB, uid=5)
         made.sync()
         assert by_user(made)[5] >= 5
