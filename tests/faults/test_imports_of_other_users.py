@@ -41,8 +41,12 @@ def staged_until_refused(talk: Conversation, size: int) -> tuple[int, protocol.R
 
 def bytes_in_memory_files(pid: int) -> int:
     """Return what a process holds in memory files."""
-    files = [file for file in Path(f"/proc/{pid}/fd").iterdir() if "memfd:" in str(file.readlink())]
-    return sum(file.stat().st_blocks * 512 for file in files)
+    held = 0
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        # The daemon closes some meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            held += file.stat().st_blocks * 512 if "memfd:" in str(file.readlink()) else 0
+    return held
 
 
 SIZE = 150 * MB
