@@ -22,7 +22,7 @@ from xcache.wire.ownership import prepare_directory, prepare_meeting_place
 from xcache.wire.protocol import FAILED, READY
 from xcached.assembly import assemble, limits_of
 from xcached.host.detach import leave_surroundings
-from xcached.host.logs import ForJournal, log_to, set_level, start_logging
+from xcached.host.logs import ForJournal, log_to, note_failure, set_level, start_logging
 from xcached.host.reload import LiveSettings, file_states
 from xcached.host.systemd import Manager, address, inherited, leads_to_journal, turn_away
 from xcached.host.upkeep import Upkeep
@@ -101,6 +101,7 @@ class Ready:
 async def serve(settings: LiveSettings, listener: socket.socket | None, lock: int | None, ready: Ready) -> None:
     """Start, serve and stop; restart in the same process if the database is damaged or gone."""
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(note_failure)
     stopping = asyncio.Event()
     again, told_to_leave = False, False
 
@@ -231,6 +232,10 @@ async def leave_when_idle(
 async def finish(server: Server, service: Service) -> None:
     """Finish and answer the requests in flight, then close."""
     service.begin_to_leave()
+    # What is being looked up must not find the store closed.
+    deadline = time.monotonic() + 1.0
+    while server.working() and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)
     done = await asyncio.get_running_loop().run_in_executor(None, service.finish, _FINISH_SECONDS)
     if not done:
         logger.error("not everything could be written within %g s", _FINISH_SECONDS)

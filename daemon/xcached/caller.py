@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from xcache.wire import protocol
 
@@ -80,6 +80,8 @@ class Caller:
         self.loading: Load | None = None
         # Memory files that the client fills with the large contents of its next put.
         self.files: list[int] = []
+        self.has_left = False
+        """Whether its connection has ended; any thread may ask."""
         self.at_end: list[Callable[[Caller], object]] = []
         """Functions that release what the client held, called when its connection has ended."""
 
@@ -90,6 +92,7 @@ class Caller:
 
     def leave(self) -> None:
         """Note that the connection ended."""
+        self.has_left = True
         self.process.connections -= 1
         for release in self.at_end:
             release(self)
@@ -108,9 +111,9 @@ class Later:
     def __init__(self) -> None:
         self._said: protocol.Message | None = None
         self._say: Callable[[protocol.Message], object] | None = None
-        self._give: Callable[[Reply], None] | None = None
+        self._give: Callable[[Reply | Work], None] | None = None
 
-    def connect(self, say: Callable[[protocol.Message], object], give: Callable[[Reply], None]) -> None:
+    def connect(self, say: Callable[[protocol.Message], object], give: Callable[[Reply | Work], None]) -> None:
         """Set the functions that send notices and the answer; the latest notice is sent at once."""
         self._say, self._give = say, give
         if self._said is not None:
@@ -122,8 +125,8 @@ class Later:
         if self._say is not None:
             self._say(message)
 
-    def give(self, reply: Reply) -> None:
-        """Send the answer; only the first one counts."""
+    def give(self, reply: Reply | Work) -> None:
+        """Send the answer, or have it made in the user's turns; only the first one counts."""
         give, self._give = self._give, None
         if give is not None:
             give(reply)
@@ -138,10 +141,13 @@ class Stream:
         """Sends a notice, and returns whether it did: not if the client is slow to read the earlier ones."""
 
 
-Answer = Reply | Later | Stream | Future[protocol.Message] | None
-"""The answer to a request, of one of five kinds:
+Work: TypeAlias = Generator[None, None, "Answer"]
+Answer: TypeAlias = Reply | Work | Later | Stream | Future[protocol.Message] | Future[Reply] | None
+"""The answer to a request, of one of six kinds:
 
-* a ``Reply``, if the serving thread knows the answer at once;
+* a ``Reply``, if the serving thread knows the answer at once, after a few look-ups;
+* a ``Work``, a generator, if the serving thread has more to do for it: it yields after each look-up, and returns the
+  answer. It goes on in the turns of its user, who is charged for the time, and ends with the connection;
 * a ``Later``, if the serving thread will know it after something else has happened: notices may precede it, and nobody
   needs it any more when the client has gone;
 * a ``Stream``, if the client wants to be told again and again;

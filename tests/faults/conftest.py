@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
 import shutil
 from collections.abc import Iterator
 
 import pytest
-from support.conversation import Conversation
 from support.engines import redis_engine as redis_engine
 from support.places import Place, new_place
 from support.small_programs import Reference, Running
-from support.users import Machine, make_machine
+from support.users import Machine, make_machine, talking_as
 
 
 @pytest.fixture
@@ -24,22 +23,13 @@ def machine(place: Place) -> Machine:
 def users(machine):
     """Makes connections of users; trusted are the members of a team, Alice and Carol, and the builder."""
     machine.start(XCACHE_TRUSTED_WRITERS="@team builder", XCACHE_USER_QUOTA="1M")
-    made = []
+    with contextlib.ExitStack() as stack:
 
-    def user(uid):
-        # The kernel reports who connected by the effective uid at that moment.
-        os.seteuid(uid)
-        try:
-            made.append(Conversation(machine.place))
-        finally:
-            os.seteuid(0)
-        made[-1].greet()
-        return made[-1]
+        def user(uid):
+            return stack.enter_context(talking_as(machine, uid))
 
-    user.place = machine.place
-    yield user
-    for each in made:
-        each.close()
+        user.place = machine.place
+        yield user
 
 
 @pytest.fixture(scope="module")

@@ -3,35 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import select
 import shutil
 import subprocess
-from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from support import parcels
 from support.conversation import Conversation, key_of
-from support.places import PATIENCE
-from support.users import ALICE, BOB, DAEMON
+from support.places import PATIENCE, until
+from support.users import ALICE, BOB, DAEMON, talking_as
 
 from xcache.client.contents import write_sealed
 from xcache.wire import commands, protocol
 
 MB = 1_000_000
-
-
-@contextlib.contextmanager
-def speaking(machine, uid: int) -> Iterator[Conversation]:
-    """Give a connection of a user."""
-    os.seteuid(uid)
-    try:
-        talk = Conversation(machine.place)
-    finally:
-        os.seteuid(0)
-    with contextlib.closing(talk):
-        talk.greet()
-        yield talk
 
 
 def import_of(name: str, size: int) -> tuple[commands.ImportEntry, list[bytes]]:
@@ -52,17 +39,52 @@ def staged_until_refused(talk: Conversation, size: int) -> tuple[int, protocol.R
     raise AssertionError("there is no end")
 
 
+def bytes_in_memory_files(pid: int) -> int:
+    """Return what a process holds in memory files."""
+    held = 0
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        # The daemon closes some meanwhile.
+        with contextlib.suppress(FileNotFoundError):
+            held += file.stat().st_blocks * 512 if "memfd:" in str(file.readlink()) else 0
+    return held
+
+
+SIZE = 150 * MB
+
+
+@pytest.mark.parametrize("is_garbage", [False, True])
+def test_a_large_entry_takes_none_of_the_daemons_memory(machine, is_garbage):
+    """It comes in its sender's memory, and waits on disk."""
+    # Of memory of its own it gets no more.
+    machine.command += ["prlimit", f"--data={SIZE}"]
+    machine.start()
+    pid = machine.place.daemon_pid()
+    request, contents = import_of("large", SIZE)
+    with talking_as(machine, BOB) as bob:
+        bob.socket.settimeout(PATIENCE)
+        assert bob.ask(*import_of("small", MB)) == protocol.Done()
+        if is_garbage:
+            refused = bob.ask(request, [bytes(request.size)])
+            assert (refused.kind, refused.reason) == ("damaged", "it is no parcel of xcache")
+        else:
+            assert bob.ask(request, contents) == protocol.Done()
+        assert until(lambda: not bytes_in_memory_files(pid))
+        assert bob.ask(commands.EndImport()).entries == 2 - is_garbage
+        assert bob.get(key_of("small")) is not None
+        assert (bob.get(key_of("large")) is not None) != is_garbage
+
+
 def test_no_more_waits_than_the_quota_allows(machine):
     machine.start(XCACHE_USER_QUOTA="5M")
-    with speaking(machine, BOB) as bob:
+    with talking_as(machine, BOB) as bob:
         count, refused = staged_until_refused(bob, MB)
         assert (count, refused.kind) == (5, "quota")
         # Nor on a second connection.
-        with speaking(machine, BOB) as second:
+        with talking_as(machine, BOB) as second:
             assert staged_until_refused(second, MB)[0] == 0
         stored = bob.ask(commands.EndImport())
         assert stored.entries == 5
-    with speaking(machine, ALICE) as alice:
+    with talking_as(machine, ALICE) as alice:
         assert staged_until_refused(alice, MB)[0] == 5
 
 
@@ -72,7 +94,7 @@ def test_what_waits_leaves_the_disk_its_free_space(machine):
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(store)], check=True)
     try:
         machine.start(XCACHE_MIN_FREE=str(20 * MB))
-        with speaking(machine, ALICE) as alice, speaking(machine, BOB) as bob:
+        with talking_as(machine, ALICE) as alice, talking_as(machine, BOB) as bob:
             assert alice.put(key_of("first"), bytes(MB)).kept
             count, refused = staged_until_refused(bob, MB)
             assert refused.kind == "disk full"
@@ -88,8 +110,8 @@ def test_what_waits_leaves_the_disk_its_free_space(machine):
 def test_a_small_import_does_not_wait_for_all_of_another_user(machine):
     machine.start()
     with contextlib.ExitStack() as stack:
-        crowd = [stack.enter_context(speaking(machine, BOB)) for _ in range(8)]
-        alice = stack.enter_context(speaking(machine, ALICE))
+        crowd = [stack.enter_context(talking_as(machine, BOB)) for _ in range(8)]
+        alice = stack.enter_context(talking_as(machine, ALICE))
         imports = [import_of(f"{number}", 16 * MB) for number in range(len(crowd))]
         for bob, (_, contents) in zip(crowd, imports, strict=True):
             for file, content in zip(bob.files(1), contents, strict=True):

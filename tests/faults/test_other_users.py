@@ -32,6 +32,7 @@ print(json.dumps([result, dataclasses.asdict(xcache.stats())]))
 """
 
 
+STALE = "SELECT 1 FROM toolchains WHERE stale_since IS NOT NULL"
 PUT = "said.append(text(talk.put(KEY, {!r}, **{})))"
 GET = "found = talk.get(KEY); said.append(found and found.decode('latin-1'))"
 
@@ -101,8 +102,41 @@ def test_nobody_makes_stale_what_is_anothers(machine):
     machine.start()
     assert put(machine, BOB, b"good") == ["Stored"]
     assert machine.talk(ALICE, FAKE) == ["Done", "Stored"]
-    assert until(lambda: machine.place.query("SELECT 1 FROM toolchains WHERE stale_since IS NOT NULL"))
+    assert until(lambda: machine.place.query(STALE))
     assert get(machine, BOB) == "good"
+
+
+GUESS = """
+links = {}
+for name, content in (("right", b"secret"), ("wrong", b"public"), ("none", b"absent"), ("of her own", b"of own")):
+    links[name], file = Path.cwd() / name, Path.cwd() / f"{name}.txt"
+    file.write_bytes(content)
+    links[name].symlink_to(file)
+    there = file.stat()
+    mark = {"path": str(links[name]), "size": 6, "mtime_ns": there.st_mtime_ns, "inode": there.st_ino}
+    toolchain = digest(name.encode())
+    said.append(text(talk.ask(protocol.Announce(toolchain, "cpu", "1", name, [mark | {"digest": digest(content)}]))))
+    parts = {part: digest(part.encode()) for part in ("program", *protocol.DESCRIBED_COMPONENTS)}
+    said.append(text(talk.put(key_of(name), b"x", components=parts | {"toolchain": toolchain})))
+for name, link in links.items():
+    link.unlink()
+    if name != "of her own":
+        link.symlink_to(SECRET if name != "none" else SECRET + " that is not there")
+"""
+
+
+def test_nobody_learns_from_the_daemon_what_only_it_may_read(machine):
+    """Alice guesses the content of a file of the daemon's, and whether there is one, behind links of hers."""
+    machine.start()
+    secret = machine.place.dir / "secret"
+    secret.write_bytes(b"secret")
+    secret.chmod(0o600)
+    os.chown(secret, DAEMON, DAEMON)
+    assert machine.talk(ALICE, f"SECRET = {str(secret)!r}\n{GUESS}") == ["Done", "Stored"] * 4
+    # Of what she may see for herself the daemon tells her.
+    assert until(lambda: machine.place.query(STALE))
+    gone = machine.place.query("SELECT digest FROM toolchains WHERE stale_since IS NOT NULL")
+    assert gone == [(digest(b"of her own"),)]
 
 
 def test_users_pin_their_own_up_to_their_quota(machine):
@@ -264,6 +298,20 @@ def test_a_user_that_the_kernel_cannot_name_is_turned_away(machine):
     result = machine.run(NOBODY, TALK)
     assert result.returncode != 0
     assert "not for other users (uid 65534)" in (machine.place.dir / "daemon.log").read_text()
+
+
+def test_uids_that_an_account_got_after_the_start_are_no_users(machine):
+    """With each of them Bob would have a share of his own."""
+    table, theirs = machine.place.root / "subuid", 200_000
+    if not table.exists():
+        pytest.skip("this system has no table of subordinate uids")
+    machine.start()
+    assert machine.talk(theirs, "said.append('welcome')") == ["welcome"]
+    with table.open("a") as lines:
+        lines.write(f"bob:{theirs}:65536\n")
+    assert machine.run(theirs + 1, TALK).returncode != 0
+    assert f"not for other users (uid {theirs + 1})" in (machine.place.dir / "daemon.log").read_text()
+    assert machine.talk(BOB, "said.append('welcome')") == ["welcome"]
 
 
 def test_the_store_is_closed_to_users_and_the_socket_open(machine):

@@ -8,15 +8,18 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
 
 import pytest
 import redis
 from support import parcels
+from support.conversation import key_of
 from support.engines import SECRET
-from support.places import PATIENCE, digest, free_port, until
-from support.users import ALICE, BOB, DAEMON, KEY, command
+from support.places import PATIENCE, digest, free_port, get_message, until
+from support.users import ALICE, BOB, DAEMON, KEY, command, talking_as
 
+from xcache.wire import commands, protocol
 from xcache.wire.names import Names
 
 TOOLCHAIN = digest(b"a toolchain that only other machines have")
@@ -87,16 +90,15 @@ async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, se
         writer.close()
 
 
+Connected = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+
 @contextlib.contextmanager
-def far_away(port: int) -> Iterator[int]:
-    """Give a port at which another one is 100 ms away."""
+def serving(connect: Connected) -> Iterator[int]:
+    """Have a server on a thread of its own; give its port."""
     found, listening, ends = free_port(), threading.Event(), list[Callable[[], object]]()
 
-    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there = await asyncio.open_connection("127.0.0.1", port)
-        await asyncio.gather(pass_on(reader, there[1], 0.1), pass_on(there[0], writer, 0.0), return_exceptions=True)
-
-    async def relay() -> None:
+    async def serve() -> None:
         loop, over = asyncio.get_running_loop(), asyncio.Event()
         ends.append(lambda: loop.call_soon_threadsafe(over.set))
         server = await asyncio.start_server(connect, "127.0.0.1", found)
@@ -104,14 +106,26 @@ def far_away(port: int) -> Iterator[int]:
         await over.wait()
         server.close()
 
-    relaying = threading.Thread(target=asyncio.run, args=(relay(),))
-    relaying.start()
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
     try:
         assert listening.wait(PATIENCE)
         yield found
     finally:
         ends[0]()
-        relaying.join()
+        thread.join()
+
+
+@contextlib.contextmanager
+def far_away(port: int) -> Iterator[int]:
+    """Give a port at which another one is 100 ms away."""
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pass_on(reader, there[1], 0.1), pass_on(there[0], writer, 0.0), return_exceptions=True)
+
+    with serving(connect) as found:
+        yield found
 
 
 # Two dozen processes that do nothing but ask are much beside other tests.
@@ -132,3 +146,57 @@ def test_no_user_keeps_the_remote_store_from_others(machine, redis_engine):
         found = [machine.talk(BOB, f"said.append(talk.get({key!r}) is not None)") for key in keys]
         crowd.join()
     assert found == [[True]] * 3
+
+
+# Alice has compiled them in no time, so that nobody waits long for one of them.
+TINY = """
+for n in range(4):
+    talk.put(key_of(f"tiny {n}"), b"x", b"p%d" % n, compile_seconds=0.001)
+talk.ask(commands.Clear())
+"""
+
+
+def test_what_one_users_programs_are_worth_closes_the_store_for_nobody(machine, redis_engine):
+    """Alice asks for what is not worth the way to the store, and Bob for what is there, in turns."""
+    keys = [digest(b"%d" % number) for number in range(4)]
+    with contextlib.closing(redis.Redis(port=redis_engine.port, password=SECRET)) as client:
+        for key in keys:
+            entry = parcels.packed(parcels.put(key=key), namespace="", signer=None)
+            client.set(f"worth:{Names('').entry(key)}", entry)
+    with far_away(redis_engine.port) as port, contextlib.ExitStack() as stack:
+        address = redis_engine.at("worth", port).url
+        machine.start(XCACHE_REMOTE=f"{address}&trust=tier&readonly=1", XCACHE_REMOTE_TIMEOUT="30s")
+        machine.talk(ALICE, TINY)
+        alice, bob = (stack.enter_context(talking_as(machine, uid)) for uid in (ALICE, BOB))
+        for number, key in enumerate(keys):
+            assert isinstance(alice.ask(get_message(key_of(f"tiny {number}"))), protocol.Missing)
+            assert isinstance(bob.ask(get_message(key)), protocol.Found), number
+
+
+@pytest.mark.parametrize("kind", [commands.AskPresence, commands.Fetch])
+def test_what_a_user_asks_of_the_store_before_a_run_ends_with_the_connection(machine, kind):
+    """Alice asks for eight hundred entries and leaves, and Bob then asks for one."""
+    asked: list[str] = []
+
+    async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                asked.append(head.decode().split()[1])
+                await asyncio.sleep(0.05)
+                writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    with serving(connect) as port:
+        machine.start(XCACHE_REMOTE=f"http://127.0.0.1:{port}?trust=tier&readonly=1")
+        with talking_as(machine, ALICE) as alice:
+            for request in range(8):
+                alice.say(kind([digest(b"%d %d" % (request, number)) for number in range(commands.MAX_KEYS)], 600.0))
+            assert until(lambda: len(asked) > 20)
+        with talking_as(machine, BOB) as bob:
+            for number in range(10):
+                (found,) = bob.ask(kind([key_of(f"bob {number}")], PATIENCE)).entries
+                assert found[0] == "missing"
+        assert len(asked) < 400

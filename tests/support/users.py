@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.conversation import key_of
+from support.conversation import Conversation, key_of
 from support.places import REPOSITORY, TESTS, Place, until
 from support.program_files import program_text
 
@@ -105,15 +107,33 @@ def make_machine(place: Place) -> Machine:
     }
     accounts = "".join(f"{name}:x:{uid}:{uid}::/:/bin/sh\n" for name, uid in ACCOUNTS.items())
     groups = "".join(f"{name}:x:{gid}:{','.join(members)}\n" for name, (gid, members) in GROUPS.items())
-    for name, lines in (("passwd", accounts), ("group", groups)):
+    # Not every system has the table of subordinate uids.
+    tables = {"passwd": accounts, "group": groups} | ({"subuid": ""} if Path("/etc/subuid").exists() else {})
+    for name, lines in tables.items():
         (place.root / name).write_text(Path("/etc", name).read_text() + lines)
-    mounts = " && ".join(f"mount --bind {place.root}/{name} /etc/{name}" for name in ("passwd", "group"))
+    mounts = " && ".join(f"mount --bind {place.root}/{name} /etc/{name}" for name in tables)
     command = ["unshare", "-m", "sh", "-c", f'{mounts} && exec "$@"', "sh"]
     everything = [*command, *become(ALICE), sys.executable, "-c", ""]
     tried = subprocess.run(everything, capture_output=True, text=True, check=False)
     if shutil.which("setpriv") is None or tried.returncode:
         pytest.skip(f"accounts cannot be made up here: {tried.stderr.strip()}")
     return Machine(place, command)
+
+
+@contextlib.contextmanager
+def talking_as(machine: Machine, uid: int) -> Iterator[Conversation]:
+    """Open a connection of a user that has said Hello, for the length of the block."""
+    # The kernel reports who connected by the effective uid at that moment.
+    os.seteuid(uid)
+    try:
+        conversation = Conversation(machine.place)
+    finally:
+        os.seteuid(0)
+    try:
+        conversation.greet()
+        yield conversation
+    finally:
+        conversation.close()
 
 
 def command(machine: Machine, uid: int, *arguments: str, **environment: str) -> tuple[int, str, str]:

@@ -194,7 +194,7 @@ def _listed_runs(settings: Config, connection: Connection) -> Iterator[StoredRun
             run = _run(int(str(number)), *columns)
             yield run
             before = run.id
-        if len(found) < protocol.MAX_LISTED_RUNS:
+        if not found:
             return
 
 
@@ -204,7 +204,7 @@ def _listed_rows(settings: Config, connection: Connection, run: int) -> list[Row
         asked = commands.AskLedger(run, rows[-1].position + 1 if rows else 0)
         found = connection.demand(asked, commands.LedgerRows, settings.timeout).rows
         rows += [Row(*fields) for fields in found]  # type: ignore[arg-type] # as the daemon writes them
-        if len(found) < protocol.MAX_LISTED_ROWS:
+        if not found:
             return rows
 
 

@@ -26,7 +26,7 @@ class AskRuns(NamedTuple):
 
 
 class Runs(NamedTuple):
-    """The runs, each with the columns of the table ``runs``; exactly ``MAX_LISTED_RUNS`` of them if there are more."""
+    """The runs, each with the columns of the table ``runs``, as many as fit; none after the last."""
 
     runs: list[dict[str, Scalar]]
 
@@ -39,7 +39,7 @@ class AskLedger(NamedTuple):
 
 
 class LedgerRows(NamedTuple):
-    """The rows, each as the fields of ``ledger.Row``; exactly ``MAX_LISTED_ROWS`` of them if there may be more."""
+    """The rows, each as the fields of ``ledger.Row``, as many as fit; none after the last."""
 
     rows: list[list[int | str]]
 
@@ -308,6 +308,11 @@ class ImportEntry(NamedTuple):
     content: bytes | None
     size: int
 
+    @property
+    def files(self) -> int:
+        """The number of its contents that are in files."""
+        return int(self.content is None)
+
 
 class ImportHistory(NamedTuple):
     """Remember what a program wanted elsewhere, as ``ImportEntry`` stores an entry."""
@@ -317,6 +322,11 @@ class ImportHistory(NamedTuple):
     unsigned: bool
     content: bytes | None
     size: int
+
+    @property
+    def files(self) -> int:
+        """The number of its contents that are in files."""
+        return int(self.content is None)
 
 
 class EndImport(NamedTuple):

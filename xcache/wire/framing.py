@@ -34,10 +34,18 @@ def _checks(name: str) -> tuple[tuple[str, Check], ...]:
     return tuple((field, _check_of(hint)) for field, hint in typing.get_type_hints(_MESSAGES[name]).items())
 
 
+_SIMPLE = frozenset((str, int, float, bool, bytes, type(None)))
+
+
 def _check_of(hint: Any, most_items: int = MAX_LIST, most_names: int = MAX_DICTIONARY) -> Check:
     if isinstance(hint, types.UnionType):
-        options = [_check_of(option) for option in typing.get_args(hint)]
-        return lambda value: any(fits(value) for fits in options)
+        options = typing.get_args(hint)
+        if _SIMPLE.issuperset(options):
+            # A message has thousands of them.
+            kinds = frozenset((*options, int)) if float in options else frozenset(options)
+            return lambda value: type(value) in kinds and (type(value) is not str or len(value) <= MAX_TEXT)
+        checks = [_check_of(option) for option in options]
+        return lambda value: any(fits(value) for fits in checks)
     inside = [_check_of(inner, MAX_FIELDS, MAX_FIELDS) for inner in typing.get_args(hint)]
     if typing.get_origin(hint) is list:
         if typing.get_origin(typing.get_args(hint)[0]) in (list, dict):

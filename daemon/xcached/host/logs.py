@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
+import io
 import logging
 import logging.handlers
+import os
+import stat
 import time
 from typing import Any
 
 from xcache.config.config import Config
+from xcache.errors import StoreError
 from xcache.wire.protocol import LOG
 from xcached.host.systemd import leads_to_journal
 
@@ -18,6 +24,7 @@ _LONGEST_MESSAGE = 2000
 # Messages of one kind about one user per period; the first of the next period says how many were left out.
 _MOST_ALIKE, _PERIOD_SECONDS = 30, 60.0
 _MOST_KINDS = 1000
+_NO_FILE = "{} is not a file"
 _PRIORITIES = ((logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
 _DEBUG = 7
 
@@ -28,7 +35,7 @@ def start_logging(config: Config, *, to_stderr: bool) -> None:
     if leads_to_journal(2):
         log_to(logging.StreamHandler(), ForJournal())
     else:
-        log_to(logging.handlers.RotatingFileHandler(config.dir / LOG, maxBytes=_FILE_BYTES, backupCount=1), line)
+        log_to(_LogFile(config.dir / LOG, maxBytes=_FILE_BYTES, backupCount=1), line)
         if to_stderr:
             log_to(logging.StreamHandler(), line)
     for source in (logger, logging.getLogger("asyncio")):
@@ -38,9 +45,35 @@ def start_logging(config: Config, *, to_stderr: bool) -> None:
     logging.raiseExceptions = False
 
 
+class _LogFile(logging.handlers.RotatingFileHandler):
+    """A bounded file; anything else under its name, such as a pipe that nobody reads, is refused at once."""
+
+    def _open(self) -> io.TextIOWrapper:
+        try:
+            # The handler closes it.
+            file = open(self.baseFilename, "a", encoding="utf-8", errors="backslashreplace", opener=_private)  # noqa: SIM115
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                raise StoreError(_NO_FILE.format(self.baseFilename)) from None
+            raise
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise StoreError(_NO_FILE.format(self.baseFilename))
+        return file
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+
+
 def set_level(config: Config) -> None:
     """Set the log level; the daemon's own default is ``info``."""
     logger.setLevel("INFO" if config.sources.get("log") == "default" else config.log.upper())
+
+
+def note_failure(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:  # noqa: ARG001 - as asyncio calls it
+    """Log what failed on an event loop, as messages of one kind: asyncio's own are all different."""
+    logger.error("%s", context["message"], exc_info=context.get("exception"))
 
 
 def log_to(handler: logging.Handler, formatter: logging.Formatter) -> None:

@@ -95,6 +95,10 @@ class Server:
         """Return whether a client still waits for an answer or holds a lease."""
         return self._service.busy() or any(connection.in_flight for connection in self._connections)
 
+    def working(self) -> bool:
+        """Return whether an answer that takes more than a turn is being made."""
+        return any(connection.is_working for connection in self._connections)
+
     def _accept(self) -> None:
         until = time.monotonic() + _ACCEPT_SECONDS
         while time.monotonic() < until:

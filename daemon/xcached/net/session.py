@@ -9,12 +9,13 @@ import socket
 import sqlite3
 import time
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
 
 from xcache.errors import ProtocolError, XcacheError
 from xcache.wire import commands, framing, protocol
-from xcached.caller import Caller, Later, Reply, Stream, close_all
+from xcached.caller import Answer, Caller, Later, Reply, Stream, Work, close_all
 from xcached.host.reload import LiveSettings
 from xcached.net.sockets import is_unread, read_from
 from xcached.net.turns import DESCRIPTOR_CHARGE, LEAST_CHARGE, Account, Turns
@@ -34,8 +35,9 @@ _ANSWERED_AT_ONCE = frozenset(
         protocol.Release, protocol.Report, protocol.AskStatus, commands.Stop, commands.AskProgram, commands.Watch,
     )
 )  # fmt: skip
-# Requests whose answers may fill a frame.
-_ANSWERED_WITH_LISTS = (commands.AskEntries, commands.AskObjects, commands.DescribeEntries)
+_WITH_FILES = (protocol.Put, commands.ImportEntry, commands.ImportHistory)
+# Requests that cost far more memory than their size: answers that may fill a frame, a task for each of many keys.
+_LARGE = (commands.AskEntries, commands.AskObjects, commands.DescribeEntries, commands.AskPresence, commands.Fetch)
 # The kernel counts unread descriptors against their sender, the daemon.
 _TOO_MANY_DESCRIPTORS = protocol.Refused(
     "too many descriptors", "too many are in flight to clients that do not read them"
@@ -81,6 +83,8 @@ class Session:
         # Bytes reserved in the user's account for a large frame being read, and charged for promised answers.
         self._reserved = 0
         self._awaited: dict[Later, int] = {}
+        # Answers that take more than a turn: the request, its charge, and what is left to do.
+        self._works: deque[tuple[int, int, Work]] = deque()
         self._outgoing: deque[tuple[int, memoryview, Sequence[int]]] = deque()
         self._greeted = self._leaving = False
         self._reading = self._writing = False
@@ -105,6 +109,10 @@ class Session:
         # Promised answers are no longer charged; requests at the writer thread are, until they are done.
         self.account.in_hand -= sum(self._awaited.values())
         self._awaited.clear()
+        for _, charge, work in self._works:
+            self.account.in_hand -= charge
+            work.close()
+        self._works.clear()
         self.account.waiting_to_read.pop(self, None)
         self.account.waiting_to_answer.pop(self, None)
         self._release_reservation()
@@ -126,6 +134,11 @@ class Session:
             seconds, mine = self._settings.now.silence, {"uid": self.caller.uid}
             logger.warning("process %d %s for %g s and was dropped", self.caller.pid, what, seconds, extra=mine)
             self.drop()
+
+    @property
+    def is_working(self) -> bool:
+        """Whether there is an answer that takes more than a turn."""
+        return bool(self._works)
 
     def stop_reading(self) -> None:
         """Answer the requests in flight and read no more; the client asks the next daemon."""
@@ -154,7 +167,8 @@ class Session:
     def serve(self, until: float) -> bool:
         """Answer the frames that have arrived, until a time; return whether there is more to answer now."""
         try:
-            while self._reader.ready and self._may_answer():
+            self._work_on(until)
+            while self._reader.ready and self._may_answer() and not self._works:
                 if not self.account.has_room_for_later_answer and not self._comes_first():
                     self.account.waiting_to_answer[self] = None
                     break
@@ -163,6 +177,7 @@ class Session:
                 if self._reserved:
                     self._release_reservation()
                 self._handle(*taken)
+                self._work_on(until)
                 if time.monotonic() >= until:
                     break
         except ProtocolError as error:
@@ -171,7 +186,8 @@ class Session:
             return False
         self.update_reading()
         self._note_debt()
-        return self._reader.ready and self._may_answer() and self not in self.account.waiting_to_answer
+        has_more = self._reader.ready and self._may_answer() and self not in self.account.waiting_to_answer
+        return has_more or bool(self._works)
 
     def _comes_first(self) -> bool:
         """Return whether the next request can be answered now although too much is in flight."""
@@ -190,17 +206,48 @@ class Session:
             self.caller.program = message.program[:200]
             self._send(request, Reply(self._service.welcome))
             return
-        files = message.files if isinstance(message, protocol.Put) else 0
-        least = protocol.MAX_FRAME if isinstance(message, _ANSWERED_WITH_LISTS) else LEAST_CHARGE
+        files = message.files if isinstance(message, _WITH_FILES) else 0
+        least = protocol.MAX_FRAME if isinstance(message, _LARGE) else LEAST_CHARGE
         charge = max(size, least) + DESCRIPTOR_CHARGE * files
+        answer: Answer
         try:
             answer = self._service.handle(self.caller, message)
-        except (OSError, XcacheError, sqlite3.Error) as error:
-            answer = Reply(refusal(error))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - told to the client
+            answer = self._refusal(error, type(message).__name__)
+        self._take(request, charge, answer)
+
+    def _work_on(self, until: float) -> None:
+        """Go on with what takes long, until a time, but at least for a step."""
+        while self._works:
+            request, charge, work = self._works.popleft()
+            answer: Answer
+            try:
+                while True:
+                    next(work)
+                    if self._socket.fileno() < 0:
+                        work.close()
+                        self.account.in_hand -= charge
+                        return
+                    if time.monotonic() >= until:
+                        self._works.appendleft((request, charge, work))
+                        return
+            except StopIteration as end:
+                answer = end.value
+            except Exception as error:  # noqa: BLE001 - told to the client
+                answer = self._refusal(error, "request")
+            self.in_flight -= 1
+            self.account.in_hand -= charge
+            self._take(request, charge, answer)
+            self._server.turns.resume_waiting(self.account)
+
+    def _refusal(self, error: Exception, what: str) -> Reply:
+        if not isinstance(error, (OSError, XcacheError, sqlite3.Error)):
             # A defect in one request must not end the service of all others.
-            logger.exception("a %s failed", type(message).__name__)
-            answer = Reply(refusal(error))
+            logger.error("a %s failed", what, exc_info=error, extra={"uid": self.caller.uid})
+        return Reply(refusal(error))
+
+    def _take(self, request: int, charge: int, answer: Answer) -> None:
+        """Send an answer, or have it sent when it is known."""
         if isinstance(answer, Reply):
             self._send(request, answer)
         elif isinstance(answer, Stream):
@@ -209,16 +256,23 @@ class Session:
         elif answer is not None:
             self.in_flight += 1
             self.account.in_hand += charge
-            if isinstance(answer, Later):
+            if isinstance(answer, Generator):
+                self._works.append((request, charge, answer))
+            elif isinstance(answer, Later):
                 self._awaited[answer] = charge
                 answer.connect(
                     say=lambda word: self._say(request, word),
                     give=lambda reply: self._answer_awaited(answer, request, reply),
                 )
             else:
-                answer.add_done_callback(
-                    lambda done: self._loop.call_soon_threadsafe(self._answer, request, charge, Reply(done.result()))
-                )
+
+                def tell(done: Future[Any]) -> None:
+                    # The connection of one that was cancelled has ended.
+                    found = protocol.Done() if done.cancelled() else done.result()
+                    reply = found if isinstance(found, Reply) else Reply(found)
+                    self._loop.call_soon_threadsafe(self._answer, request, charge, reply)
+
+                answer.add_done_callback(tell)
 
     def _say(self, request: int, word: protocol.Message) -> bool:
         """Send a notice, unless the client is slow to read the earlier ones; return whether it was sent."""
@@ -227,9 +281,14 @@ class Session:
         self._send(request, Reply(word))
         return True
 
-    def _answer_awaited(self, awaited: Later, request: int, reply: Reply) -> None:
-        """Send an answer that was promised by a Later."""
-        self._answer(request, self._awaited.pop(awaited, 0), reply)
+    def _answer_awaited(self, awaited: Later, request: int, reply: Reply | Work) -> None:
+        """Send an answer that was promised by a Later, or make it in turns."""
+        charge = self._awaited.pop(awaited, 0)
+        if isinstance(reply, Reply):
+            self._answer(request, charge, reply)
+        elif self._socket.fileno() >= 0:
+            self._works.append((request, charge, reply))
+            self._server.turns.queue(self)
 
     def _answer(self, request: int, charge: int, reply: Reply) -> None:
         """Send an answer that was not ready at once."""
@@ -258,9 +317,12 @@ class Session:
             reply = Reply(_TOO_MANY_DESCRIPTORS)
         try:
             frame = memoryview(framing.encode(request, reply.message))
-        except BaseException:
+        except ProtocolError as error:
+            # Whoever asked waits for an answer.
             close_all(reply.descriptors)
-            raise
+            logger.error("an answer cannot be sent: %s", error, extra={"uid": self.caller.uid})
+            reply = Reply(protocol.Refused("protocol error", f"the answer cannot be sent: {str(error)[:200]}"))
+            frame = memoryview(framing.encode(request, reply.message))
         self._outgoing.append((request, frame, reply.descriptors))
         self.account.note_unsent(len(frame), len(reply.descriptors))
         if not self._writing:

@@ -6,12 +6,12 @@ import logging
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from xcache.wire import ledger, protocol
-from xcached.caller import Answer, Caller, Later, Process, Reply
+from xcached.caller import Answer, Caller, Later, Process, Reply, Work
 from xcached.requests.patience import Patience
 
 if TYPE_CHECKING:
@@ -28,8 +28,15 @@ _NAMED = "remote stores"
 _MOST_OF_A_USER = 8
 # A question that had to wait for so much of its time is of no use any more.
 _WORTH_ASKING = 0.5
+# Waits of one user: each costs a heartbeat.
+_MOST_WAITING = 1000
+_TOO_MANY = ledger.with_detail("remote trouble", "too many programs of this user wait for remote stores")
 _NO_ANSWER = ledger.with_detail("remote trouble", "no answer came in time")
 _TOO_SLOW = ledger.with_detail("remote trouble", "the program has waited for remote stores in vain for too long")
+
+
+# Asks the tiers within so many seconds, and calls the function when nothing of that goes on.
+_Begin = Callable[[float, Callable[[], None]], Future[str]]
 
 
 class _Waiter:
@@ -47,8 +54,7 @@ class _Waiter:
 class _Question:
     """A question to the tiers, and the clients that wait for its answer."""
 
-    def __init__(self, uid: int, seconds: float, begin: Callable[[float], Future[str]]) -> None:
-        """``begin`` asks the tiers within so many seconds."""
+    def __init__(self, uid: int, seconds: float, begin: _Begin) -> None:
         self.uid = uid
         self.since = time.monotonic()
         self.seconds = seconds
@@ -84,7 +90,10 @@ class Fetches:
         self._questions: dict[str, _Question] = {}
         # By process: the question that its prediction waits for, which will probably bring most of its programs.
         self._histories: dict[Process, str] = {}
-        self._ticking = False
+        # What each connection waits for, and how many waits each user has.
+        self._of_caller: dict[Caller, list[_Question]] = {}
+        self._wait_counts: Counter[int] = Counter()
+        self._ticking = self._closed = False
         self._shared = shared
         # By user: how many questions the tiers were asked, and those that wait for that.
         self._asked: Counter[int] = Counter()
@@ -99,37 +108,47 @@ class Fetches:
         While what the process will want is being asked for, the entry may come with that, and ``again`` handles the
         request once more when that is here.
         """
+        if self._wait_counts[caller.uid] >= _MOST_WAITING:
+            return _TOO_MANY
         about = self._histories.get(caller.process)
         if about is not None:
             return self._wait(self._questions[about], caller, lambda _: again(), is_told=wanted.wait > 0)
-        if not self._tiers.may_have_some:
+        if not self._tiers.may_have_some or self._closed:
             return self._tiers.trouble
         if not self._patience.is_left(caller.process):
             return _TOO_SLOW
         expected = self._expected(caller, wanted)
         seconds = self._longest() if expected is None else min(expected, self._longest())
-        begin = lambda left: self._tiers.fetch(wanted.key, wanted.unusable, left)  # noqa: E731 - called once
+
+        def begin(left: float, ended: Callable[[], None]) -> Future[str]:
+            return self._tiers.fetch(wanted.key, wanted.unusable, left, ended)
+
         question = self._question(caller, self._about(caller, wanted.key), seconds, begin)
         return self._wait(question, caller, then, is_told=wanted.wait > 0)
 
     def fetch_history(self, caller: Caller, wanted: protocol.Predict, then: Callable[[], Answer]) -> Later | None:
         """Ask the tiers what a program wanted on other machines; None if asking them is of no use."""
-        if not self._tiers.may_have_some:
+        if not self._tiers.may_have_some or self._closed or self._wait_counts[caller.uid] >= _MOST_WAITING:
             return None
         about = self._about(caller, f"{wanted.program}\0{wanted.arguments}")
-        seconds = self._longest()
-        begin = lambda left: self._tiers.fetch_history(wanted.program, wanted.arguments, left)  # noqa: E731 - called once
-        question = self._question(caller, about, seconds, begin)
+
+        def begin(left: float, ended: Callable[[], None]) -> Future[str]:
+            return self._tiers.fetch_history(wanted.program, wanted.arguments, left, ended)
+
+        question = self._question(caller, about, self._longest(), begin)
         self._histories[caller.process] = about
         return self._wait(question, caller, lambda _: then(), is_told=False)
 
     def leave(self, caller: Caller) -> None:
         """Forget what a connection that has ended waited for."""
-        for question in self._questions.values():
-            question.waiters = [waiter for waiter in question.waiters if waiter.caller is not caller]
+        for question in self._of_caller.pop(caller, ()):
+            left = [waiter for waiter in question.waiters if waiter.caller is not caller]
+            self._count_waits(caller.uid, len(left) - len(question.waiters))
+            question.waiters = left
 
     def close(self) -> None:
-        """Answer all as if nothing had been found, because the daemon is leaving."""
+        """Answer all as if nothing had been found, and ask no more, because the daemon is leaving."""
+        self._closed = True
         for about, question in list(self._questions.items()):
             self._answer(about, question)
 
@@ -137,7 +156,7 @@ class Fetches:
         """Return the name of a question: one user's, which may have to wait, is not another's."""
         return f"{caller.uid}\0{wanted}" if self._shared else wanted
 
-    def _question(self, caller: Caller, about: str, seconds: float, begin: Callable[[float], Future[str]]) -> _Question:
+    def _question(self, caller: Caller, about: str, seconds: float, begin: _Begin) -> _Question:
         question = self._questions.get(about)
         if question is None:
             question = self._questions[about] = _Question(caller.uid, seconds, begin)
@@ -154,13 +173,16 @@ class Fetches:
 
         def done(answer: Future[str]) -> None:
             self._answer(about, question, _cause(answer))
-            self._end(question.uid)
+
+        def ended() -> None:
+            # Not before: a tier that is late for the program is still busy with the question.
+            self._call_soon(lambda: self._end(question.uid))
 
         left = max(0.0, question.until - time.monotonic())
-        question.begin(left).add_done_callback(lambda answer: self._call_soon(lambda: done(answer)))
+        question.begin(left, ended).add_done_callback(lambda answer: self._call_soon(lambda: done(answer)))
 
     def _end(self, uid: int) -> None:
-        """Note that the tiers have answered a question of a user, and ask the next."""
+        """Note that the tiers are done with a question of a user, and ask the next."""
         self._asked[uid] -= 1
         queued = self._queued.get(uid, deque())
         while queued and self._asked[uid] < _MOST_OF_A_USER:
@@ -176,6 +198,8 @@ class Fetches:
     def _wait(self, question: _Question, caller: Caller, then: Callable[[str], Answer], *, is_told: bool) -> Later:
         waiter = _Waiter(caller, then, is_told=is_told)
         question.waiters.append(waiter)
+        self._of_caller.setdefault(caller, []).append(question)
+        self._count_waits(caller.uid, 1)
         if not self._ticking:
             self._ticking = True
             self._call_later(_HEARTBEAT_SECONDS, self._tick)
@@ -187,17 +211,29 @@ class Fetches:
         del self._questions[about]
         for process in [process for process, awaited in self._histories.items() if awaited == about]:
             del self._histories[process]
-        while question.waiters:
-            waiter = question.waiters.pop(0)
-            try:
-                answer = waiter.then(cause)
-                has_come = isinstance(answer, Reply) and _has_brought(answer.message)
-                self._patience.note(waiter.caller.process, time.monotonic() - waiter.since, in_vain=not has_come)
-                _forward(answer, waiter.answer)
-            except Exception:
-                # A failure for one client must not keep the others from their answers.
-                logger.exception("a request that waited for the remote stores failed")
-                waiter.answer.give(Reply(protocol.Refused("store error", "the daemon's log says more")))
+        for waiter in question.waiters:
+            self._count_waits(waiter.caller.uid, -1)
+            theirs = self._of_caller[waiter.caller]
+            theirs.remove(question)
+            if not theirs:
+                del self._of_caller[waiter.caller]
+        # Afterwards: an answer may reveal that a client has gone.
+        for waiter in question.waiters:
+            waiter.answer.give(self._answered(waiter, cause))
+
+    def _count_waits(self, uid: int, more: int) -> None:
+        self._wait_counts[uid] += more
+        if not self._wait_counts[uid]:
+            del self._wait_counts[uid]
+
+    def _answered(self, waiter: _Waiter, cause: str) -> Work:
+        """Answer a client in its user's turn: many may have waited."""
+        answer = waiter.then(cause)
+        if isinstance(answer, Generator):
+            answer = yield from answer
+        has_come = isinstance(answer, Reply) and _has_brought(answer.message)
+        self._patience.note(waiter.caller.process, time.monotonic() - waiter.since, in_vain=not has_come)
+        return answer
 
     def _tick(self) -> None:
         now = time.monotonic()
@@ -222,13 +258,3 @@ def _cause(done: Future[str]) -> str:
 
 def _has_brought(message: protocol.Message) -> bool:
     return isinstance(message, protocol.Found) or (isinstance(message, protocol.Prediction) and bool(message.items))
-
-
-def _forward(answer: Answer, to: Later) -> None:
-    """Give a client the answer that another function has for it."""
-    if isinstance(answer, Later):
-        answer.connect(to.say, to.give)
-    elif isinstance(answer, Reply):
-        to.give(answer)
-    else:
-        raise TypeError(f"{type(answer).__name__} is no answer to a look-up")

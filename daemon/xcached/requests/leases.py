@@ -66,7 +66,7 @@ class Leases:
         self._waited_for: dict[Lease, None] = {}
         self._wait_counts: Counter[int] = Counter()
         self._holders = LeaseHolders()
-        self._ticking = False
+        self._ticking = self._closed = False
         self._last_number = 0
 
     def __len__(self) -> int:
@@ -83,7 +83,7 @@ class Leases:
     ) -> Reply | Later:
         """Grant the lease, or queue behind its holder; ``explain`` returns the answer that grants it."""
         # "not >", because NaN must not wait either.
-        if not wanted.wait > 0:
+        if not wanted.wait > 0 or self._closed:
             return Reply(explain(0))
         lease = self._lease_to_wait_for(caller, wanted.key)
         may_wait = self._wait_counts[caller.uid] < _MOST_WAITING
@@ -200,7 +200,8 @@ class Leases:
             self._pass_on(lease)
 
     def close(self) -> None:
-        """Tell all waiters to compile, because the daemon is leaving."""
+        """Tell all waiters to compile, and grant no more, because the daemon is leaving."""
+        self._closed = True
         # Sending an answer may reveal that a client has gone, and pass its leases on.
         while self._of_user:
             lease = next(lease for leases in self._of_user.values() for lease in leases)

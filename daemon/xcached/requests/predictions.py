@@ -6,12 +6,12 @@ The first entries of a prediction, and aliases, come with the answer.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 
 from xcache.errors import ProtocolError
 from xcache.wire import framing, protocol
 from xcache.wire.checks import is_sound
-from xcached.caller import Answer, Caller, Handlers, Reply, close_all
+from xcached.caller import Answer, Caller, Handlers, Reply, Work, close_all
 from xcached.requests.fetches import Fetches
 from xcached.requests.lookup import Lookup
 from xcached.store.histories import Histories, Wanted
@@ -50,26 +50,30 @@ class Predictions:
         self.handlers: Handlers = {protocol.Predict: self._predict, protocol.Remember: self._remember}
 
     def _remember(self, caller: Caller, message: protocol.Remember) -> Answer:
-        if not is_sound(message):
-            return Reply(protocol.Refused("protocol error", "the list of the run is malformed"))
-        return self._writer.call(lambda: self._histories.remember(caller.uid, message), caller.uid)
+        def remember() -> protocol.Message | None:
+            if not is_sound(message):
+                return protocol.Refused("protocol error", "the list of the run is malformed")
+            self._histories.remember(caller.uid, message)
+            return None
 
-    def _predict(self, caller: Caller, message: protocol.Predict) -> Answer:
+        return self._writer.call(remember, caller.uid)
+
+    def _predict(self, caller: Caller, message: protocol.Predict) -> Work:
         wanted, options = self._wanted(caller, message)
         if not wanted and self._fetches is not None:
             asked = self._fetches.fetch_history(caller, message, lambda: self._predict_from_here(caller, message))
             if asked is not None:
                 return asked
-        return self._prediction(caller, wanted, options)
+        return (yield from self._prediction(caller, wanted, options))
 
-    def _predict_from_here(self, caller: Caller, message: protocol.Predict) -> Reply:
+    def _predict_from_here(self, caller: Caller, message: protocol.Predict) -> Work:
         """Predict after the remote stores were asked."""
         return self._prediction(caller, *self._wanted(caller, message))
 
     def _wanted(self, caller: Caller, message: protocol.Predict) -> tuple[list[Wanted], dict[str, bytes]]:
         return self._histories.predict(caller.uid, [*self._signers()], message, _MOST_LISTED)
 
-    def _prediction(self, caller: Caller, wanted: Iterable[Wanted], options: dict[str, bytes]) -> Reply:
+    def _prediction(self, caller: Caller, wanted: Iterable[Wanted], options: dict[str, bytes]) -> Work:
         """Return the items a program will probably want, of those that a Get would find."""
         prediction = protocol.Prediction([], options, {}, [], [], [], self._lookup.structures(caller))
         # Many items share few of these, so each is listed once.
@@ -81,6 +85,7 @@ class Predictions:
                 made_with = f"{hit.flags} {hit.platform} {hit.toolchain}"
                 prediction.items.append(item | {"made_with": numbers.setdefault(made_with, len(numbers))})
                 predicted.append((prediction.items[-1], hit))
+            yield
         prediction.made_with.extend(numbers)
         try:
             listed = len(framing.encode(0, prediction)) + len(predicted) * _LONGEST_ITEM_BYTES
@@ -88,30 +93,37 @@ class Predictions:
             # The stored history is so long that its list does not fit into a frame.
             return Reply(protocol.Prediction([], {}, {}, [], [], [], None))
         room = protocol.MAX_FRAME - listed
-        room -= self._add_aliases(caller, prediction, dict.fromkeys(hit.program for _, hit in predicted), room)
-        return self._with_entries(caller, prediction, predicted, min(_INLINE_BYTES, room))
+        room -= yield from self._add_aliases(
+            caller, prediction, dict.fromkeys(hit.program for _, hit in predicted), room
+        )
+        return (yield from self._with_entries(caller, prediction, predicted, min(_INLINE_BYTES, room)))
 
-    def _add_aliases(self, caller: Caller, prediction: protocol.Prediction, programs: Iterable[str], room: int) -> int:
+    def _add_aliases(
+        self, caller: Caller, prediction: protocol.Prediction, programs: Iterable[str], room: int
+    ) -> Generator[None, None, int]:
         """Add aliases of these programs as far as there is room; return their bytes."""
         left = most = max(0, min(_ALIAS_BYTES, room))
-        for alias in self._lookup.aliases_of(caller, programs, _MOST_ALIASES):
-            texts = alias.structure, alias.program, alias.seal
-            size = _ALIAS_HEADER_BYTES + len(alias.facts) + sum(len(text.encode()) for text in texts)
-            if size > left:
-                break
-            prediction.aliases.append([*alias])
-            left -= size
+        for program in programs:
+            yield
+            for alias in self._lookup.aliases_of(caller, [program], _MOST_ALIASES):
+                texts = alias.structure, alias.program, alias.seal
+                size = _ALIAS_HEADER_BYTES + len(alias.facts) + sum(len(text.encode()) for text in texts)
+                if size > left:
+                    return most - left
+                prediction.aliases.append([*alias])
+                left -= size
         return most - left
 
     def _with_entries(
         self, caller: Caller, prediction: protocol.Prediction, predicted: list[tuple[Wanted, Hit]], room_inline: int
-    ) -> Reply:
+    ) -> Generator[None, None, Reply]:
         """Hand over the first entries, as far as there is room."""
         # By whether an entry comes inline or in a file.
         room, files = {True: room_inline, False: _FILE_BYTES}, protocol.MAX_PREDICTED_FILES
         descriptors: list[int] = []
         try:
             for item, hit in predicted:
+                yield
                 is_inline = hit.inline_bytes is not None
                 room[is_inline] -= max(hit.stored_size, 0) if hit.inline_bytes is None else hit.inline_bytes
                 files -= not is_inline

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 
 from xcache.wire import protocol
-from xcached.caller import Answer, Caller, Handlers, Later, Reply
+from xcached.caller import Answer, Caller, Handlers, Later, Reply, Work
 from xcached.requests.fetches import Fetches
 from xcached.requests.leases import Leases
 from xcached.requests.loads import Loads
@@ -55,14 +56,28 @@ class Service:
         if handler is None:
             return Reply(protocol.Refused("protocol error", f"{type(message).__name__} is not a request"))
         start = time.monotonic()
-        try:
+        with self._watching():
             answer = handler(caller, message)
+        if isinstance(answer, Generator):
+            return self._watched(answer, type(message).__name__, start)
+        if self._observe is not None:
+            self._note_time(type(message).__name__, start, answer)
+        return answer
+
+    @contextlib.contextmanager
+    def _watching(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.DatabaseError as error:
             if is_damage(error):
                 self._damaged(error)
             raise
+
+    def _watched(self, work: Work, name: str, start: float) -> Work:
+        with self._watching():
+            answer = yield from work
         if self._observe is not None:
-            self._note_time(type(message).__name__, start, answer)
+            self._note_time(name, start, answer)
         return answer
 
     def _note_time(self, name: str, start: float, answer: Answer) -> None:

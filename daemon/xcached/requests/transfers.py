@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
 from xcache.errors import RefusedError
 from xcache.wire import commands, protocol
 from xcache.wire.hashing import is_digest
-from xcached.caller import Answer, Caller, Handlers, Later, Reply
+from xcached.caller import Answer, Caller, Handlers, Reply, Work
 from xcached.fair_queue import SharedFairQueue
 from xcached.host.reload import LiveSettings
 from xcached.requests.lookup import Lookup
 from xcached.requests.trust import NOT_PERMITTED, Trust
-from xcached.store.blobs import read_chunks
-from xcached.store.histories import history_at, newest_history
-from xcached.store.memory_files import check, close_files, memory_file
+from xcached.store.histories import history_at, keys_of_history, newest_history
+from xcached.store.memory_files import check, close_files, content_of, memory_file
 from xcached.store.store import Store
 from xcached.store.writer import refusal
 
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 # Aliases of one program that go along.
 _MOST_ALIASES = 4
 _MOST_HISTORIES = 10**6
+# Bytes of what one program wanted: it waits in memory, and has no executables.
+_MOST_HISTORY_BYTES = 64 * 1024**2
 # Seconds after which the thread of transfers looks for a job without being told.
 _PATIENCE_SECONDS = 60.0
 _NOT_A_KEY = Reply(protocol.Refused("protocol error", "that is not a key"))
@@ -57,7 +58,6 @@ class TransferRequests:
         self._transfers: Transfers | None = None
         self._jobs: SharedFairQueue[Callable[[], None]] = SharedFairQueue()
         self._thread: threading.Thread | None = None
-        self._loop = asyncio.get_running_loop()
         self.handlers: Handlers = {
             commands.AskHistory: self._history,
             commands.ExportEntry: self._export_entry,
@@ -82,8 +82,7 @@ class TransferRequests:
         found = history_at(reading, caller.uid, position) if 0 <= position < _MOST_HISTORIES else None
         if found is None:
             return Reply(commands.WantedBefore("", "", [], 0))
-        items, _ = newest_history(reading, [caller.uid], protocol.Predict(*found))
-        keys = [str(item["key"]) for item in items]
+        keys = keys_of_history(reading, caller.uid, *found)
         return Reply(commands.WantedBefore(*found, keys, position + 1))
 
     def _export_entry(self, caller: Caller, message: commands.ExportEntry) -> Answer:
@@ -101,25 +100,31 @@ class TransferRequests:
             ),
         )
 
-    def _export_history(self, caller: Caller, message: commands.ExportHistory) -> Answer:
+    def _export_history(self, caller: Caller, message: commands.ExportHistory) -> Work:
         if not self._trust.administers(caller.uid):
             return Reply(NOT_PERMITTED)
         from xcache.wire.runs import Run
 
         wanted = protocol.Predict(message.program, message.arguments)
         items, options = newest_history(self._store.database.reading, [caller.uid], wanted)
-        hits = [hits[0] for item in items if (hits := self._lookup.readable(caller, str(item["key"])))]
+        hits = []
+        for item in items:
+            hits += self._lookup.readable(caller, str(item["key"]))[:1]
+            yield
         if not hits:
             return _NONE
-        aliases = self._lookup.aliases_of(caller, dict.fromkeys(hit.program for hit in hits), _MOST_ALIASES)
-        run = Run(protocol.Remember(*wanted, items, options), [*aliases][: protocol.MAX_WANTED], {}, hits[0].toolchain)
+        aliases: list[protocol.Alias] = []
+        for program in dict.fromkeys(hit.program for hit in hits):
+            aliases += self._lookup.aliases_of(caller, [program], _MOST_ALIASES)
+            yield
+        run = Run(protocol.Remember(*wanted, items, options), aliases[: protocol.MAX_WANTED], {}, hits[0].toolchain)
         return self._begin(caller, lambda transfers: _exported(transfers.history(run, unsigned=message.unsigned)))
 
     def _import_entry(self, caller: Caller, message: commands.ImportEntry) -> Answer:
-        def keep(transfers: Transfers, content: bytes) -> Reply:
+        def keep(transfers: Transfers, content: memoryview, file: int | None) -> Reply:
             from xcached.tiers.transfers import Came
 
-            came = Came(content, caller.uid if message.unsigned else None)
+            came = Came(content, caller.uid if message.unsigned else None, file)
             return Reply(transfers.stage_entry(caller, came, message.key, here))
 
         files = caller.take_files()
@@ -127,17 +132,17 @@ class TransferRequests:
             close_files(files)
             return _NOT_A_KEY
         here = {hit.digest for hit in self._lookup.readable(caller, message.key)}
-        return self._import(caller, message, files, keep)
+        return self._import(caller, message, files, self._settings.now.max_payload, keep)
 
     def _import_history(self, caller: Caller, message: commands.ImportHistory) -> Answer:
-        def keep(transfers: Transfers, content: bytes) -> Reply:
+        def keep(transfers: Transfers, content: memoryview, file: int | None) -> Reply:
             from xcached.tiers.transfers import Came
 
             wanted = protocol.Predict(message.program, message.arguments)
-            came = Came(content, caller.uid if message.unsigned else None)
+            came = Came(content, caller.uid if message.unsigned else None, file)
             return Reply(transfers.stage_history(caller, came, wanted))
 
-        return self._import(caller, message, caller.take_files(), keep)
+        return self._import(caller, message, caller.take_files(), _MOST_HISTORY_BYTES, keep)
 
     def _end_import(self, caller: Caller, _: commands.EndImport) -> Answer:
         return self._begin(caller, lambda transfers: Reply(transfers.end_import(caller)))
@@ -147,7 +152,8 @@ class TransferRequests:
         caller: Caller,
         message: commands.ImportEntry | commands.ImportHistory,
         files: Sequence[int],
-        keep: Callable[[Transfers, bytes], Reply],
+        most: int,
+        keep: Callable[[Transfers, memoryview, int | None], Reply],
     ) -> Answer:
         self._on_import()
         if self._discard not in caller.at_end:
@@ -155,9 +161,9 @@ class TransferRequests:
         inline = message.content
         if inline is not None:
             close_files(files)
-            return self._begin(caller, lambda transfers: keep(transfers, inline))
+            return self._begin(caller, lambda transfers: keep(transfers, memoryview(inline), None))
         try:
-            if len(files) != 1 or message.size > self._settings.now.max_payload:
+            if len(files) != 1 or message.size > most:
                 raise RefusedError("too large", f"{message.size} bytes are not accepted")
             check(files[0], message.size, shared=self._store.shared)
         except RefusedError as error:
@@ -166,10 +172,11 @@ class TransferRequests:
 
         def kept(transfers: Transfers) -> Reply:
             try:
-                content = b"".join(read_chunks(files[0], message.size))
+                if caller.has_left:
+                    return Reply(protocol.Done())
+                return keep(transfers, content_of(files[0], message.size), files[0])
             finally:
                 close_files(files)
-            return keep(transfers, content)
 
         return self._begin(caller, kept)
 
@@ -180,9 +187,9 @@ class TransferRequests:
 
         self._begin(caller, work)
 
-    def _begin(self, caller: Caller, work: Callable[[Transfers], Reply]) -> Later:
+    def _begin(self, caller: Caller, work: Callable[[Transfers], Reply]) -> Future[Reply]:
         """Do something on the thread of transfers when it is the user's turn, and answer then."""
-        later = Later()
+        done: Future[Reply] = Future()
 
         def do() -> None:
             try:
@@ -190,16 +197,15 @@ class TransferRequests:
                     raise RefusedError("store busy", "the daemon is leaving")
                 if self._transfers is None:
                     self._transfers = self._make_transfers()
-                reply = work(self._transfers)
+                done.set_result(work(self._transfers))
             except Exception as error:  # noqa: BLE001 - each request gets an answer
-                reply = Reply(refusal(error))
-            self._loop.call_soon_threadsafe(later.give, reply)
+                done.set_result(Reply(refusal(error)))
 
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="xcached-transfers", daemon=True)
             self._thread.start()
         self._jobs.add(caller.uid, do)
-        return later
+        return done
 
     def _run(self) -> None:
         while not self._jobs.over:

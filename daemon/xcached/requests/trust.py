@@ -34,6 +34,7 @@ class Trust:
         self._own = own_uid()
         self.shared = settings.daemon_uid() == self._own
         self._groups_by_uid: dict[int, tuple[float, frozenset[int]]] = {}
+        self._subordinate = _SubordinateUids()
         self.signers: Signers | None = None
         """The keys whose entries are in the store; None if it has none."""
         self.adopt(settings)
@@ -48,7 +49,6 @@ class Trust:
                 else:
                     trusted_by_all.add(uid_of_account(name))
         self._trusted_by_all, self._groups = trusted_by_all, groups
-        self._subordinate = _subordinate_uids() if self.shared else []
 
     def admits(self, uid: int) -> bool:
         """Return whether a user may connect.
@@ -58,7 +58,7 @@ class Trust:
         """
         if uid in (self._own, ROOT):
             return True
-        return self.shared and uid not in overflow_uids() and not any(uid in uids for uids in self._subordinate)
+        return self.shared and uid not in overflow_uids() and uid not in self._subordinate
 
     def administers(self, uid: int) -> bool:
         """Return whether a user may stop the daemon and change other users' data."""
@@ -113,13 +113,26 @@ class Trust:
         return groups
 
 
-def _subordinate_uids() -> list[range]:
-    """Return the uids that users other than root may take on."""
-    try:
-        lines = _SUBORDINATE.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    fields = [line.split(":") for line in lines]
+class _SubordinateUids:
+    """The uids that users other than root may take on, as the table has them now: accounts come while a daemon runs."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[int, ...] = ()
+        self._ranges: list[range] = []
+
+    def __contains__(self, uid: int) -> bool:
+        try:
+            found = _SUBORDINATE.stat()
+            seen = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            if seen != self._seen:
+                self._ranges, self._seen = _ranges_in(_SUBORDINATE.read_text("utf-8", "replace")), seen
+        except OSError:
+            self._seen, self._ranges = (), []
+        return any(uid in uids for uids in self._ranges)
+
+
+def _ranges_in(table: str) -> list[range]:
+    fields = [line.split(":") for line in table.splitlines()]
     return [
         range(int(first), int(first) + int(count))
         for owner, first, count in (found for found in fields if len(found) == 3)

@@ -77,8 +77,8 @@ class BlobFiles:
             os.close(found[0])
         return found is not None
 
-    def copy_in(self, source: int, size: int, digest: str) -> Generator[None, None, Path | None]:
-        """Check ``size`` bytes of a descriptor and copy them to a temporary file if the disk has room, in small steps.
+    def copy_in(self, source: int, size: int, digest: str, start: int = 0) -> Generator[None, None, Path | None]:
+        """Check ``size`` bytes of a descriptor from ``start`` on, and copy them to a temporary file, in small steps.
 
         Returns the synced copy, for ``settle`` to name or ``discard`` to delete; None if the disk has no room.
         """
@@ -86,13 +86,13 @@ class BlobFiles:
         try:
             try:
                 if self._has_plenty(unfinished, size):
-                    yield from self._copy(source, size, digest, unfinished)
+                    yield from self._copy(source, size, digest, unfinished, start)
                     return unfinished
             except OSError as error:
                 if not _is_full(error):
                     raise
                 unfinished.unlink(missing_ok=True)
-            yield from _check(source, size, digest)
+            yield from _check(source, size, digest, start)
         except OSError as error:
             self.discard(unfinished)
             raise RefusedError(_kind(error), f"{self._unfinished}: {error.strerror}") from None
@@ -102,16 +102,16 @@ class BlobFiles:
         self.discard(unfinished)
         return None
 
-    def check(self, source: int, size: int, digest: str) -> None:
+    def check(self, source: int, size: int, digest: str, start: int = 0) -> None:
         """Raise RefusedError unless a descriptor holds the bytes of this digest."""
-        for _ in _check(source, size, digest):
+        for _ in _check(source, size, digest, start):
             pass
 
-    def write(self, source: int, size: int, digest: str) -> None:
+    def write(self, source: int, size: int, digest: str, start: int = 0) -> None:
         """Copy ``size`` bytes from a descriptor to disk under ``digest``; on failure nothing is left."""
         unfinished = self._new_unfinished(digest)
         try:
-            for _ in self._copy(source, size, digest, unfinished):
+            for _ in self._copy(source, size, digest, unfinished, start):
                 pass
             self.settle(unfinished, digest)
         except OSError as error:
@@ -164,13 +164,13 @@ class BlobFiles:
             self._in_progress[name] = _Copy()
         return self._unfinished / name
 
-    def _copy(self, source: int, size: int, digest: str, unfinished: Path) -> Iterator[None]:
-        _require(source, size)
+    def _copy(self, source: int, size: int, digest: str, unfinished: Path, start: int) -> Iterator[None]:
+        _require(source, start + size)
         self._make_folders(self._unfinished)
         with open(unfinished, "wb", opener=_opener) as file:
             found = hashlib.sha256()
             unsynced = 0
-            for chunk in read_chunks(source, size):
+            for chunk in read_chunks(source, size, start):
                 found.update(chunk)
                 with self._lock:
                     self._in_progress[unfinished.name].written += len(chunk)
@@ -242,10 +242,10 @@ def read_chunks(source: int, size: int, start: int = 0) -> Iterator[bytes]:
         yield chunk
 
 
-def _check(source: int, size: int, digest: str) -> Iterator[None]:
-    _require(source, size)
+def _check(source: int, size: int, digest: str, start: int) -> Iterator[None]:
+    _require(source, start + size)
     found = hashlib.sha256()
-    for chunk in read_chunks(source, size):
+    for chunk in read_chunks(source, size, start):
         found.update(chunk)
         yield
     _compare(found, digest)

@@ -25,16 +25,23 @@ class Writer(NamedTuple):
 
 
 class Source(NamedTuple):
-    """A content to be stored: bytes, or a descriptor to copy them from."""
+    """A content to be stored: bytes, or a descriptor to copy them from, until there is a copy."""
 
     digest: str
     size: int
     content: bytes | None
     descriptor: int | None
+    # Where it begins in the descriptor's file.
+    offset: int = 0
     # A synced copy that is not yet renamed to its digest.
     copy: Path | None = None
     # Whether the bytes were checked against the digest.
     checked: bool = False
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it becomes a file of the store."""
+        return self.descriptor is not None or self.copy is not None
 
     def discard(self, files: BlobFiles) -> None:
         """Close the descriptor, and delete a copy that was not settled."""

@@ -50,6 +50,8 @@ class ExceededLimit(NamedTuple):
     reason: str
     uid: int | None
     excess: Excess
+    # Nobody else has more than a fair share, and this user has it in pinned entries.
+    is_pinned: bool = False
 
 
 class Batch(NamedTuple):
@@ -117,6 +119,7 @@ class Evictor:
             return freed
         self.shortage.cut_down_other_data()
         lacking = self.shortage.lacking()
+        self._let_pins_lapse(lacking)
         if (batch := self._next(lacking)) is not None:
             if self._store.uses.order < self._new_from:
                 return self._evict([one.entry for one in batch.going], batch.reason)
@@ -130,6 +133,13 @@ class Evictor:
         if max_age and (old := self._candidates.unused_since(self._store.age_clock.now(max_age) - max_age)):
             return self._evict(old, "age")
         return None
+
+    def _let_pins_lapse(self, lacking: int) -> None:
+        """Unpin what a user has beyond a fair share, if others below theirs would have to make the room instead."""
+        for too_much in self._exceeded_limits(lacking):
+            if too_much.is_pinned and too_much.uid is not None:
+                count = self.pins.lapse(too_much.uid, too_much.excess)
+                logger.info("%d pins of user %d beyond a fair share lapse", count, too_much.uid)
 
     def _go_on(self) -> Freed | None:
         """Carry out the next part of a plan; None when none is left."""
@@ -232,9 +242,10 @@ class Evictor:
         Raise RefusedError and evict nothing if that cannot make room enough, or if one of them would have to go.
         ``write`` writes their rows.
         """
-        limits, pinned, sizes = self._store.limits, self.pins.of_all(), Counter[int]()
+        limits, sizes = self._store.limits, Counter[int]()
         for entry, size in coming.items():
             sizes[entry.writer_uid] += size
+        pinned = self.pins.protected(sizes, limits)
         together = sizes.total()
         _require_fit(together, limits.max_size, pinned.bytes, "the store", "too large", "store full")
         for uid, size in sizes.items():
@@ -264,6 +275,7 @@ class Evictor:
         for _ in range(_ADMISSION_ATTEMPTS):
             if not 0 < lacking <= needed + ENOUGH_TO_JUDGE_BYTES or self.shortage.evictions_are_useless:
                 break
+            self._let_pins_lapse(lacking)
             plan = self._rehearse(lacking, write, coming)
             if not plan.suffices or plan.newcomers:
                 break
@@ -314,13 +326,17 @@ class Evictor:
             sql = "SELECT DISTINCT writer_uid FROM entries WHERE pinned = 0 AND used_order >= ?"
             recent_writers = {uid for (uid,) in self._db.execute(sql, (self._new_from,))}
             rows.sort(key=lambda row: not (row[0] in recent_writers and row[1] > fair_share))
-            for uid, amount in rows:
-                pinned = self.pins.of(uid)
-                if amount > getattr(pinned, what) + pinned.entries * row:
-                    over = min(excess, max(1, amount - fair_share))
-                    break
-            else:
-                uid = None
+            pinned = {uid: getattr(theirs, what) + theirs.entries * row for uid, theirs in self.pins.by_user().items()}
+            able = ((uid, amount) for uid, amount in rows if amount > pinned.get(uid, 0))
+            uid, amount = next(able, (None, 0))
+            if amount <= fair_share:
+                holders = ((uid, amount) for uid, amount in rows if amount > fair_share and uid in pinned)
+                if (holder := next(holders, None)) is not None:
+                    return ExceededLimit(
+                        reason, holder[0], Excess(**{what: min(excess, holder[1] - fair_share)}), is_pinned=True
+                    )
+            if uid is not None:
+                over = min(excess, max(1, amount - fair_share))
         return ExceededLimit(reason, uid, Excess(**{what: over}))
 
     def _evict(self, chosen: Sequence[EntryKey], reason: str, *, keeps_pages: bool = False) -> Freed:

@@ -86,6 +86,15 @@ def history_at(connection: sqlite3.Connection, uid: int, position: int) -> tuple
     return found
 
 
+def keys_of_history(connection: sqlite3.Connection, uid: int, program: str, arguments: str) -> list[str]:
+    """Return the keys that a program of a user wanted last time."""
+    sql = (
+        "SELECT key FROM wanted WHERE history = (SELECT max(id) FROM histories"
+        " WHERE uid = ? AND program = ? AND arguments = ?) ORDER BY position"
+    )
+    return [str(key) for (key,) in connection.execute(sql, (uid, program, arguments))]
+
+
 def newest_history(
     connection: sqlite3.Connection, uids: Sequence[int], wanted: protocol.Predict, most: int = protocol.MAX_WANTED
 ) -> tuple[list[Wanted], dict[str, bytes]]:

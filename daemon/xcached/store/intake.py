@@ -17,6 +17,7 @@ from xcached.caller import close_all
 from xcached.store.blobs import BlobFiles
 from xcached.store.entries import Source
 from xcached.store.jobs import PutJob
+from xcached.store.memory_files import close_files
 from xcached.store.writer import WriterThread, refuse_put
 
 logger = logging.getLogger("xcached")
@@ -82,7 +83,7 @@ class Intake:
             except StopIteration as end:
                 copied: PutJob = end.value
                 break
-        if any(source.descriptor is not None and source.copy is None for source in copied.sources):
+        if any(source.descriptor is not None for source in copied.sources):
             copied.discard(self._files)
             raise RefusedError("disk full", f"{job.size} bytes do not fit beside what is there")
         return copied
@@ -150,5 +151,9 @@ class Intake:
         """Check a content, and copy it to disk if there is room; if not, the writer thread makes room first."""
         if source.descriptor is None:
             return source
-        copy = yield from self._files.copy_in(source.descriptor, source.size, source.digest)
-        return source._replace(copy=copy, checked=True)
+        copy = yield from self._files.copy_in(source.descriptor, source.size, source.digest, source.offset)
+        if copy is None:
+            return source._replace(checked=True)
+        # What waits to be stored waits on disk, not in memory.
+        close_files([source.descriptor])
+        return source._replace(descriptor=None, copy=copy, checked=True)

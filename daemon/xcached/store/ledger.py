@@ -6,7 +6,8 @@ import json
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from xcache.wire import commands, protocol
 from xcache.wire.ledger import Row
@@ -18,6 +19,8 @@ _MOST_RUNS_OF_ONE_USER = 1000
 _ROW_BYTES = 40
 _COLUMNS = ", ".join(Row._fields)
 _TEXTS = tuple(name for name in Row._fields if name != "position")
+# Bytes of texts after which a page ends; one more row fits into a frame beside them.
+_PAGE_BYTES = protocol.MAX_FRAME // 2
 _SIZE = f"{_ROW_BYTES} + " + " + ".join(f"length(CAST({name} AS BLOB))" for name in _TEXTS)
 
 
@@ -49,7 +52,7 @@ class Ledger:
 
     def _record(self, uid: int, pid: int, program: str, message: protocol.RecordRun, rows: Sequence[Row]) -> None:
         now = time.time()
-        facts = json.dumps(message.facts)
+        facts = _fitting(message.facts)
         fixed = _ROW_BYTES + len(f"{message.run}{program}{facts}".encode())
         with self._store.transaction():
             (run,) = self._db.execute(
@@ -74,7 +77,11 @@ class Ledger:
             " ORDER BY id DESC LIMIT ?",
             (uid, before, before, protocol.MAX_LISTED_RUNS),
         )
-        return commands.Runs([dict(zip(columns, row, strict=True)) for row in rows])
+        found = [dict(zip(columns, row, strict=True)) for row in _page(rows)]
+        # An earlier version stored longer ones.
+        return commands.Runs(
+            [row if len(row["facts"]) <= protocol.MAX_TEXT else row | {"facts": "{}"} for row in found]
+        )
 
     def rows(self, uid: int | None, message: commands.AskLedger) -> commands.LedgerRows:
         """Return a page of the ledger of a user's run (None: of anybody's)."""
@@ -83,7 +90,7 @@ class Ledger:
             " AND position >= ? ORDER BY position LIMIT ?",
             (message.run, uid, message.position, protocol.MAX_LISTED_ROWS),
         )
-        return commands.LedgerRows([[*row] for row in rows])
+        return commands.LedgerRows([[*row] for row in _page(rows)])
 
     def _replace(self, run: int, rows: Sequence[Row]) -> None:
         positions = json.dumps([row.position for row in rows])
@@ -96,3 +103,21 @@ class Ledger:
         )
         ((new,),) = self._db.execute(before, (run, positions)).fetchall()
         self._db.execute("UPDATE runs SET size = size + ? WHERE id = ?", (new - old, run))
+
+
+def _fitting(facts: dict[str, str]) -> str:
+    """Return facts as JSON that one field of a message can hold, without the longest ones if need be."""
+    left = dict(sorted(facts.items(), key=lambda fact: len(fact[1])))
+    while len(text := json.dumps(left)) > protocol.MAX_TEXT:
+        left.popitem()
+    return text
+
+
+def _page(rows: Iterable[Sequence[Any]]) -> Iterator[Sequence[Any]]:
+    """Yield as many of the rows as fit into an answer, and at least the first."""
+    left = _PAGE_BYTES
+    for row in rows:
+        yield row
+        left -= sum(len(value.encode()) for value in row if isinstance(value, str))
+        if left < 0:
+            return

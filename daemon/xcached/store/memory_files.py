@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import mmap
 import os
 import queue
 import stat
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Iterable
 
 from xcache.errors import RefusedError
+from xcached.store.blobs import read_chunks
 
 _HAS_MEMORY_FILES = hasattr(os, "memfd_create") and hasattr(fcntl, "F_GET_SEALS")
 _BLOCK_BYTES = 512
@@ -42,6 +44,15 @@ def check(descriptor: int, size: int, *, shared: bool) -> None:
         raise RefusedError("wrong size", f"the file does not have exactly {size} bytes")
     if _HAS_MEMORY_FILES and status.st_blocks * _BLOCK_BYTES < size:
         raise RefusedError("wrong file", "the file has holes: its sender must have all of its bytes in memory")
+
+
+def content_of(descriptor: int, size: int) -> memoryview:
+    """Return the content of a memory file that was checked, in its writer's memory: it costs none here."""
+    if not size or not _HAS_MEMORY_FILES:
+        # Its writer could still shorten it, and a mapping of what is gone ends the process.
+        return memoryview(b"".join(read_chunks(descriptor, size)))
+    # Not shared: older kernels map no sealed file so.
+    return memoryview(mmap.mmap(descriptor, size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ))
 
 
 def close_files(files: Iterable[int]) -> None:

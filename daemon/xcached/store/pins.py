@@ -1,12 +1,14 @@
-"""Pinned entries stay whatever the limits say. Belongs to the writer thread."""
+"""Pinned entries stay whatever the limits say, but no user's beyond a fair share. Belongs to the writer thread."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from xcache.errors import RefusedError
 from xcached.store.entries import EntryKey
+from xcached.store.eviction import Excess
+from xcached.store.limits import Limits
 from xcached.store.store import Store
 
 
@@ -58,6 +60,38 @@ class Pins:
         """Unpin entries; return how many were pinned."""
         with self._store.transaction():
             return self._set(entries, 0)
+
+    def lapse(self, uid: int, excess: Excess) -> int:
+        """Unpin a user's least worthy entries until they make up an excess; return how many."""
+        size, entries = excess
+        lapsed: list[EntryKey] = []
+        for key, footprint in self._db.execute(
+            "SELECT key, footprint FROM entries WHERE writer_uid = ? AND pinned = 1 ORDER BY worth, used_order", (uid,)
+        ).fetchall():
+            lapsed.append(EntryKey(key, uid))
+            size, entries = size - footprint, entries - 1
+            if size <= 0 and entries <= 0:
+                break
+        return self.unpin(lapsed)
+
+    def protected(self, newcomers: Iterable[int], limits: Limits) -> PinnedTotal:
+        """Return what no put may count on: the pins of all users, but of each no more than a fair share.
+
+        ``newcomers`` are users who may have nothing yet.
+        """
+        if not self._store.shared:
+            return self.of_all()
+        users = {uid for (uid,) in self._db.execute("SELECT uid FROM users")} | {*newcomers}
+        share = PinnedTotal(limits.max_entries // len(users), limits.max_size // len(users))
+        pins = self._now().values()
+        return PinnedTotal(
+            sum(min(one.entries, share.entries or one.entries) for one in pins),
+            sum(min(one.bytes, share.bytes or one.bytes) for one in pins),
+        )
+
+    def by_user(self) -> Mapping[int, PinnedTotal]:
+        """Return the pins of each user who has any."""
+        return self._now()
 
     def of(self, uid: int) -> PinnedTotal:
         """Return the pins of one user."""

@@ -130,7 +130,7 @@ class Store:
         if source.checked:
             return
         if source.descriptor is not None:
-            self.files.check(source.descriptor, source.size, source.digest)
+            self.files.check(source.descriptor, source.size, source.digest, source.offset)
         elif (
             source.content is None
             or len(source.content) != source.size
@@ -146,7 +146,7 @@ class Store:
         if source.copy is not None:
             self.files.settle(source.copy, source.digest)
         elif source.descriptor is not None:
-            self.files.write(source.descriptor, source.size, source.digest)
+            self.files.write(source.descriptor, source.size, source.digest, source.offset)
 
     def put(self, put: protocol.Put, executable: Source, program: Source, writer: Writer) -> list[str]:
         """Within a transaction: add or replace an entry. Return digests that may be unreferenced now."""

@@ -228,7 +228,7 @@ class WriterThread:
         # Perhaps nothing refers to a new file whose entry was not kept, or to a replaced one.
         for job in jobs:
             job.discard(self._store.files)
-        arrived = [source.digest for job in jobs for source in job.sources if source.descriptor is not None]
+        arrived = [source.digest for job in jobs for source in job.sources if source.is_file]
         self._guard(lambda: self._store.delete_files([*maybe_orphaned, *arrived]))
         for job, reply in zip(jobs, results, strict=True):
             job.done.set_result(reply)

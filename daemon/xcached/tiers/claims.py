@@ -298,7 +298,6 @@ class Claims:
         # A client that has waited long for a compile waits as long for its entry, which may be large.
         await asyncio.wait({fetching}, timeout=max(self._longest(), time.monotonic() - claim.since))
         if not fetching.done():
-            self._tier.note_overdue(fetching)
             return ALONE
         return ARRIVED if fetching.result() else ALONE
 

@@ -7,8 +7,8 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
 
 from xcache.config.remotes import Remote
 from xcache.errors import UnknownKeyError, XcacheError
@@ -76,9 +76,20 @@ class Breaker:
 class GuardedTier:
     """A tier as the rest of the daemon uses it; its methods run on the loop of the tiers' thread."""
 
-    def __init__(self, remote: Remote, engine: Tier, timeout: float, room: Room | None = None) -> None:
-        """``timeout`` bounds each write; ``room`` is that for objects of all tiers."""
+    def __init__(
+        self,
+        remote: Remote,
+        engine: Tier,
+        timeout: float,
+        room: Room | None = None,
+        longest: Callable[[], float] | None = None,
+    ) -> None:
+        """``timeout`` bounds each write; ``room`` is that for objects of all tiers.
+
+        ``longest`` returns the seconds that a program waits at most, whatever its own compile is worth.
+        """
         self._room = room or Room()
+        self._longest = longest or (lambda: timeout)
         self.remote = remote
         self.engine = engine
         self.name = remote.public_url
@@ -92,13 +103,14 @@ class GuardedTier:
         # Reasons for which objects were not used, the last ones last.
         self._rejected: dict[str, None] = {}
         self._foreign: set[str] = set()
-        self._overdue: set[asyncio.Task[Any]] = set()
+        # Whether it has let a program wait for so long, and has answered nothing since.
+        self._is_silent = False
         self._probing: asyncio.Task[None] | None = None
 
     @property
     def may_read(self) -> bool:
-        """Whether it is worth asking now: it does not fail, and owes no answer for longer than a program waits."""
-        return not self.remote.writeonly and not self.reads.problem and not self._overdue
+        """Whether it is worth asking now: it does not fail, and has not kept silent for longer than a program waits."""
+        return not self.remote.writeonly and not self.reads.problem and not self._is_silent
 
     @property
     def trouble(self) -> str:
@@ -145,24 +157,33 @@ class GuardedTier:
 
     async def _read(self, name: str, most: int) -> bytes | None:
         self.counts["gets"] += 1
+        # The time counts in which the tier is asked: a wait for room is others' doing.
+        silence = asyncio.get_running_loop().call_later(self._longest(), self._note_silence)
         try:
             content = await self.engine.get(name, most)
         except TierError as error:
             if error.kind == TOO_LARGE:
+                self._is_silent = False
                 raise _TooLargeError(str(error)) from None
             self._note_failure(error)
             return None
-        self.reads.succeed(self.name)
+        finally:
+            silence.cancel()
+        self._note_answer()
         if content is not None:
             self.counts["found"] += 1
             self.counts["bytes_read"] += len(content)
         return content
 
-    def note_overdue(self, reading: asyncio.Task[Any]) -> None:
-        """Note that a read takes longer than a program may wait. It goes on."""
+    def _note_silence(self) -> None:
+        """Ask no more for a program, until it is known that one object takes so long, and not the tier."""
         self.counts[_SLOW] += 1
-        self._overdue.add(reading)
-        reading.add_done_callback(self._overdue.discard)
+        self._is_silent = True
+        self._begin_probing()
+
+    def _note_answer(self) -> None:
+        self._is_silent = False
+        self.reads.succeed(self.name)
 
     async def put(self, name: str, content: bytes) -> bool:
         """Send an object; return whether it is there now."""
@@ -265,12 +286,15 @@ class GuardedTier:
 
     def _fail_reads(self, problem: str) -> None:
         self.reads.fail(self.name, problem)
+        self._begin_probing()
+
+    def _begin_probing(self) -> None:
         if self._probing is None or self._probing.done():
             self._probing = asyncio.get_running_loop().create_task(self._probe())
 
     async def _probe(self) -> None:
         """Find out, without a program that waits for it, when the tier answers again."""
-        while self.reads.problem:
+        while self.reads.problem or self._is_silent:
             await asyncio.sleep(self.reads.seconds_left)
             try:
                 async with asyncio.timeout(self._timeout):
@@ -280,4 +304,4 @@ class GuardedTier:
             except TimeoutError:
                 self.reads.fail(self.name, f"no answer within {self._timeout:g} s")
             else:
-                self.reads.succeed(self.name)
+                self._note_answer()

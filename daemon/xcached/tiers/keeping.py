@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -189,8 +190,8 @@ class Keeper:
             self._intake.submit(job, uid)
         return await asyncio.wrap_future(job.done)
 
-    async def job(self, found: parcel.Parcel, uid: int, *, in_place: bool = False) -> PutJob:
-        """Return the job that writes an entry."""
+    async def job(self, found: parcel.Parcel, uid: int, *, in_place: bool = False, file: int | None = None) -> PutJob:
+        """Return the job that writes an entry; ``file`` ends with its contents, if they are in one."""
         program = found.program
         put = found.put
         if program is None:
@@ -200,20 +201,28 @@ class Keeper:
         if in_place and put.stored_size > protocol.INLINE_LIMIT:
             executable = Source(put.digest, put.stored_size, None, None, checked=True)
         else:
-            executable = await _source(put.digest, found.payload)
-        of_program = await _source(put.program_stored_digest, program)
+            executable = await _source(put.digest, found.payload, file, len(program))
+        try:
+            of_program = await _source(put.program_stored_digest, program, file, 0)
+        except BaseException:
+            if executable.descriptor is not None:
+                os.close(executable.descriptor)
+            raise
         return PutJob(put, executable, of_program, Writer(uid, 0, found.writer), Future())
 
 
-async def _source(digest: str, content: memoryview) -> Source:
-    """Return a content for the store; one too large for a row is in a file."""
+async def _source(digest: str, content: memoryview, file: int | None, following: int) -> Source:
+    """Return a content for the store; one too large for a row is in a file, before so many bytes ``following``."""
     if len(content) <= protocol.INLINE_LIMIT:
         return Source(digest, len(content), bytes(content), None)
-    return await asyncio.to_thread(_in_file, digest, content)
+    if file is not None:
+        offset = os.fstat(file).st_size - following - len(content)
+        return Source(digest, len(content), None, os.dup(file), offset)
+    return Source(digest, len(content), None, await asyncio.to_thread(_filled, content))
 
 
-def _in_file(digest: str, content: memoryview) -> Source:
+def _filled(content: memoryview) -> int:
     file = memory_file()
     with open(file, "wb", closefd=False) as written:
         written.write(content)
-    return Source(digest, len(content), None, file)
+    return file

@@ -11,6 +11,7 @@ from xcache.errors import XcacheError
 from xcache.wire import commands, protocol
 from xcache.wire.commands import HERE, MISSING, REMOTE, UNKNOWN
 from xcache.wire.names import Names
+from xcached.tiers.fair_gate import FairGate
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.keeping import Keeper
 from xcached.tiers.managing import answered
@@ -19,13 +20,23 @@ from xcached.tiers.tiers import Tiers
 
 logger = logging.getLogger("xcached")
 
-# Questions to one tier, and entries on their way, at the same time, for all who ask: programs come first.
+# Questions to one tier, and entries on their way, at the same time, for all users: programs come first.
 _QUESTIONS, _FETCHES = 16, 4
 # Seconds that one request may ask for.
 _LONGEST_SECONDS = 600.0
 # The programs that want such an entry do not ask the tiers either.
 _NEVER_ASKED = ("stale", "not cacheable")
 _LONGEST_REASON = 500
+
+
+class _Fetching:
+    """An entry on its way, or waiting for its turn, and how many requests want it."""
+
+    task: asyncio.Task[list[str]]
+
+    def __init__(self) -> None:
+        self.wanted = 0
+        self.has_begun = False
 
 
 class Presence:
@@ -36,23 +47,23 @@ class Presence:
         self._names = names
         self._keeper = keeper
         # On the loop of the tiers' thread.
-        self._questions: dict[str, asyncio.Semaphore] = {}
-        self._gate = asyncio.Semaphore(_FETCHES)
-        # By key; one that a request gave up goes on.
-        self._fetches: dict[str, asyncio.Task[list[str]]] = {}
+        self._questions: dict[str, FairGate] = {}
+        self._gate = FairGate(_FETCHES)
+        # By user and key.
+        self._fetches: dict[tuple[int, str], _Fetching] = {}
 
-    def ask(self, keys: list[str], found: list[list[str]], seconds: float) -> Future[protocol.Message]:
+    def ask(self, uid: int, keys: list[str], found: list[list[str]], seconds: float) -> Future[protocol.Message]:
         """Ask all tiers for what is missing in ``found``, which is as in ``Presence.entries``."""
-        return self._tiers.begin(answered(self._ask(keys, found, _bounded(seconds))))
+        return self._tiers.begin(answered(self._ask(uid, keys, found, _bounded(seconds))))
 
-    def fetch(self, keys: list[str], found: list[list[str]], seconds: float) -> Future[protocol.Message]:
-        """Bring here what is missing in ``found``."""
-        return self._tiers.begin(answered(self._fetch(keys, found, _bounded(seconds))))
+    def fetch(self, uid: int, keys: list[str], found: list[list[str]], seconds: float) -> Future[protocol.Message]:
+        """Bring here what is missing in ``found``; what is on its way when a request gives up still comes."""
+        return self._tiers.begin(answered(self._fetch(uid, keys, found, _bounded(seconds))))
 
-    async def _ask(self, keys: list[str], found: list[list[str]], seconds: float) -> protocol.Message:
+    async def _ask(self, uid: int, keys: list[str], found: list[list[str]], seconds: float) -> protocol.Message:
         wanted = _wanted(keys, found)
         tiers = self._readable() if wanted else []
-        asked = await asyncio.gather(*(self._has(tier, list(wanted), seconds) for tier in tiers))
+        asked = await asyncio.gather(*(self._has(tier, uid, list(wanted), seconds) for tier in tiers))
         problems = dict(self._tiers.unusable) if wanted else {}
         problems |= {tier.name: problem for tier, (_, problem) in zip(tiers, asked, strict=True) if problem}
         for key, place in wanted.items():
@@ -68,13 +79,15 @@ class Presence:
                 found[place][0] = UNKNOWN
         return commands.Presence(found, problems)
 
-    async def _has(self, tier: GuardedTier, keys: list[str], seconds: float) -> tuple[dict[str, str | None], str]:
+    async def _has(
+        self, tier: GuardedTier, uid: int, keys: list[str], seconds: float
+    ) -> tuple[dict[str, str | None], str]:
         """Return for each key why the tier's entry would not be loaded (None: it has none), and why that is not all."""
         there: dict[str, str | None] = {}
-        gate = self._questions.setdefault(tier.name, asyncio.Semaphore(_QUESTIONS))
+        gate = self._questions.setdefault(tier.name, FairGate(_QUESTIONS))
 
         async def ask(key: str) -> None:
-            async with gate:
+            async with gate.place(uid):
                 # The first failure is enough.
                 if not tier.reads.problem:
                     with contextlib.suppress(TierError):
@@ -87,27 +100,41 @@ class Presence:
             return there, tier.reads.problem or f"no answer within {seconds:g} s"
         return there, "" if len(there) == len(keys) else tier.reads.problem or "it failed"
 
-    async def _fetch(self, keys: list[str], found: list[list[str]], seconds: float) -> protocol.Message:
-        wanted = _wanted(keys, found)
-        tasks = {key: self._fetching(key) for key in wanted}
-        if tasks:
-            await asyncio.wait(tasks.values(), timeout=seconds)
-        for key, place in wanted.items():
-            is_done, late = tasks[key].done(), [MISSING, "", f"it did not come within {seconds:g} s"]
-            found[place] = tasks[key].result() if is_done else late
+    async def _fetch(self, uid: int, keys: list[str], found: list[list[str]], seconds: float) -> protocol.Message:
+        fetching = {key: self._fetching(uid, key) for key in _wanted(keys, found)}
+        for each in fetching.values():
+            each.wanted += 1
+        try:
+            if fetching:
+                await asyncio.wait([each.task for each in fetching.values()], timeout=seconds)
+            late = [MISSING, "", f"it did not come within {seconds:g} s"]
+            for key, place in _wanted(keys, found).items():
+                found[place] = fetching[key].task.result() if fetching[key].task.done() else late
+        finally:
+            for key, each in fetching.items():
+                each.wanted -= 1
+                if not each.wanted and not each.has_begun:
+                    each.task.cancel()
+                    self._forget(uid, key, each)
         return commands.Presence(found, {})
 
-    def _fetching(self, key: str) -> asyncio.Task[list[str]]:
-        task = self._fetches.get(key)
-        if task is None:
-            task = self._fetches[key] = asyncio.get_running_loop().create_task(self._fetch_one(key))
-            task.add_done_callback(lambda _: self._fetches.pop(key))
-        return task
+    def _fetching(self, uid: int, key: str) -> _Fetching:
+        found = self._fetches.get((uid, key))
+        if found is None:
+            found = self._fetches[uid, key] = _Fetching()
+            found.task = asyncio.get_running_loop().create_task(self._fetch_one(uid, key, found))
+            found.task.add_done_callback(lambda _: self._forget(uid, key, found))
+        return found
 
-    async def _fetch_one(self, key: str) -> list[str]:
+    def _forget(self, uid: int, key: str, fetching: _Fetching) -> None:
+        if self._fetches.get((uid, key)) is fetching:
+            del self._fetches[uid, key]
+
+    async def _fetch_one(self, uid: int, key: str, fetching: _Fetching) -> list[str]:
         """Return what became of an entry, as in ``Presence.entries``."""
         name, reason = self._names.entry(key), "no remote store has it"
-        async with self._gate:
+        async with self._gate.place(uid):
+            fetching.has_begun = True
             for tier in self._readable():
                 failed = _trouble(tier) or await self._why_not_kept(tier, name, key)
                 if failed is None:

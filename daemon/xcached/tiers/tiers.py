@@ -34,6 +34,7 @@ _SHOWN = ("gets", "found", "rejected", "bytes_read", "puts", "bytes_written", FO
 
 # Keeps what a tier had here.
 _Keep = Callable[..., Coroutine[Any, Any, bool]]
+_Ended = Callable[[], object]
 
 
 class Tiers:
@@ -76,18 +77,21 @@ class Tiers:
         told += [f"{name}: {why}" for name, why in self.unusable.items()]
         return ledger.with_detail("remote trouble", told[0]) if told else ""
 
-    def fetch(self, key: str, unwanted: str, seconds: float) -> concurrent.futures.Future[str]:
+    def fetch(self, key: str, unwanted: str, seconds: float, ended: _Ended) -> concurrent.futures.Future[str]:
         """Look an entry up, and keep it here if a tier has it; the future gets a cause of the miss, or "".
 
         It is "rejected" or "remote trouble". The result comes within these seconds; a tier that answers later is
-        listened to all the same. An entry of the digest ``unwanted`` is none.
+        listened to all the same, and ``ended`` is called when nothing of that goes on. An entry of the digest
+        ``unwanted`` is none.
         """
-        return self.begin(self._fetch(self._names.entry(key), seconds, self._keeper.keep_entry, key, unwanted))
+        return self.begin(self._fetch(self._names.entry(key), seconds, ended, self._keeper.keep_entry, key, unwanted))
 
-    def fetch_history(self, program: str, arguments: str, seconds: float) -> concurrent.futures.Future[str]:
+    def fetch_history(
+        self, program: str, arguments: str, seconds: float, ended: _Ended
+    ) -> concurrent.futures.Future[str]:
         """Look up what a program wanted elsewhere, and keep it here with its entries, as ``fetch`` does."""
         name = self._names.run(program, arguments)
-        return self.begin(self._fetch(name, seconds, self._keeper.keep_run, program, arguments))
+        return self.begin(self._fetch(name, seconds, ended, self._keeper.keep_run, program, arguments))
 
     def may_lease(self, expected: float | None) -> bool:
         """Return whether it is worth asking for the lease on a key that may take so long to compile."""
@@ -144,7 +148,7 @@ class Tiers:
                 logger.error("%s is not used: %s", remote.public_url, error)
                 self.unusable[remote.public_url] = str(error)
             else:
-                self.opened.append(GuardedTier(remote, engine, _ENGINE_SECONDS, self._room))
+                self.opened.append(GuardedTier(remote, engine, _ENGINE_SECONDS, self._room, self._longest))
         self._leasing = next((tier for tier in self.opened if tier.can_lease), None)
         if self._leasing is not None:
             self._claims = self._claims_in(self._leasing)
@@ -191,7 +195,16 @@ class Tiers:
             longest=self._longest,
         )
 
-    async def _fetch(self, name: str, seconds: float, keep: _Keep, *wanted: str) -> str:
+    async def _fetch(self, name: str, seconds: float, ended: _Ended, keep: _Keep, *wanted: str) -> str:
+        reading: list[asyncio.Task[str | None]] = []
+        try:
+            return await self._first_of(name, seconds, reading, keep, *wanted)
+        finally:
+            asyncio.gather(*reading, return_exceptions=True).add_done_callback(lambda _: ended())
+
+    async def _first_of(
+        self, name: str, seconds: float, all_reading: list[asyncio.Task[str | None]], keep: _Keep, *wanted: str
+    ) -> str:
         until, rejected, not_asked = self._loop.time() + seconds, "", ""
         for tier in self.opened:
             left = until - self._loop.time()
@@ -201,9 +214,9 @@ class Tiers:
                 not_asked = not_asked or ledger.with_detail("remote trouble", f"{tier.name}: {useless}")
                 continue
             reading = self._loop.create_task(self._why_not_kept(tier, name, keep, *wanted))
+            all_reading.append(reading)
             await asyncio.wait({reading}, timeout=left)
             if not reading.done():
-                tier.note_overdue(reading)
                 not_asked = not_asked or ledger.with_detail(
                     "remote trouble", f"{tier.name}: no answer within {seconds:g} s"
                 )

@@ -34,8 +34,10 @@ NOT_SIGNED, NOT_TRUSTED, DAMAGED = "not signed", "not trusted", "damaged"
 class Came(NamedTuple):
     """An object from a file, and whose it becomes if no known key signed it; None: then it is refused."""
 
-    content: bytes
+    content: memoryview
     vouching_uid: int | None
+    # A file that has the content, if it is large.
+    file: int | None = None
 
 
 class Transfers:
@@ -106,7 +108,7 @@ class Transfers:
         if digest in here and not overwrite:
             return protocol.Stored(kept=False)
         found = found._replace(put=found.put._replace(overwrite=overwrite))
-        job = asyncio.run(self._keeper.job(found, _writer(found.key_id, came)))
+        job = asyncio.run(self._keeper.job(found, _writer(found.key_id, came), file=came.file))
         texts = sum(map(len, found.put.details.values()))
         staged.add(self._intake.copied(job), len(came.content) + texts)
         return protocol.Done()
@@ -115,9 +117,10 @@ class Transfers:
         """Have what a program wanted wait with the entries; return the answer. Raise RefusedError."""
         staged = self._staged_with_room(importer, len(came.content))
         trusted, now, trust_unsigned = self._identity.trusted(), time.time(), came.vouching_uid is not None
+        content = bytes(came.content)
 
         def notes() -> Iterator[Callable[[], None]]:
-            for part in reversed(runs.parts_of(came.content)):
+            for part in reversed(runs.parts_of(content)):
                 found = runs.unpack(part, wanted, self._namespace, trusted, now, trust_unsigned=trust_unsigned)
                 yield functools.partial(self._remember, _writer(found.key_id, came), found.run)
 

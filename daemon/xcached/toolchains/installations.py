@@ -15,6 +15,7 @@ from typing import Any
 from xcache.wire.hashing import file_digest
 from xcache.wire.protocol import MAX_NAME, InstalledFile
 from xcached.store.store import LONGEST_DESCRIPTION
+from xcached.toolchains.sight import Sight
 
 # Installed; not visible from here (in a container, or to another user); no longer installed.
 HERE, ELSEWHERE, GONE = "here", "elsewhere", "gone"
@@ -63,9 +64,10 @@ class Installation:
         """
         marks = []
         state, reason = HERE, ""
+        sight = None if self.uid in (0, os.getuid()) else Sight(self.uid)
         for mark in self.files:
             try:
-                found = self._look_at(mark, reads=reads)
+                found = self._look_at(mark, sight, reads=reads)
             except OSError as error:
                 if error.errno in _GONE:
                     self.reason = f"{mark.path} is gone"
@@ -78,9 +80,13 @@ class Installation:
         self.files, self.reason = tuple(marks), reason
         return state
 
-    def _look_at(self, mark: InstalledFile, *, reads: bool) -> InstalledFile | None:
+    def _look_at(self, mark: InstalledFile, sight: Sight | None, *, reads: bool) -> InstalledFile | None:
         path = Path(mark.path)
+        if sight is not None and not sight.sees(mark.path):
+            raise PermissionError(errno.EACCES, "is not for its user to see")
         status = path.stat()
+        if sight is not None and not sight.reads(status):
+            raise PermissionError(errno.EACCES, "is not for its user to read")
         if (status.st_size, status.st_mtime_ns, status.st_ino) == (mark.size, mark.mtime_ns, mark.inode):
             return mark
         looks = status.st_mtime_ns, status.st_ino

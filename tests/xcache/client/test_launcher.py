@@ -374,7 +374,7 @@ def test_a_file_system_that_does_not_lock_files_is_no_daemon_that_starts(place, 
         take_lock(place.dir, None)
 
 
-@pytest.mark.parametrize("name", ["daemon.lock", "store.db", "library-digests.json"])
+@pytest.mark.parametrize("name", ["daemon.lock", "daemon.log", "store.db", "library-digests.json"])
 def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(place, name):
     place.dir.mkdir(mode=0o700)
     os.mkfifo(place.dir / name)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
 
 import pytest
 from support.conversation import Conversation, key_of
-from support.places import digest, until
+from support.places import PATIENCE, digest, until
 
 from xcache.wire import protocol
 from xcached.host import logs
@@ -85,3 +88,18 @@ def test_a_program_that_calls_itself_something_writes_no_line(place):
         assert line[:2] == "20" or line.startswith("    "), line
         assert line.isprintable()
         assert " INFO left" not in line[20:50], line
+
+
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_pipe_in_the_place_of_the_log_ends_the_start_with_a_reason(place, is_read):
+    place.dir.mkdir(mode=0o700)
+    path = place.dir / "daemon.log"
+    os.mkfifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK) if is_read else None
+    try:
+        command = [sys.executable, "-m", "xcached"]
+        ran = subprocess.run(command, env=place.env, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    finally:
+        if reader is not None:
+            os.close(reader)
+    assert (ran.returncode, ran.stderr) == (1, f"xcached: {path} is not a file\n")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from support.conversation import talking
 
@@ -61,3 +63,27 @@ def test_a_malformed_run_is_refused(talk, changes):
     assert isinstance(answer, protocol.Refused)
     assert answer.kind == "protocol error"
     assert talk.ask(commands.AskRuns(0)).runs == []
+
+
+def test_every_run_is_listed_however_long_its_texts_are(talk):
+    """A character takes up to four bytes in a message, and twelve in JSON."""
+    wide = "\N{GRINNING FACE}"
+    facts = {f"fact {number}": wide * ledger.MAX_FACT for number in range(ledger.MAX_FACTS - 1)} | {
+        "directory": "/home"
+    }
+    rows = [[number, *[wide * ledger.MAX_TEXT] * 3, "ab" * 32, "miss", "", "", "", "[]"] for number in range(60)]
+    for part in range(0, 60, 10):
+        assert talk.ask(message(facts=facts, rows=rows[part : part + 10])) == protocol.Done()
+    for number in range(99):
+        few = {"long": wide * 1300, "directory": "/home"}
+        assert talk.ask(message(run=f"{number:016}", facts=few, rows=[])) == protocol.Done()
+    runs, before = [], 0
+    while found := talk.ask(commands.AskRuns(before)).runs:
+        runs += found
+        before = found[-1]["id"]
+    assert len(runs) == 100
+    assert all(json.loads(run["facts"])["directory"] == "/home" for run in runs)
+    listed = []
+    while found := talk.ask(commands.AskLedger(before, len(listed))).rows:
+        listed += found
+    assert listed == rows

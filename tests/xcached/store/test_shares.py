@@ -6,6 +6,7 @@ import contextlib
 import sqlite3
 from collections.abc import Iterable
 
+import pytest
 from sqlite_utils import Database
 from support.conversation import key_of
 from support.places import digest
@@ -13,8 +14,10 @@ from support.stores import Shelf, shelf
 
 from xcache.wire import commands, protocol
 from xcached.store import database, schema
+from xcached.store.entries import EntryKey
 from xcached.store.histories import Histories
 from xcached.store.limits import LEAST_ROOM
+from xcached.store.pins import Share
 
 KB = 1000
 MB = 1000 * KB
@@ -58,6 +61,40 @@ def test_nobody_goes_below_a_fair_share_for_another(tmp_path):
         made.sync()
         assert by_user(made)[1] == 4
         made.check()
+
+
+@pytest.mark.parametrize("limit", [{"max_size": 500 * KB}, {"max_entries": 50}])
+def test_pins_beyond_a_fair_share_lapse_where_others_would_go_below_theirs(tmp_path, limit):
+    """One user pinned a quarter of the store before the others came."""
+    with shelf(tmp_path, shared=True, **limit) as made:
+        names = [f"1 {number}" for number in range(12)]
+        fill(made, names, 10 * KB, uid=1)
+        entries = [EntryKey(key_of(name), 1) for name in names]
+        assert made.call(lambda _: made.evictor.pins.pin(entries, Share()) and None) == protocol.Done()
+        for uid in range(2, 7):
+            fill(made, [f"{uid} {number}" for number in range(10)], 10 * KB, uid=uid)
+        made.sync()
+        left = by_user(made)
+        assert min(left.values()) >= 8
+        assert left[1] < 12
+        # The rest of the pins hold.
+        assert made.query("SELECT count(*) FROM entries WHERE pinned AND writer_uid = 1") == [(left[1],)]
+        made.check()
+
+
+def test_pins_of_several_do_not_close_the_store_to_another(tmp_path):
+    with shelf(tmp_path, max_size=500 * KB, shared=True) as made:
+        for uid in range(1, 5):
+            names = [f"{uid} {number}" for number in range(12)]
+            fill(made, names, 10 * KB, uid=uid)
+            entries = [EntryKey(key_of(name), uid) for name in names]
+            assert (
+                made.call(lambda _, entries=entries: made.evictor.pins.pin(entries, Share()) and None)
+                == protocol.Done()
+            )
+        fill(made, [f"5 {number}" for number in range(6)], 10 * KB, uid=5)
+        made.sync()
+        assert by_user(made)[5] >= 5
 
 
 def test_the_stated_compile_time_has_a_limit(tmp_path):

@@ -120,7 +120,6 @@ def test_an_entry_that_takes_long_to_come_is_not_waited_for(folder, run):
         here = Machine(folder, longest=0.5)
         here.hangs = True
         assert await here.asks() == ALONE
-        assert not here.tier.may_read
         await gone(folder)
 
     run(scenario())
