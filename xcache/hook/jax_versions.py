@@ -159,6 +159,10 @@ def _watch_clearing(util: Any, listener: Callable[[], None]) -> object:
 def _check(function: Callable[..., Any], expected: Sequence[str]) -> None:
     found = tuple(inspect.signature(function).parameters)
     if found != tuple(expected):
+        code = getattr(function, "__code__", None)
+        if code is None or Path(code.co_filename).name != "compiler.py":
+            place = type(function).__name__ if code is None else f"{code.co_filename}:{code.co_firstlineno}"
+            raise UnsupportedError(f"another library has replaced a compile function of jax's ({place})")
         raise _unsupported(f"{function.__name__} takes {', '.join(found)}")
 
 

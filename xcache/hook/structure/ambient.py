@@ -20,6 +20,7 @@ from jax._src import mesh as meshes
 from xcache.errors import UncacheableError
 from xcache.hook.structure.encoding import CannotSkipError, Encoding
 from xcache.hook.structure.libraries import ROOTS
+from xcache.hook.structure.process import process_began
 from xcache.keys.file_digests import FileDigests
 
 # Settings that say where to log, dump or cache, which devices to open (the devices themselves are encoded), or what a
@@ -42,38 +43,48 @@ _HARMLESS = frozenset((
 memo_folder: Path | None = None
 
 
-@functools.cache
 def jax_files() -> str:
     """Return a digest of the versions of jax, jaxlib, numpy and ml_dtypes, and of the files of jax and jaxlib.
 
     Each ``.py`` and ``.so`` file counts by name and content: an edited checkout keeps its version, and the same version
-    is installed at many times on many machines. Size and mtime say whether the contents must be read again.
+    is installed at many times on many machines. Size and mtime say whether the contents must be read again. Raise
+    CannotSkipError if they cannot be read, or changed after this process began and may have imported them.
     """
+    made, reason = _digest_of_files()
+    if reason:
+        raise CannotSkipError(reason)
+    return made
+
+
+@functools.cache
+def _digest_of_files() -> tuple[str, str]:
+    """Return the digest, or why there is none."""
     found = dict(each for number, root in enumerate(ROOTS) for each in _files(root, f"{number}"))
-    marks = "\n".join(f"{name} {size} {mtime_ns}" for name, (_, size, mtime_ns) in sorted(found.items()))
+    if max(max(status.st_mtime, status.st_ctime) for _, status in found.values()) >= process_began():
+        return "", "files of jax are newer than the process"
+    marks = "\n".join(f"{name} {status.st_size} {status.st_mtime_ns}" for name, (_, status) in sorted(found.items()))
     mark = hashlib.sha256(f"{ROOTS} {marks}".encode()).hexdigest()
     digests = FileDigests(memo_folder)
     try:
-        contents = digests.of_tree(mark, {name: Path(path) for name, (path, *_) in found.items()})
+        contents = digests.of_tree(mark, {name: Path(path) for name, (path, _) in found.items()})
     except (OSError, UncacheableError):
-        raise CannotSkipError("unreadable file of jax") from None
+        return "", "unreadable file of jax"
     digests.save()
     versions = (
         f"jax {jax.__version__} jaxlib {jaxlib.__version__} numpy {np.__version__} ml_dtypes {ml_dtypes.__version__}"
     )
-    return hashlib.sha256(f"{versions}\n{contents}".encode()).hexdigest()
+    return hashlib.sha256(f"{versions}\n{contents}".encode()).hexdigest(), ""
 
 
-def _files(folder: str, shown: str) -> Iterator[tuple[str, tuple[str, int, int]]]:
-    """Yield each file's name within jax, with its path, size and mtime."""
+def _files(folder: str, shown: str) -> Iterator[tuple[str, tuple[str, os.stat_result]]]:
+    """Yield each file's name within jax, with its path and status."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 if entry.name != "__pycache__":
                     yield from _files(entry.path, f"{shown}/{entry.name}")
             elif entry.name.endswith((".py", ".so")):
-                status = entry.stat()
-                yield f"{shown}/{entry.name}", (entry.path, status.st_size, status.st_mtime_ns)
+                yield f"{shown}/{entry.name}", (entry.path, entry.stat())
 
 
 class _Configuration:
