@@ -22,6 +22,7 @@ from xcache.config import config
 from xcache.config.config import Config
 from xcache.errors import DamagedError, RefusedError
 from xcache.wire import commands
+from xcache.wire.bounded import read_some
 from xcache.wire.bundles import BundleWriter, Part
 from xcache.wire.names import Names
 
@@ -169,7 +170,7 @@ def _demand(settings: Config, connection: Connection, message: commands.ExportEn
     with open(connection.take_descriptor(), "rb") as file:
         # The daemon has written it, and shares the place in it.
         file.seek(0)
-        return file.read(found.size)
+        return read_some(file, found.size)
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from xcache.config.config import Config
 from xcache.errors import LockFileError
 from xcache.lock_file import MOST_BYTES, Made, Program, parse
 from xcache.wire import commands
+from xcache.wire.bounded import UnreadableError, text_of
 from xcache.wire.commands import HERE, MISSING, PRESENCES, REMOTE, UNKNOWN
 from xcache.wire.ledger import CAUSES
 
@@ -133,10 +134,8 @@ def preflight(file: Path, fetch: bool, python: str | None, at_least: float | Non
 
 def _read(file: Path) -> dict[str, Program]:
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise LockFileError("it is too large for a lock file")
-        return parse(file.read_text("utf-8", "replace"))
-    except (LockFileError, OSError) as error:
+        return parse(text_of(file, MOST_BYTES, "replace"))
+    except (LockFileError, UnreadableError, OSError) as error:
         raise WrongUsage(printable(f"{file}: {getattr(error, 'strerror', None) or error}")) from None
 
 

@@ -15,6 +15,8 @@ from typing import Any
 
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, StoreError
+from xcache.wire.bounded import UnreadableError, content_of
+from xcache.wire.envelope import MAX_RAW_SIZE
 from xcache.wire.protocol import DATABASE, DESCRIBED_COMPONENTS
 from xcache.wire.schema import SCHEMA_VERSION
 
@@ -332,9 +334,9 @@ class StoreReader:
             content: bytes = self._row("SELECT content FROM blobs WHERE digest = ?", blob)["content"]
         else:
             try:
-                content = path.read_bytes()
-            except OSError as error:
-                raise StoreError(f"{path}: {error.strerror}") from None
+                content = content_of(path, MAX_RAW_SIZE)
+            except (OSError, UnreadableError) as error:
+                raise StoreError(f"{path}: {getattr(error, 'strerror', error)}") from None
         return checked(blob, content)
 
     def like(self, entry: Row, limit: int) -> list[Row]:

@@ -47,6 +47,7 @@ MAX_STRUCTURES, STRUCTURE_BYTES = 4096, 8
 MAX_ALIASES, MAX_ALIAS_BYTES = 500, 512 * 1024
 # Files in the store's folder that both ends know.
 LOCK, DATABASE, LOG = "daemon.lock", "store.db", "daemon.log"
+MOST_LOCK_BYTES = 8192
 # A daemon that is started reports one of these, on a line of its own, to the process that started it.
 READY, FAILED = "ready", "failed: "
 # The function that `xcache doctor` has compiled; its entries are removed again.

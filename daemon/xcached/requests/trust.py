@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from xcache.config.config import Config
 from xcache.errors import ConfigError
 from xcache.wire import protocol
+from xcache.wire.bounded import text_of
 from xcache.wire.ownership import is_signer, overflow_uids, own_uid, uid_of_account
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ NOT_PERMITTED = protocol.Refused("not permitted", "only root and the daemon's ow
 _GROUPS_CACHE_SECONDS = 60.0
 # Uids that a user may take on in a user namespace (subuid(5)): one user could appear as tens of thousands.
 _SUBORDINATE = Path("/etc/subuid")
+_MOST_SUBORDINATE = 64 * 1024**2
 
 
 class Trust:
@@ -116,7 +118,7 @@ class Trust:
 def _subordinate_uids() -> list[range]:
     """Return the uids that users other than root may take on."""
     try:
-        lines = _SUBORDINATE.read_text("utf-8", "replace").splitlines()
+        lines = text_of(_SUBORDINATE, _MOST_SUBORDINATE, "replace").splitlines()
     except OSError:
         return []
     fields = [line.split(":") for line in lines]

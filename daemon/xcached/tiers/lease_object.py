@@ -10,6 +10,8 @@ import json
 import math
 from typing import Any, NamedTuple
 
+from xcache.wire.bounded import parsed_json
+
 MOST_BYTES = 2048
 # Characters of a name, and the largest number.
 _MOST_SHOWN, _LONGEST = 100, 1e9
@@ -42,8 +44,8 @@ class Held(NamedTuple):
 def decoded(content: bytes) -> Held | None:
     """Return the lease that an object is; None if it is none."""
     try:
-        said = json.loads(content)
-    except (ValueError, RecursionError):
+        said = parsed_json(content, MOST_BYTES)
+    except ValueError:
         return None
     if not isinstance(said, dict):
         return None

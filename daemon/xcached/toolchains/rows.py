@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from xcache.wire import commands, protocol
+from xcache.wire.bounded import parsed_json
 from xcached.store.entries import EntryKey
 from xcached.store.store import LONGEST_DESCRIPTION, Store, cut
 from xcached.toolchains.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
@@ -155,10 +156,16 @@ class ToolchainRows:
         self._store.statistics.add({"invalidated": entries})
 
 
+# Of the files of one installation, as JSON: each path has fewer than 4096 characters.
+_MOST_FILES = 16 * 1024**2
+
+
 def _installation(toolchain: Any, uid: Any, files: Any, state: Any, seen_at: Any) -> Installation | None:
     """Return a row's installation; None if it is malformed: any program that may write the file can alter it."""
     try:
-        marks = marks_of([dict(zip(protocol.InstalledFile._fields, file, strict=True)) for file in json.loads(files)])
+        marks = marks_of(
+            [dict(zip(protocol.InstalledFile._fields, file, strict=True)) for file in parsed_json(files, _MOST_FILES)]
+        )
         right = type(toolchain) is str and type(uid) is int and state in (HERE, ELSEWHERE, GONE)
         return Installation(toolchain, uid, marks, state, float(seen_at)) if marks and right else None
     except (ValueError, TypeError):
