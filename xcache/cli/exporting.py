@@ -15,7 +15,7 @@ from xcache.cli import Failure, WrongUsage, daemon, daemon_listing
 from xcache.cli.bundle_file import executable_in
 from xcache.cli.completion import complete_run
 from xcache.cli.ledger_file import open_ledger
-from xcache.cli.output import counted, emit, json_option, note, printable, progress, size
+from xcache.cli.output import counted, emit, json_option, note, print_line, printable, progress, size
 from xcache.cli.selection import filter_options, filtered
 from xcache.client.connection import Connection
 from xcache.config import config
@@ -88,7 +88,7 @@ def export(
         emit({"file": str(output), "entries": count, "programs": told, "bytes": _bytes(output), "signed": not unsigned})
     else:
         what = f"{counted(count, 'entry')} and what {counted(told, 'program')} wanted"
-        click.echo(printable(f"wrote {what} to {output}, {size(_bytes(output))}"))
+        print_line(f"wrote {what} to {output}, {size(_bytes(output))}")
 
 
 def _chosen(settings: Config, run: str | None, filters: dict[str, Any]) -> tuple[list[str], set[str]]:
@@ -140,7 +140,7 @@ def _write(
                 if error.kind == _NOT_SIGNED:
                     raise Failure(f"{error}; --unsigned does without") from None
                 if error.kind != _GONE:
-                    note(printable(str(error)))
+                    note(str(error))
             else:
                 if isinstance(message, commands.ExportEntry):
                     writer.add(name, content, _executable_in(content, message.key, settings.namespace))

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from xcache.cli import Group, account, daemon
-from xcache.cli.output import emit, json_option, note, print_facts
+from xcache.cli.output import emit, json_option, note, print_facts, print_line
 from xcache.cli.units import ACCOUNT_HOME, NAMES, SERVICE, SOCKET, Scope, scope_of
 from xcache.errors import ConfigError, StoreError, UnavailableError
 from xcache.wire import protocol
@@ -207,7 +207,7 @@ class Progress:
         """Report one step."""
         self.said.append(what)
         if not self._quiet:
-            click.echo(what)
+            print_line(what)
 
 
 def _ready_scope(kind: str, *, to_serve: bool = False) -> Scope:
