@@ -24,6 +24,8 @@ MAX_FILES = 2
 # Files that come with one Prediction.
 MAX_PREDICTED_FILES = 8
 MAX_TEXT = 16 * 1024
+# Bytes of the text of a component of a key.
+LONGEST_DESCRIPTION = 16_000
 # Bytes of a module's name, or of a reason, that a row of the store keeps. Clients send at most as many characters.
 MAX_NAME = 500
 MAX_LIST = 4096

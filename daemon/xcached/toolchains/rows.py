@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
 from xcache.wire import commands, protocol
 from xcache.wire.bounded import parsed_json
+from xcache.wire.checks import is_text_of
+from xcache.wire.protocol import LONGEST_DESCRIPTION
 from xcached.store.entries import EntryKey
-from xcached.store.store import LONGEST_DESCRIPTION, Store, cut
+from xcached.store.store import Store, cut
 from xcached.toolchains.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
 
 _REMOVED_PER_STEP = 64
@@ -17,6 +20,8 @@ _REMOVED_PER_STEP = 64
 _MOST_INVALIDATIONS = 200
 # One invalidation may come in several messages; those within this time share a row.
 _SAME_INVALIDATION_SECONDS = 60.0
+
+_PLATFORM = re.compile(r"[a-z0-9_]{1,20}")
 
 
 class ToolchainRows:
@@ -49,22 +54,28 @@ class ToolchainRows:
         files = json.dumps([list(mark) for mark in installation.files], ensure_ascii=False)
         with self._store.transaction():
             if message is not None:
-                self._db.execute(
-                    "INSERT INTO toolchains (digest, platform, jaxlib_version, description, first_seen)"
-                    " VALUES (?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING",
-                    (
-                        toolchain,
-                        cut(message.platform, protocol.MAX_NAME),
-                        cut(message.jaxlib_version, protocol.MAX_NAME),
-                        cut(message.description, LONGEST_DESCRIPTION),
-                        seen_at,
-                    ),
-                )
+                self._describe(toolchain, message, seen_at)
             self._db.execute(
                 "INSERT OR REPLACE INTO installations (toolchain, uid, place, files, state, seen_at)"
                 " VALUES (?, ?, ?, ?, ?, ?)",
                 (toolchain, installation.uid, installation.place, files, installation.state, seen_at),
             )
+
+    def _describe(self, toolchain: str, message: protocol.Announce, seen_at: float) -> None:
+        """Keep what a toolchain is, if the announcement proves it: others have it, too."""
+        words = message.platform, message.jaxlib_version, message.description
+        is_proven = is_text_of(message.description, toolchain) and f"jaxlib={words[1]!r}" in words[2].split("\n")
+        is_proven &= bool(_PLATFORM.fullmatch(message.platform)) and len(words[2].encode()) <= LONGEST_DESCRIPTION
+        kept: tuple[float, float | None] = seen_at, None
+        if is_proven:
+            # In place of what an older daemon, or an announcement without a proof, has left.
+            sql = "DELETE FROM toolchains WHERE digest = ? AND description IS NOT ? RETURNING first_seen, stale_since"
+            kept = self._db.execute(sql, (toolchain, words[2])).fetchone() or kept
+        self._db.execute(
+            "INSERT OR IGNORE INTO toolchains (digest, platform, jaxlib_version, description, first_seen, stale_since)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (toolchain, *(words if is_proven else ("", "", "")), *kept),
+        )
 
     def forget(self, installation: Installation) -> None:
         """Forget an installation."""

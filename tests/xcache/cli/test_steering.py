@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import sqlite3
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -16,7 +15,6 @@ from support.places import get_message
 from support.terminal import on_terminal
 
 from xcache.cli import main, writers
-from xcache.wire import protocol
 
 # It renames the window, moves the cursor by one character, blinks, rings, and turns the order of what follows around.
 STEERING = "\x1b]0;owned\x07\x9b2J\x1b[5m\r\u202e"
@@ -58,7 +56,7 @@ def altered(place, shell):
             for column in columns:
                 if not _NAMING.fullmatch(column) and not table.startswith(("_", "sqlite", "totals")):
                     known = " WHERE name LIKE '%:%'" if table == "statistics" else ""
-                    sql = f"UPDATE {table} SET {column} = {column} || ?{known}"
+                    sql = f"UPDATE {table} SET {column} = {column} || ?{known}"  # noqa: S608 - its own names
                     with contextlib.suppress(sqlite3.IntegrityError):
                         database.execute(sql, (STEERING,))
         database.execute("UPDATE runs SET program = program || ?", (STEERING,))
@@ -71,16 +69,31 @@ def altered(place, shell):
         yield shell
 
 
+@pytest.mark.slow
 def test_no_command_lets_a_text_steer_the_terminal(altered, tmp_path):
     key, other = altered.key[:12], tmp_path / "x.xcb"
     arguments = {
-        **dict.fromkeys(("show", "pin", "unpin", "rm", "hlo --stage stablehlo", "graph", "cost"), [key]),
-        **{"run": ["last"], "compare": ["01234567", "fedcba98"], "trace": ["-o", "-"]},
-        **{"report": ["-o", str(tmp_path / "x.html")], "monitor": ["--once"], "export": ["-o", str(other)]},
-        **{"import": [str(other)], "bundle inspect": [str(other)], "bundle verify": [str(other)]},
-        **{"prebuild": ["json:loads", str(other)], "preflight": [str(other)], "key trust": [str(other)]},
-        **{"invalidate": ["--jaxlib", "0.10"], "clear": ["--yes"], "key new": ["me"], "key revoke": ["ab" * 8]},
-        **{"ls": [], "remote rm": [key], "ls --quarantined": [], "rewarm": ["--dry-run"]},
+        **{name: [key] for name in ("show", "pin", "unpin", "rm", "hlo --stage stablehlo", "graph", "cost")},
+        "run": ["last"],
+        "compare": ["01234567", "fedcba98"],
+        "trace": ["-o", "-"],
+        "report": ["-o", str(tmp_path / "x.html")],
+        "monitor": ["--once"],
+        "export": ["-o", str(other)],
+        "import": [str(other)],
+        "bundle inspect": [str(other)],
+        "bundle verify": [str(other)],
+        "prebuild": ["json:loads", str(other)],
+        "preflight": [str(other)],
+        "key trust": [str(other)],
+        "invalidate": ["--jaxlib", "0.10"],
+        "clear": ["--yes"],
+        "key new": ["me"],
+        "key revoke": ["ab" * 8],
+        "ls": [],
+        "remote rm": [key],
+        "ls --quarantined": [],
+        "rewarm": ["--dry-run"],
     }
     # What ends the daemon, or empties the store, comes last.
     last = ("rm", "invalidate", "clear", "import", "restart", "stop", "start")
@@ -103,6 +116,7 @@ def test_a_live_view_lets_no_text_steer_the_terminal(altered):
         assert "\x1b]" not in terminal.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["report", "show"])
 def test_what_is_no_text_is_not_written_to_a_terminal(altered, command):
     arguments = {"report": ["-o", "-"], "show": [altered.key, "--program-bytes", "-"]}[command]
