@@ -200,7 +200,8 @@ BOMBS: dict[str, dict[str, Bomb]] = {
     },
     "xcache.cli.preflight": {"a terabyte": lambda: preflight._read(sparse("run.lock"))},
     "xcached.tiers.lease_object": {
-        "deep": lambda: lease_object.decoded(_DEEP.encode()) or _refused(),
+        name: lambda frame=frame: lease_object.decoded(unsigned(b"xclease\0", frame), "", _trusted(), 0.0) or _refused()
+        for name, frame in _HEADERS.items()
     },
     "xcached.toolchains.rows": {"files": lambda: rows._installation(_KEY, 0, _DEEP, "here", 0.0) or _refused()},
 }
