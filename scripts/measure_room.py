@@ -144,7 +144,7 @@ def put(store: Store, number: int) -> None:
         program_stored_digest=_digest(""),
         program_stored_size=0,
         components={name: _digest(name) for name in names},
-        details=dict.fromkeys(protocol.DESCRIBED_COMPONENTS, "the same for all"),
+        details={name: name for name in protocol.DESCRIBED_COMPONENTS},
         payload=None,
         program=None,
     )

@@ -14,9 +14,12 @@ from xcache.errors import DamagedAliasError
 from xcache.request import Alias
 from xcache.signals import reraise_if_the_programs
 from xcache.trouble import Trouble
-from xcache.wire import protocol, seals
+from xcache.wire import bounded, protocol, seals
 
 logger = logging.getLogger("xcache")
+
+# The facts of an alias are a flat list.
+_SHAPE = bounded.Shape(elements=8, fields=0, containers=1)
 
 
 class Predicted(Protocol):
@@ -121,6 +124,6 @@ def _to_wire(alias: Alias) -> protocol.Alias:
 
 def _from_wire(sent: protocol.Alias) -> Alias:
     try:
-        return Alias(sent.structure, sent.program, *msgpack.unpackb(sent.facts))
+        return Alias(sent.structure, sent.program, *bounded.unpacked(sent.facts, _SHAPE))
     except (ValueError, TypeError):
         raise DamagedAliasError("an alias's facts are malformed", sent.seal) from None

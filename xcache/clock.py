@@ -13,7 +13,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 
 class _Pauses(threading.local):
@@ -85,7 +84,7 @@ def command_began(variable: str) -> float:
         began = min(began, _start_of_program(os.getpid()) / os.sysconf("SC_CLK_TCK"))
         said = os.fsencode(f"{variable}={os.environ.get(variable, '')}")
         process = os.getppid()
-        while process and said in Path(f"/proc/{process}/environ").read_bytes().split(b"\0"):
+        while process and said in _content_of(f"/proc/{process}/environ").split(b"\0"):
             fields = _fields_of(process)
             began, process = int(fields[19]) / os.sysconf("SC_CLK_TCK"), int(fields[1])
     return began
@@ -107,9 +106,19 @@ def _start_of_program(process: int) -> int:
     return int(ours[19])
 
 
+# More than an environment has.
+_MOST_BYTES = 8 * 1024**2
+
+
+def _content_of(path: str) -> bytes:
+    """Return the content of a file of the kernel's; this module is below those that read what others write."""
+    with open(path, "rb") as file:
+        return file.read(_MOST_BYTES)
+
+
 def _fields_of(process: int) -> list[str]:
     """Return the fields of a process's state that follow its name."""
-    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return _content_of(f"/proc/{process}/stat").decode(errors="replace").rpartition(")")[2].split()
 
 
 if hasattr(os, "register_at_fork"):

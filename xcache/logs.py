@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TextIO
 
 from xcache.config.config import Config, misspelt
+from xcache.wire.texts import printable
 
 logger = logging.getLogger("xcache")
 
@@ -55,13 +56,20 @@ def _at_stderr(level: int) -> Iterator[None]:
         logger.removeHandler(handler)
 
 
+class _Formatter(logging.Formatter):
+    """Formats lines for a terminal, which must not be steered by what another user's process is called."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), kept="\n\t")
+
+
 class _StderrHandler(logging.StreamHandler[TextIO]):
     """Writes to stderr, prefixed with xcache's name, unless the program has a handler of its own."""
 
     def __init__(self, level: int) -> None:
         super().__init__()
         self.setLevel(level)
-        self.setFormatter(logging.Formatter("xcache: %(message)s"))
+        self.setFormatter(_Formatter("xcache: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
         handlers = [*logger.handlers, *(logging.getLogger().handlers if logger.propagate else ())]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xcache.wire import ledger
+from xcache.wire.bounded import parsed_json
+from xcache.wire.protocol import MAX_FRAME
 
 
 class Run(NamedTuple):
@@ -28,7 +29,7 @@ class Run(NamedTuple):
     def arguments(self) -> list[str]:
         """The arguments of the program."""
         with contextlib.suppress(ValueError, TypeError):
-            return [str(each) for each in json.loads(self.facts.get("arguments", "[]"))]
+            return [str(each) for each in parsed_json(self.facts.get("arguments", "[]"), MAX_FRAME)]
         return []
 
     @property
@@ -68,7 +69,7 @@ def spans_of(row: ledger.Row) -> list[Span]:
     try:
         return [
             Span(str(stage), float(start), float(took), str(thread))
-            for stage, start, took, thread in json.loads(row.spans)
+            for stage, start, took, thread in parsed_json(row.spans, MAX_FRAME)
         ]
     except (ValueError, TypeError):
         return []

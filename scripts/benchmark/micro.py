@@ -86,7 +86,7 @@ def put_of(digest: str, sealed: bytes, raw_size: int, program: bytes) -> protoco
         program_stored_digest=hashing.digest(program),
         program_stored_size=len(program),
         components=COMPONENTS | {"program": hashing.digest(digest.encode())},
-        details=dict.fromkeys(COMPONENTS, "measured"),
+        details={name: name for name in COMPONENTS},
         payload=None,
         program=None,
     )

@@ -166,7 +166,7 @@ def made_up(
         program_raw_size=len(program),
         program_stored_digest=hashing.digest(packed),
         program_stored_size=len(packed),
-        components={part: hashing.digest(f"{part}{details.get(part)}".encode()) for part in keys.COMPONENTS},
+        components={part: hashing.digest(details.get(part, name).encode()) for part in keys.COMPONENTS},
         details=details,
         payload=None,
         program=None,

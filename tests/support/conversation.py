@@ -28,9 +28,9 @@ class Conversation:
         self._kept: list[tuple[int, protocol.Message]] = []
         self._request = 0
 
-    def greet(self) -> protocol.Welcome:
+    def greet(self, named: str = "test.py") -> protocol.Welcome:
         """Send Hello."""
-        answer = self.ask(protocol.Hello(protocol.VERSION, "test", os.getpid(), "test.py"))
+        answer = self.ask(protocol.Hello(protocol.VERSION, "test", os.getpid(), named))
         assert isinstance(answer, protocol.Welcome)
         self.pid = answer.pid
         return answer
@@ -140,11 +140,11 @@ class Conversation:
 
 
 @contextlib.contextmanager
-def talking(place: Place) -> Iterator[Conversation]:
+def talking(place: Place, named: str = "test.py") -> Iterator[Conversation]:
     """Open a connection that has said Hello, for the length of the block."""
     conversation = Conversation(place)
     try:
-        conversation.greet()
+        conversation.greet(named)
         yield conversation
     finally:
         conversation.close()

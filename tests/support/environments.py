@@ -28,7 +28,11 @@ class Environment:
 
     @property
     def toolchain(self) -> str:
-        return digest(f"toolchain {self.version}".encode())
+        return digest(self.description.encode())
+
+    @property
+    def description(self) -> str:
+        return f"jaxlib={self.version!r}"
 
     def announcement(self) -> protocol.Announce:
         status = self.library.stat()
@@ -39,7 +43,7 @@ class Environment:
             "inode": status.st_ino,
             "digest": digest(self.library.read_bytes()),
         }
-        return protocol.Announce(self.toolchain, "cpu", self.version, f"jaxlib={self.version!r}", [file])
+        return protocol.Announce(self.toolchain, "cpu", self.version, self.description, [file])
 
     def announce(self, place) -> None:
         with talking(place) as talk:

@@ -41,7 +41,7 @@ def put(payload: bytes = PAYLOAD, program: bytes = PROGRAM, **fields: Any) -> pr
         program_raw_size=100,
         program_stored_digest=digest(program),
         program_stored_size=len(program),
-        components={part: digest(part.encode()) for part in (*protocol.DESCRIBED_COMPONENTS, "program")},
+        components={part: digest(text.encode()) for part, text in {"program": "program", **details}.items()},
         details=details,
         payload=payload,
         program=program,

@@ -229,7 +229,7 @@ def put_message(key: str, payload: bytes, program: bytes, /, **changes: object) 
         program_stored_digest=digest(program),
         program_stored_size=len(program),
         components={name: digest(name.encode()) for name in ("program", *protocol.DESCRIBED_COMPONENTS)},
-        details={name: f"what {name} was" for name in protocol.DESCRIBED_COMPONENTS},
+        details={name: name for name in protocol.DESCRIBED_COMPONENTS},
         payload=payload,
         program=program,
     )

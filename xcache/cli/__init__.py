@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from xcache._version import __version__
-from xcache.cli.output import emit
+from xcache.cli.output import emit, print_text
 from xcache.errors import ConfigError, ConnectionLostError, RefusedError, XcacheError
 
 # Every command and its module, in the order in which --help shows them.
@@ -62,9 +62,9 @@ _LONGEST_HELP = 300
 class Failure(click.ClickException):
     """A command failed; the message is one line on stderr."""
 
-    def show(self, file: Any = None) -> None:
+    def show(self, file: Any = None) -> None:  # noqa: ARG002 - as click calls it
         """Print the line."""
-        click.echo(f"xcache: {self.format_message()}", file=file, err=file is None)
+        print_text(f"xcache: {self.format_message()}", err=True)
 
 
 # Terminals that show escapes as they are; click would make text bold there.

@@ -6,12 +6,12 @@ import contextlib
 import os
 import pwd
 import subprocess
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 from xcache.config.config import SYSTEM_FILE, Config
 from xcache.errors import StoreError
+from xcache.wire.bounded import SMALL_FILE, parsed_toml, text_of
 
 # These mark what install made, so that uninstall removes nothing else.
 _GECOS = "xcache daemon made by xcache service install"
@@ -28,8 +28,8 @@ def prepare(name: str, home: Path, done: Callable[[str], None]) -> None:
         _run("useradd", "--system", "--user-group", "--no-create-home", "--home-dir", str(home),
              "--shell", "/usr/sbin/nologin", "--comment", _GECOS, name)  # fmt: skip
         done(f"made the account {name}")
-    text = SYSTEM_FILE.read_text("utf-8") if SYSTEM_FILE.exists() else ""
-    if _SETTING not in tomllib.loads(text):
+    text = text_of(SYSTEM_FILE) if SYSTEM_FILE.exists() else ""
+    if _SETTING not in parsed_toml(text, SMALL_FILE):
         if not SYSTEM_FILE.parent.exists():
             SYSTEM_FILE.parent.mkdir()
             # Programs of all users read there, so the umask must not close the folder.
@@ -58,7 +58,7 @@ def prepare_store(settings: Config, done: Callable[[str], None]) -> None:
 def take_back(name: str, keep: Path, done: Callable[[str], None]) -> None:
     """Undo what install did in ``prepare``; the account stays while it owns the store at ``keep``."""
     if SYSTEM_FILE.exists():
-        before = SYSTEM_FILE.read_text("utf-8").splitlines(keepends=True)
+        before = text_of(SYSTEM_FILE).splitlines(keepends=True)
         after = [line for line in before if not (line.startswith(_SETTING) and line.rstrip().endswith(_COMMENT))]
         if after != before:
             if after:

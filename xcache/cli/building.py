@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from xcache.cli.output import counted, duration, emit, print_line, print_wrapped, printable, shortened
+from xcache.cli.output import counted, duration, emit, print_line, print_wrapped, shortened
 from xcache.cli.selection import SHORT_KEY
 from xcache.warming.building import Outcome
 
@@ -99,11 +99,11 @@ class Tally:
     def _show_group(group: dict[str, list[Named]], title: str) -> None:
         if not group:
             return
-        click.secho(f"{sum(map(len, group.values()))} {title}", bold=True)
+        print_line(f"{sum(map(len, group.values()))} {title}", bold=True)
         for reason, entries in sorted(group.items(), key=lambda each: -len(each[1])):
             print_wrapped(f"{counted(len(entries), 'entry')}: {reason}", "  ", "    ")
             for each in entries[:_MOST_SHOWN]:
-                print_line(printable(f"    {each.key[:SHORT_KEY]}  {each.module_name}"))
+                print_line(f"    {each.key[:SHORT_KEY]}  {each.module_name}")
             if len(entries) > _MOST_SHOWN:
                 print_line(f"    ... and {len(entries) - _MOST_SHOWN} more")
 

@@ -17,6 +17,7 @@ from xcache.cli.output import (
     emit,
     json_option,
     print_facts,
+    print_line,
     print_table,
     progress,
     size,
@@ -87,7 +88,7 @@ def inspect(path: Path, as_json: bool) -> None:
     ]
     print_facts(rows)
     if entries:
-        click.echo()
+        print_line()
         print_table(_COLUMNS, entries)
     tell_problems(damaged, settings)
 
@@ -127,6 +128,6 @@ def verify(path: Path, as_json: bool) -> None:
         problems = [{"name": each.name, "problem": each.problem} for each in wrong]
         emit({"file": str(path), "objects": total, "problems": problems})
     elif not wrong:
-        click.echo(f"{counted(total, 'object')}: all are whole, and signed by keys that are trusted here")
+        print_line(f"{counted(total, 'object')}: all are whole, and signed by keys that are trusted here")
     if tell_problems(wrong, settings):
         click.get_current_context().exit(1)

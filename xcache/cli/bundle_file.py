@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcache.cli import Failure
-from xcache.cli.output import counted, note, printable
+from xcache.cli.output import counted, note
 from xcache.config.config import Config
 from xcache.errors import DamagedError, SignatureError
 from xcache.wire import parcel, protocol, runs, signed_header
@@ -115,7 +115,7 @@ def tell_problems(found: Iterable[Object], settings: Config) -> int:
             by_reason.setdefault(each.problem, []).append(each.shown)
     for reason, names in by_reason.items():
         some = ", ".join(names[:_MOST_TOLD]) + (", ..." if len(names) > _MOST_TOLD else "")
-        note(printable(f"{counted(len(names), 'object')}: {reason} ({some})"))
+        note(f"{counted(len(names), 'object')}: {reason} ({some})")
     if any("nobody has signed" in reason for reason in by_reason):
         note("`xcache import --unsigned` takes it all the same, if you vouch for the file")
     if any("is not in" in reason or "does not exist" in reason for reason in by_reason):

@@ -20,7 +20,6 @@ from xcache.cli.output import (
     print_facts,
     print_line,
     print_table,
-    printable,
     shortened,
 )
 from xcache.config import config
@@ -71,13 +70,13 @@ def compare(first: str, second: str, as_json: bool) -> None:
         emit({"a": runs[0].run, "b": runs[1].run, "stages": stages, "ready_seconds": ready, "programs": programs})
         return
     for side, run in zip("AB", runs, strict=True):
-        print_line(printable(f"{side}: {shortened(run.command, _LONGEST)} (run {run.run[:8]})"))
+        print_line(f"{side}: {shortened(run.command, _LONGEST)} (run {run.run[:8]})")
     imports = {side: run.seconds_to_hook for side, run in zip("ab", runs, strict=True)}
     shown = {"ready after": ready, "start and imports": imports, **stages}
     print_facts([(name, f"{each['a']:.3f} s  ->  {each['b']:.3f} s") for name, each in shown.items()])
     changed = [row for row in programs if abs(row["more_seconds"]) >= _LEAST_SECONDS or _is_compiled_once(row)]
     if changed:
-        click.echo()
+        print_line()
         print_table(_COLUMNS, changed[:_MOST_SHOWN])
 
 

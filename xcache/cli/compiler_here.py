@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from xcache.cli.output import printable
 from xcache.errors import UncacheableError
 from xcache.keys import toolchain
 from xcache.lock_file import Made
+from xcache.wire.bounded import SMALL_FILE, parsed_json
 from xcache.wire.hashing import digest
 
 _SECONDS = 60
@@ -53,7 +53,7 @@ def of_python(named: str | None) -> Compiler | None:
         said = subprocess.run(
             [python, "-c", _PROGRAM], capture_output=True, text=True, timeout=_SECONDS, check=True
         ).stdout
-        found = json.loads(said.splitlines()[-1])
+        found = parsed_json(said.splitlines()[-1], SMALL_FILE)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         raise WrongUsage(f"{printable(python)} is no Python that runs here") from None
     if found is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 from click.shell_completion import CompletionItem, get_completion_class
 
-from xcache.cli.output import ago, printable
+from xcache.cli.output import ago, print_text, printable
 
 _Rows = Callable[..., list[Any]]
 
@@ -47,7 +47,7 @@ def completion(shell: str) -> None:
     end = _CALL_ENDS[shell]
     main = click.get_current_context().find_root().command
     source = made(main, {}, "xcache", "_XCACHE_COMPLETE").source()
-    click.echo(source.replace(end, end.replace(")", " 2>/dev/null)")))
+    print_text(source.replace(end, end.replace(")", " 2>/dev/null)")))
 
 
 def complete_key(_context: click.Context, _parameter: click.Parameter, typed: str) -> list[CompletionItem]:

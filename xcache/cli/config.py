@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import click
 
-from xcache.cli.output import emit, json_option, note, print_line, printable, size
+from xcache.cli.output import emit, json_option, note, print_line, size
 from xcache.config import remotes
 from xcache.config.config import load_usable, mode
 from xcache.config.table import SETTINGS
@@ -56,7 +56,7 @@ def config(as_json: bool) -> None:
     for problem in problems:
         note(problem)
     for variable in unknown_variables():
-        note(f"{printable(variable)} is not a setting, and nothing reads it{suggestion(variable)}")
+        note(f"{variable} is not a setting, and nothing reads it{suggestion(variable)}")
     if problems:
         click.get_current_context().exit(2)
 
@@ -77,8 +77,7 @@ def suggestion(variable: str) -> str:
 def _print(shown: list[Shown]) -> None:
     width = max(len(one.variable) for one in shown)
     for one in shown:
-        name = click.style(one.variable.ljust(width), bold=True)
-        print_line(f"{name}  {printable(one.text)}  ({one.source}; {one.used_by})")
+        print_line(f"  {one.text}  ({one.source}; {one.used_by})", label=one.variable.ljust(width), bold=True)
         print_line(f"{'':{width}}  {one.meaning}: {one.allowed}")
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from xcache.cli import daemon
-from xcache.cli.output import emit, json_option, note
+from xcache.cli.output import emit, json_option, note, print_line
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.wire import protocol
@@ -29,9 +29,9 @@ def start(as_json: bool) -> None:
     if as_json:
         emit({"started": started, **_identity(settings, connection.welcome)})
     elif started:
-        click.echo(f"started: process {connection.welcome.pid} serves {settings.dir}")
+        print_line(f"started: process {connection.welcome.pid} serves {settings.dir}")
     else:
-        click.echo(f"already running: process {connection.welcome.pid} serves {settings.dir}")
+        print_line(f"already running: process {connection.welcome.pid} serves {settings.dir}")
 
 
 @click.command()
@@ -52,7 +52,7 @@ def stop(as_json: bool) -> None:
     if as_json:
         emit({"stopped": left is not None, "pid": left.pid if left else None})
     else:
-        click.echo(f"stopped: process {left.pid} has ended" if left else daemon.none_ran_message(settings, problems))
+        print_line(f"stopped: process {left.pid} has ended" if left else daemon.none_ran_message(settings, problems))
     if problems and left is None:
         click.get_current_context().exit(1)
 
@@ -77,7 +77,7 @@ def restart(as_json: bool) -> None:
         emit({"stopped_pid": left.pid if left else None, **_identity(settings, connection.welcome)})
     else:
         before = f"restarted: process {left.pid} has ended, " if left else "started: "
-        click.echo(f"{before}process {connection.welcome.pid} serves {settings.dir}")
+        print_line(f"{before}process {connection.welcome.pid} serves {settings.dir}")
 
 
 def _identity(settings: Config, welcome: protocol.Welcome) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from xcache.cli.completion import complete_key
 from xcache.cli.hlo import python_option
 from xcache.cli.output import emit, json_option, print_facts, size
 from xcache.config import config
+from xcache.wire.bounded import parsed_json, text_of
 
 # In the folder of this user's own files, by the digest of the executable.
 _FILE = "costs.json"
-_MOST_KEPT = 1000
+_MOST_KEPT, _MOST_BYTES = 1000, 16 * 1024**2
 _ANALYSIS = {"flops": "flops", "transcendentals": "transcendentals", "bytes_accessed": "bytes accessed"}
 _MEMORY = {
     "argument_bytes": "argument_size_in_bytes",
@@ -79,7 +80,7 @@ def _computed(entry: Entry, python: str | None) -> dict[str, Any]:
 
 def _kept(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text()) if file.stat().st_uid == os.getuid() else {}
+        found = parsed_json(text_of(file, _MOST_BYTES), _MOST_BYTES) if file.stat().st_uid == os.getuid() else {}
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -8,10 +8,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-import click
-
 from xcache._version import __version__
-from xcache.cli.output import note
+from xcache.cli.output import note, print_line
 from xcache.cli.store_file import EMPTY
 from xcache.client.connection import Connection
 from xcache.client.launcher import Launcher, alive
@@ -151,7 +149,7 @@ def unusable_store(settings: Config) -> str | None:
 
 def say_empty(settings: Config, said: str = EMPTY) -> None:
     """Print that the store is empty, and note why programs cannot use it if that is so."""
-    click.echo(said)
+    print_line(said)
     if reason := unusable_store(settings):
         note(f"programs run without the cache: {reason}")
 

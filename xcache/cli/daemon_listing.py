@@ -11,7 +11,7 @@ from xcache.cli import daemon, store_file
 from xcache.client.connection import Connection
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, UnavailableError
-from xcache.wire import commands, envelope, protocol
+from xcache.wire import bounded, commands, envelope, protocol
 from xcache.wire.schema import SCHEMA_VERSION
 
 _COLUMNS = (
@@ -49,7 +49,7 @@ class AskedReader(store_file.StoreReader):
         content = found.content
         if content is None:
             with open(self._asked.take_descriptor(), "rb") as file:
-                content = file.read(envelope.MAX_RAW_SIZE)
+                content = bounded.read_some(file, envelope.MAX_RAW_SIZE)
         self._contents[found.blob] = content
         return entry
 

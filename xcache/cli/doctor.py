@@ -177,7 +177,7 @@ def _log() -> Iterator[Check]:
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - _LOG_BYTES))
-            lines = file.read().decode("utf-8", "replace").splitlines()
+            lines = file.read(_LOG_BYTES).decode("utf-8", "replace").splitlines()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         # The store's check says what is wrong with its folder.
         return

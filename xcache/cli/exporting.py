@@ -15,13 +15,14 @@ from xcache.cli import Failure, WrongUsage, daemon, daemon_listing
 from xcache.cli.bundle_file import executable_in
 from xcache.cli.completion import complete_run
 from xcache.cli.ledger_file import open_ledger
-from xcache.cli.output import counted, emit, json_option, note, printable, progress, size
+from xcache.cli.output import counted, emit, json_option, note, print_line, printable, progress, size
 from xcache.cli.selection import filter_options, filtered
 from xcache.client.connection import Connection
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.errors import DamagedError, RefusedError
 from xcache.wire import commands
+from xcache.wire.bounded import read_some
 from xcache.wire.bundles import BundleWriter, Part
 from xcache.wire.names import Names
 
@@ -87,7 +88,7 @@ def export(
         emit({"file": str(output), "entries": count, "programs": told, "bytes": _bytes(output), "signed": not unsigned})
     else:
         what = f"{counted(count, 'entry')} and what {counted(told, 'program')} wanted"
-        click.echo(printable(f"wrote {what} to {output}, {size(_bytes(output))}"))
+        print_line(f"wrote {what} to {output}, {size(_bytes(output))}")
 
 
 def _chosen(settings: Config, run: str | None, filters: dict[str, Any]) -> tuple[list[str], set[str]]:
@@ -139,7 +140,7 @@ def _write(
                 if error.kind == _NOT_SIGNED:
                     raise Failure(f"{error}; --unsigned does without") from None
                 if error.kind != _GONE:
-                    note(printable(str(error)))
+                    note(str(error))
             else:
                 if isinstance(message, commands.ExportEntry):
                     writer.add(name, content, _executable_in(content, message.key, settings.namespace))
@@ -169,7 +170,7 @@ def _demand(settings: Config, connection: Connection, message: commands.ExportEn
     with open(connection.take_descriptor(), "rb") as file:
         # The daemon has written it, and shares the place in it.
         file.seek(0)
-        return file.read(found.size)
+        return read_some(file, found.size)
 
 
 @contextlib.contextmanager

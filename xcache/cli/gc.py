@@ -7,7 +7,7 @@ import contextlib
 import click
 
 from xcache.cli import daemon
-from xcache.cli.output import counted, emit, json_option, note, size
+from xcache.cli.output import counted, emit, json_option, note, print_line, size
 from xcache.client.connection import Connection
 from xcache.config import config
 from xcache.config.config import Config
@@ -39,8 +39,8 @@ def gc(as_json: bool) -> None:
         emit(freed._asdict())
         return
     why = ", ".join(f"{count} by {reason}" for reason, count in sorted(freed.reasons.items()))
-    click.echo(f"evicted {counted(freed.entries, 'entry')}, {size(freed.bytes)}" + (f" ({why})" if why else ""))
-    click.echo(f"deleted {counted(freed.files, 'file')}; the database gave back {size(freed.given_back)}")
+    print_line(f"evicted {counted(freed.entries, 'entry')}, {size(freed.bytes)}" + (f" ({why})" if why else ""))
+    print_line(f"deleted {counted(freed.files, 'file')}; the database gave back {size(freed.given_back)}")
 
 
 def _note_other_limits(settings: Config, connection: Connection) -> None:

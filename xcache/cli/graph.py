@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -12,7 +11,7 @@ from xcache.cli.artifacts import process, stages
 from xcache.cli.artifacts.entry import read
 from xcache.cli.completion import complete_key
 from xcache.cli.hlo import python_option
-from xcache.cli.output import emit, json_option, note, printable, write_file
+from xcache.cli.output import emit, json_option, note, print_bytes, printable, write_file
 from xcache.cli.selection import SHORT_KEY
 from xcache.config import config
 
@@ -54,7 +53,7 @@ def graph(wanted: str, stage: str, output: str | None, python: str | None, as_js
     drawing = {"format": wish if wish in _FORMATS else "", "seconds": _MOST_DRAWING_SECONDS}
     result = process.run(entry, chosen, "graph", environment=environment, **task, **drawing)
     if output == "-":
-        sys.stdout.buffer.write(result.file("graph.dot"))
+        print_bytes(result.file("graph.dot"))
         return
     remark = printable(str(result.found or ""))
     if remark:

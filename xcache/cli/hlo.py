@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from pathlib import Path
@@ -15,14 +14,12 @@ from xcache.cli.artifacts import comparison, stages
 from xcache.cli.artifacts.entry import Entry, read
 from xcache.cli.artifacts.stages import STAGES
 from xcache.cli.completion import complete_key
-from xcache.cli.output import counted, emit, json_option, note, print_line, printable, write_file
+from xcache.cli.output import counted, emit, json_option, note, print_line, print_text, write_file
 from xcache.cli.selection import SHORT_KEY
 from xcache.config import config
 
 # The width of two columns in a pipe.
 _PIPE_WIDTH = 160
-# Characters that could steer a terminal or hide text.
-_STEERING = re.compile(r"[^\n\t\x20-\x7e\xa0-\u200a\u2010-\u2027\u2030-\u205f\u2070-\U0010ffff]")
 _COLOURS = {"+": "green", "-": "red", "@": "cyan"}
 
 python_option = click.option(
@@ -126,7 +123,6 @@ def _print(files: dict[str, list[str]], colours: dict[str, str]) -> None:
     """Print files, with their names if there are several, and lines in the colour of their first character."""
     for name, lines in files.items():
         if len(files) > 1:
-            click.secho(f"==== {printable(name)}", bold=True)
+            print_line(f"==== {name}", bold=True)
         for line in lines:
-            text, colour = _STEERING.sub("\N{REPLACEMENT CHARACTER}", line), colours.get(line[:1])
-            print_line(click.style(text, fg=colour) if colour else text)
+            print_text(line, fg=colours.get(line[:1]))

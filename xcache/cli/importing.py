@@ -11,7 +11,7 @@ import click
 
 from xcache.cli import Failure, compiler_here, daemon, store_file
 from xcache.cli.bundle_file import Object, namespace_of, objects, opened, tell_problems
-from xcache.cli.output import counted, emit, json_option, note, print_line, printable, progress, size
+from xcache.cli.output import counted, emit, json_option, note, print_line, progress, size
 from xcache.client.connection import Connection
 from xcache.client.contents import hand_over
 from xcache.config import config
@@ -78,9 +78,9 @@ def import_(path: Path, unsigned: bool, even_foreign: bool, as_json: bool) -> No
     else:
         stored = f"stored {counted(counts['stored'], 'entry')}, {size(counts['bytes'])}"
         there = f"; {counts['there']} were here already" if counts["there"] else ""
-        click.echo(f"{stored}, and what {counted(counts['programs'], 'program')} wanted{there}")
+        print_line(f"{stored}, and what {counted(counts['programs'], 'program')} wanted{there}")
         for why, count in left_out.most_common():
-            print_line(printable(f"  left out {counted(count, 'entry')}: {why}"))
+            print_line(f"  left out {counted(count, 'entry')}: {why}")
     if left_out and not counts["stored"] and not counts["there"]:
         note("nothing of it is of use here")
         click.get_current_context().exit(1)

@@ -14,7 +14,7 @@ import click
 
 from xcache.cli import Failure, Group, WrongUsage
 from xcache.cli.key_files import Keys, write_private_key
-from xcache.cli.output import Column, emit, json_option, note, print_table
+from xcache.cli.output import Column, emit, json_option, note, print_line, print_table
 from xcache.config import config
 from xcache.wire.signatures import PRIVATE, PUBLIC, PublicKey, checked_name, new_key
 from xcache.wire.trusted_keys import MOST_BYTES, Line, TrustedKey, parse, parse_date, today
@@ -62,7 +62,7 @@ def new(name: str, force: bool, as_json: bool) -> None:
         replaced = before.id if before else ""
         emit(_told(made.public) | {"file": str(path), "replaced": replaced})
         return
-    click.echo(str(made.public))
+    print_line(str(made.public))
     note(f"{path} holds the private key; to trust what it signs: xcache key trust '{made.public}'")
     if before:
         note(f"the key {before.id} ({before.name}) signs nothing here any more; where it is trusted, it stays so")
@@ -83,7 +83,7 @@ def show(as_json: bool) -> None:
     if as_json:
         emit(_told(public) | {"source": keys.settings.signing_key})
     else:
-        click.echo(str(public))
+        print_line(str(public))
 
 
 @key.command()
@@ -114,9 +114,9 @@ def trust(lines: tuple[str, ...], expires: str | None, as_json: bool) -> None:
         return
     for one in added:
         until = f" until {one.expires}" if one.expires else ""
-        click.echo(f"{one.public.id} ({one.public.name}) is trusted{until}: what it signs may run here")
+        print_line(f"{one.public.id} ({one.public.name}) is trusted{until}: what it signs may run here")
     if already := len(wanted) - len(added):
-        click.echo(f"trusted already: {already}")
+        print_line(f"trusted already: {already}")
 
 
 @key.command("list")
@@ -145,7 +145,7 @@ def list_(as_json: bool) -> None:
         ]
         print_table(columns, rows)
     else:
-        click.echo("no key is trusted, and none signs here")
+        print_line("no key is trusted, and none signs here")
     for problem in problems:
         note(problem)
     if problems:
@@ -172,7 +172,7 @@ def revoke(name: str, as_json: bool) -> None:
         emit({"revoked": _told(one.public), "already": already, "file": str(keys.path)})
         return
     told = f"{one.public.id} ({one.public.name})"
-    click.echo(f"{told} was revoked on {one.revoked} already" if already else f"{told} is revoked")
+    print_line(f"{told} was revoked on {one.revoked} already" if already else f"{told} is revoked")
     signer = keys.signer_if_usable()
     if signer is not None and signer.raw == one.public.raw:
         note("this machine still signs with it; to make another: xcache key new NAME --force")

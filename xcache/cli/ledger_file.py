@@ -22,7 +22,9 @@ from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, StoreError, UnavailableError
 from xcache.start_up import Run
 from xcache.wire import commands, protocol
+from xcache.wire.bounded import parsed_json, text_of
 from xcache.wire.ledger import Row
+from xcache.wire.protocol import MAX_FRAME
 
 NO_RUN = "no run is recorded"
 _NONE_BEFORE = f"{NO_RUN}: an older xcache wrote this store, and the next program that uses it brings it up to date"
@@ -51,7 +53,7 @@ class StoredRun(NamedTuple):
 
     def _is_alive(self) -> bool:
         try:
-            fields = Path(f"/proc/{self.run.pid}/stat").read_text().rpartition(")")[2].split()
+            fields = text_of(f"/proc/{self.run.pid}/stat", errors="replace").rpartition(")")[2].split()
             since_boot = int(fields[19]) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError, IndexError):
             return False
@@ -211,7 +213,7 @@ def _listed_rows(settings: Config, connection: Connection, run: int) -> list[Row
 def _run(number: int, *columns: Any) -> StoredRun:
     run = Run(*columns)
     try:
-        facts = json.loads(columns[4])
+        facts = parsed_json(columns[4], MAX_FRAME)
     except ValueError:
         facts = {}
     return StoredRun(number, run._replace(facts=facts if isinstance(facts, dict) else {}))

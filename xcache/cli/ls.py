@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from xcache.cli import daemon, daemon_listing, store_file
-from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_table, size
+from xcache.cli.output import Column, ago, counted, duration, emit, json_option, print_line, print_table, size
 from xcache.cli.selection import SHORT_KEY, filter_options, filtered
 from xcache.cli.writers import writer_name
 from xcache.config import config
@@ -104,11 +104,11 @@ def ls(
     elif not total:
         daemon.say_empty(settings, empty)
     elif not matched:
-        click.echo(f"none of {counted(total, 'entry')} match")
+        print_line(f"none of {counted(total, 'entry')} match")
     else:
         _print(entries, long=long)
         if matched > len(entries):
-            click.echo(f"... and {matched - len(entries)} more (--limit 0 shows all)")
+            print_line(f"... and {matched - len(entries)} more (--limit 0 shows all)")
 
 
 def _list_quarantined(settings: config.Config, as_json: bool) -> None:
@@ -119,7 +119,7 @@ def _list_quarantined(settings: config.Config, as_json: bool) -> None:
     elif rows:
         print_table(_QUARANTINED, rows)
     else:
-        click.echo("nothing was set aside")
+        print_line("nothing was set aside")
 
 
 def _print(entries: list[store_file.Row], *, long: bool) -> None:

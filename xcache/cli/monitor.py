@@ -15,7 +15,7 @@ import click
 
 from xcache.cli import store_file
 from xcache.cli.following import Told, follow
-from xcache.cli.output import counted, print_line, printable, size
+from xcache.cli.output import counted, print_line, print_text, printable, size
 from xcache.config import config
 from xcache.errors import ClosedStoreError
 from xcache.wire import commands
@@ -90,7 +90,7 @@ def _print_json(told: Told) -> None:
         document |= {"problem": told} | dict.fromkeys(_FACTS) | {"programs": [], "doing": [], "missed": []}
     else:
         document |= told.facts | {"programs": told.programs, "doing": told.doing, "missed": told.missed}
-    click.echo(json.dumps(document))
+    print_text(json.dumps(document))
 
 
 def _print_once(told: Told) -> None:

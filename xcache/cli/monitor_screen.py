@@ -20,6 +20,7 @@ from rich.live import Live
 
 from xcache.cli.following import Told, follow
 from xcache.cli.monitor_view import View
+from xcache.cli.output import drawable
 from xcache.config.config import Config
 
 # Seconds between two looks at what was told, and at most between two drawings, because times go on.
@@ -93,7 +94,7 @@ def _show_once(told: queue.SimpleQueue[Told | Exception], view: View, signals: _
             if changed or there != drawn_size or now >= drawn_at + _DRAW_SECONDS:
                 drawn_at = now
                 drawn_size = console.size = there
-                live.update(Group(*view.lines(*there)), refresh=True)
+                live.update(Group(*map(drawable, view.lines(*there))), refresh=True)
     return None
 
 

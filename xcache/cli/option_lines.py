@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-import json
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcache.keys.protobuf import fields, varint
+from xcache.wire.bounded import SMALL_FILE, parsed_json, text_of
 
 # scripts/option_names.py makes it.
 _TABLE = Path(__file__).with_name("option_names.json")
@@ -106,5 +106,5 @@ def _packed(content: bytes) -> list[int]:
 
 @functools.cache
 def _table() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_TABLE.read_text())
+    found: dict[str, Any] = parsed_json(text_of(_TABLE), SMALL_FILE)
     return found

@@ -1,4 +1,8 @@
-"""Print JSON, tables, and numbers for people."""
+"""The one way to the terminal: JSON, tables, and numbers for people.
+
+Much of what the commands print is what other users chose: names of functions, reasons, messages. Nothing of it can
+steer the terminal, because every text passes ``printable``; ruff lets no other module print.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,14 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
+
+from xcache.wire.texts import printable as printable
+
+if TYPE_CHECKING:
+    from rich.text import Text
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON of the shape shown above.")
 
@@ -65,12 +74,12 @@ def write_file(path: Path, content: bytes) -> None:
 
 def emit(document: dict[str, Any]) -> None:
     """Print one JSON document."""
-    click.echo(json.dumps(document, indent=2))
+    print_text(json.dumps(document, indent=2))
 
 
 def note(message: str) -> None:
     """Print a remark on stderr."""
-    click.echo(f"xcache: {message}", err=True)
+    print_line(f"xcache: {message}", err=True)
 
 
 @contextlib.contextmanager
@@ -81,7 +90,7 @@ def progress(length: int, label: str) -> Iterator[Callable[[int], object]]:
         return
     # The times behind the bar take as much again.
     room = max(_LEAST_BAR, min(_MOST_BAR, _width() - len(label) - _BESIDE_BAR))
-    with click.progressbar(length=length, label=label, file=sys.stderr, width=room) as bar:
+    with click.progressbar(length=length, label=printable(label), file=sys.stderr, width=room) as bar:
         yield bar.update
 
 
@@ -111,14 +120,14 @@ def print_table(columns: Sequence[Column], rows: Sequence[Any]) -> None:
     if needed > _width():
         for number, row in enumerate(rows):
             if number:
-                click.echo()
+                print_line()
             print_facts((column.title, cell) for column in columns if (cell := column.cell(row)))
         return
     console = Console(width=_width(), highlight=False)
     with console.capture() as capture:
         console.print(table)
     for line in capture.get().splitlines():
-        print_line(line.rstrip())
+        _echo(line.rstrip())
 
 
 def print_facts(facts: Iterable[tuple[str, str]]) -> None:
@@ -137,13 +146,13 @@ def print_finding(state: str, about: str, found: str, advice: str) -> None:
 
 def _print_hanging(label: str, text: str, indent: str, **style: Any) -> None:
     """Print a label in a style, and a text beside it that is wrapped on a terminal; words are never broken."""
-    text = printable(text)
+    label, text = printable(label), printable(text)
     # One word that is too long, such as a path, stays beside its label.
     lines = textwrap.wrap(
         label + text, max(_width(), _LEAST_WIDTH), subsequent_indent=indent, break_long_words=False,
         break_on_hyphens=False,
     ) if " " in text else [label + text]  # fmt: skip
-    print_line(click.style(label, **style) + lines[0][len(label) :])
+    print_line(lines[0][len(label) :], label=label, **style)
     for line in lines[1:]:
         print_line(line)
 
@@ -155,24 +164,62 @@ def print_wrapped(text: str, indent: str = "", following: str | None = None, *, 
         subsequent_indent=indent if following is None else following, break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
     for line in lines:
-        print_line(click.style(line, bold=True) if bold else line)
+        print_line(line, bold=bold)
 
 
 def _width() -> int:
-    # There is no stdout if it was closed.
-    is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return shutil.get_terminal_size().columns if is_terminal else _PIPE_WIDTH
+    return shutil.get_terminal_size().columns if is_terminal() else _PIPE_WIDTH
 
 
-def print_line(line: str) -> None:
-    """Print a line, replacing characters that the output's encoding lacks."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    click.echo(line.encode(encoding, "replace").decode(encoding))
+def is_terminal() -> bool:
+    """Return whether stdout is a terminal; there is none if it was closed."""
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
-def printable(text: str) -> str:
-    """Return the text with control characters replaced, which could steer the terminal."""
-    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+def print_line(line: str = "", *, label: str = "", err: bool = False, **style: Any) -> None:
+    """Print a line, after a label if there is one. The style is the label's, or else the line's."""
+    line, label = printable(line), printable(label)
+    _echo(_styled(label, style) + line if label else _styled(line, style), err=err)
+
+
+def print_text(text: str, *, err: bool = False, **style: Any) -> None:
+    """Print a text of several lines."""
+    text = printable(text, kept="\n\t")
+    _echo(_styled(text, style), err=err)
+
+
+def print_bytes(content: bytes) -> None:
+    """Write to stdout what is no text for a terminal; raise UsageError if that is one."""
+    refuse_terminal()
+    sys.stdout.buffer.write(content)
+
+
+def drawable(line: Text) -> Text:
+    """Return a line of rich's with the same colours, which cannot steer the terminal."""
+    line.plain = printable(line.plain)
+    return line
+
+
+def confirm(question: str) -> None:
+    """Ask on stderr; raise Abort unless the answer is yes."""
+    click.confirm(printable(question), abort=True, err=True)
+
+
+def refuse_terminal() -> None:
+    """Raise UsageError if stdout is a terminal."""
+    if is_terminal():
+        raise click.UsageError("this is not for a terminal; send it to a file or a pipe")
+
+
+def _styled(text: str, style: dict[str, Any]) -> str:
+    # click ends even a text without a style with an escape.
+    return click.style(text, **style) if any(style.values()) else text
+
+
+def _echo(line: str, *, err: bool = False) -> None:
+    """Print what cannot steer the terminal, replacing characters that the encoding lacks."""
+    encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
+    click.echo(line.encode(encoding, "replace").decode(encoding), err=err)
 
 
 def shortened(text: str, most: int) -> str:

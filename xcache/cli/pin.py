@@ -8,7 +8,7 @@ import click
 
 from xcache.cli import Failure, daemon
 from xcache.cli.completion import complete_key
-from xcache.cli.output import counted, emit, json_option, size
+from xcache.cli.output import counted, emit, json_option, print_line, size
 from xcache.cli.selection import KEYS_PER_MESSAGE, chosen, print_few
 from xcache.config import config
 from xcache.wire import commands
@@ -63,5 +63,5 @@ def _set(done: str, message: type[commands.Pin | commands.Unpin], prefixes: tupl
         were = f"already {were} pinned" if done == "pinned" else f"{were} not pinned"
         before = f" ({answer.already} {were})" if answer.already else ""
         left = f"{now} {stays} whatever the limits say" if answer.all_entries else "no entry is pinned now"
-        click.echo(f"{done} {counted(answer.entries, 'entry')}{before}; {left}")
+        print_line(f"{done} {counted(answer.entries, 'entry')}{before}; {left}")
         print_few(entries)

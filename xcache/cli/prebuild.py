@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import re
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from xcache.cli.building import Tally, dask_option, progress, workers_option
 from xcache.cli.output import json_option, printable
 from xcache.config import config
 from xcache.errors import XcacheError
+from xcache.wire.bounded import parsed_json, parsed_toml, text_of
 
 _ARRAY = re.compile(r"([a-z][a-z0-9_]*)\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
 # As jax prints types, and the ledger of a run has them.
@@ -104,11 +103,15 @@ def _function(named: str) -> Any:
     return found
 
 
+# Of a file of calls.
+_MOST_BYTES = 64 * 1024**2
+
+
 def _calls(file: Path) -> list[dict[str, Any]]:
     """Return the calls in a file; raise Failure if it is of another form."""
     try:
-        content = file.read_text("utf-8")
-        document = tomllib.loads(content) if file.suffix == ".toml" else json.loads(content)
+        content = text_of(file, _MOST_BYTES)
+        document = (parsed_toml if file.suffix == ".toml" else parsed_json)(content, _MOST_BYTES)
     except OSError as error:
         raise Failure(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:

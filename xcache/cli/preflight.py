@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from xcache.cli.output import (
     print_table,
     print_wrapped,
     printable,
+    progress,
 )
 from xcache.cli.selection import SHORT_KEY, seconds_of
 from xcache.client.connection import Connection
@@ -31,6 +31,7 @@ from xcache.config.config import Config
 from xcache.errors import LockFileError
 from xcache.lock_file import MOST_BYTES, Made, Program, parse
 from xcache.wire import commands
+from xcache.wire.bounded import UnreadableError, text_of
 from xcache.wire.commands import HERE, MISSING, PRESENCES, REMOTE, UNKNOWN
 from xcache.wire.ledger import CAUSES
 
@@ -126,17 +127,15 @@ def preflight(file: Path, fetch: bool, python: str | None, at_least: float | Non
         print_wrapped(f"{file} wants {some}", following="  ")
         _print(rows, fits, here, fetched, limit)
     for name, problem in problems.items():
-        note(printable(f"what {name} has is not known: {problem}"))
+        note(f"what {name} has is not known: {problem}")
     if any(row.state in (MISSING, UNKNOWN) for row in rows) or _none_fits(fits):
         click.get_current_context().exit(1)
 
 
 def _read(file: Path) -> dict[str, Program]:
     try:
-        if file.stat().st_size > MOST_BYTES:
-            raise LockFileError("it is too large for a lock file")
-        return parse(file.read_text("utf-8", "replace"))
-    except (LockFileError, OSError) as error:
+        return parse(text_of(file, MOST_BYTES, "replace"))
+    except (LockFileError, UnreadableError, OSError) as error:
         raise WrongUsage(printable(f"{file}: {getattr(error, 'strerror', None) or error}")) from None
 
 
@@ -183,15 +182,11 @@ def _told(batch: Sequence[_Row], answer: commands.Presence) -> list[_Row]:
 
 def _batches(rows: Sequence[_Row], size: int, label: str) -> Iterator[Sequence[_Row]]:
     """Yield rows in batches, with a bar on a terminal if there are several."""
-    with contextlib.ExitStack() as stack:
-        bar = None
-        if len(rows) > size and sys.stderr is not None and sys.stderr.isatty():
-            bar = stack.enter_context(click.progressbar(length=len(rows), label=label, file=sys.stderr))
+    with progress(len(rows) if len(rows) > size else 0, label) as advance:
         for at in range(0, len(rows), size):
             batch = rows[at : at + size]
             yield batch
-            if bar is not None:
-                bar.update(len(batch))
+            advance(len(batch))
 
 
 def _compile_seconds(rows: Sequence[_Row]) -> float:
@@ -242,7 +237,7 @@ def _print(
     counts = {state: sum(row.state == state for row in rows) for state in PRESENCES}
     print_line(f"{counts[HERE]:7}  here{f', of which {fetched} were fetched now' if fetched else ''}")
     for name in sorted({row.remote for row in rows if row.state == REMOTE}):
-        print_line(printable(f"{sum((row.state, row.remote) == (REMOTE, name) for row in rows):7}  in {name}"))
+        print_line(f"{sum((row.state, row.remote) == (REMOTE, name) for row in rows):7}  in {name}")
     print_line(f"{counts[MISSING]:7}  missing")
     if counts[UNKNOWN]:
         print_line(f"{counts[UNKNOWN]:7}  unknown")
@@ -255,12 +250,12 @@ def _print(
     # A reason that all share is said once.
     reason, *others = {row.reason for row in absent}
     if reason and not others:
-        print_wrapped(printable(f"Reason: {_WORDS.get(reason, reason)}."))
+        print_wrapped(f"Reason: {_WORDS.get(reason, reason)}.")
     print_wrapped(f"Compiling {what} takes about {took}, one program after the other. The dearest:")
     shown = absent[:limit] if limit else absent
     print_table((*_COLUMNS, _WHY) if others else _COLUMNS, shown)
     if len(absent) > len(shown):
-        click.echo(f"... and {len(absent) - len(shown)} more (--limit 0 shows all)")
+        print_line(f"... and {len(absent) - len(shown)} more (--limit 0 shows all)")
 
 
 def _of_fit(fit: _Fit, here: compiler_here.Compiler | None) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import zstandard
-
 from xcache.cli import Failure
 from xcache.cli.store_file import Row, StoreReader
 from xcache.errors import DamagedError
 from xcache.keys import stablehlo
-from xcache.wire.envelope import MAX_RAW_SIZE, programs_in
+from xcache.wire.bounded import UnreadableError
+from xcache.wire.envelope import programs_in
 
 NOT_HERE = "it stayed on the machine that lowered it, which sends programs only with programs=1 in its tier's address"
 
@@ -43,12 +42,12 @@ def both(store: StoreReader, program: Row) -> tuple[bytes, bytes]:
     digest = program["digest"]
     content = store.content(program["blob"])
     try:
-        announced = zstandard.get_frame_parameters(content).content_size
-        if announced != program["raw_size"] or announced > MAX_RAW_SIZE:
-            raise DamagedError(f"the program {digest[:12]} is damaged: its size differs")
-        return programs_in(content)
-    except (zstandard.ZstdError, MemoryError) as error:
+        plain, located = programs_in(content)
+    except (UnreadableError, MemoryError) as error:
         raise DamagedError(f"the program {digest[:12]} cannot be decompressed ({error})") from None
+    if len(plain) != program["raw_size"]:
+        raise DamagedError(f"the program {digest[:12]} is damaged: its size differs")
+    return plain, located
 
 
 def as_text(program: bytes) -> str:

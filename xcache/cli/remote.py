@@ -19,7 +19,6 @@ from xcache.cli.output import (
     print_finding,
     print_line,
     print_table,
-    printable,
     size,
 )
 from xcache.cli.remote_asking import Object, Problems, asking, tier_option
@@ -134,10 +133,10 @@ def ls(tier: str | None, limit: int | None, details: bool, as_json: bool) -> Non
         ]
         print_table(columns, objects)
         if seen.count > len(objects):
-            click.echo(f"... and {seen.count - len(objects)} more (--limit 0 shows all)")
+            print_line(f"... and {seen.count - len(objects)} more (--limit 0 shows all)")
         remote_details.tell_problems(said)
     elif len(problems.found) < len(stores):
-        click.echo("there is nothing")
+        print_line("there is nothing")
     problems.tell()
 
 
@@ -191,7 +190,7 @@ def stats(tier: str | None, details: bool, as_json: bool) -> None:
         ]
         print_table(columns, rows)
         for name, makers in made_by.items():
-            print_line(printable(f"{name}:"))
+            print_line(f"{name}:")
             remote_details.print_toolchains(makers.toolchains)
             if makers.unknown:
                 unknown = f"{counted(makers.unknown, 'entry')}: damaged, or signed by no trusted key"

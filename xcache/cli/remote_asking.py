@@ -186,7 +186,7 @@ class Problems:
     def tell(self) -> None:
         """Say on stderr what went wrong, with advice; exit with status 1 unless a store is just not made for it."""
         for error in self._errors:
-            note(printable(error.message))
+            note(error.message)
             if error.kind in ADVICE:
                 note(ADVICE[error.kind])
         if any(error.kind not in (CANNOT_LIST, READ_ONLY) for error in self._errors):

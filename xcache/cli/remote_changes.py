@@ -10,7 +10,7 @@ import click
 
 from xcache.cli import Failure, WrongUsage, remote_details, remote_keys
 from xcache.cli.completion import complete_key
-from xcache.cli.output import counted, emit, json_option, note, print_line, printable, progress, size
+from xcache.cli.output import counted, emit, json_option, note, print_line, progress, size
 from xcache.cli.remote_asking import Object, Problems, Remotes, asking, tier_option
 from xcache.cli.remote_details import Wanted
 from xcache.cli.selection import SHORT_KEY, duration_option, older_than_option
@@ -50,9 +50,9 @@ def rm(prefixes: tuple[str, ...], tier: str | None, as_json: bool) -> None:
         emit({"removed": removed, "problems": problems.found})
     else:
         keys = list(dict.fromkeys(row["key"] for row in removed))
-        click.echo(f"removed {counted(len(keys), 'entry')}, {size(sum(row['bytes'] or 0 for row in removed))}")
+        print_line(f"removed {counted(len(keys), 'entry')}, {size(sum(row['bytes'] or 0 for row in removed))}")
         for row in removed:
-            print_line(f"  {row['key'][:SHORT_KEY]}  {printable(row['remote'])}")
+            print_line(f"  {row['key'][:SHORT_KEY]}  {row['remote']}")
         if removed:
             note("what programs wanted (runs) may still have copies of small entries; see --help")
     problems.tell()
@@ -158,12 +158,12 @@ def push(even_quick: bool, tier: str | None, wait: float | None, as_json: bool) 
         for row in rows:
             left = f"; {row['left']} had no room: push again later" if row["left"] else ""
             queued = f"{counted(row['entries'], 'entry')} and {counted(row['runs'], 'run')}"
-            print_line(printable(f"{row['name']}: queued {queued}{left}"))
+            print_line(f"{row['name']}: queued {queued}{left}")
         if not rows:
             raise Failure("no remote store that takes uploads")
     late = [row for row in rows if row.get("waiting")]
     for row in late:
-        note(printable(f"{row['name']}: {counted(row['waiting'], 'object')} wait still; see xcache status"))
+        note(f"{row['name']}: {counted(row['waiting'], 'object')} wait still; see xcache status")
     if late:
         click.get_current_context().exit(1)
 
@@ -207,7 +207,7 @@ def _made_by(
 def _tell(row: dict[str, Any], *, dry_run: bool) -> None:
     """Say what was removed from one store, or would be, and what stays."""
     what = f"{counted(row['matched'] if dry_run else row['removed'], 'object')}, {size(row['bytes'])}"
-    print_line(printable(f"{row['name']}: {'would remove' if dry_run else 'removed'} {what}"))
+    print_line(f"{row['name']}: {'would remove' if dry_run else 'removed'} {what}")
     remote_details.print_toolchains(row["toolchains"])
     if row["without_time"]:
         note(f"{row['name']}: {counted(row['without_time'], 'object')} of unknown age stay; see --help")

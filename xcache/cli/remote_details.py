@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from xcache.cli import daemon, store_file
-from xcache.cli.output import Column, counted, duration, note, print_line, printable, progress, size
+from xcache.cli.output import Column, counted, duration, note, print_line, progress, size
 from xcache.cli.remote_asking import Object, Problems, Remotes
 from xcache.cli.remote_keys import object_name
 from xcache.cli.store_file import Row
@@ -116,7 +116,7 @@ def tell_problems(details: dict[Object, Row]) -> None:
     """Say on stderr why entries would not be loaded here."""
     reasons = Counter(row["problem"] for row in details.values() if row["state"] != commands.OK)
     for problem, count in reasons.most_common(_MOST_REASONS):
-        note(printable(f"{counted(count, 'entry')}: {problem}"))
+        note(f"{counted(count, 'entry')}: {problem}")
     if len(reasons) > _MOST_REASONS:
         note("there are more reasons; --json has them")
 
@@ -143,7 +143,7 @@ def print_toolchains(rows: Iterable[Row]) -> None:
     """Print what ``by_toolchain`` returned."""
     for row in rows:
         made = f"{row['toolchain'][:_SHORT]}  {row['platform']}, jaxlib {row['jaxlib_version']}"
-        print_line(printable(f"  {made}: {counted(row['objects'], 'entry')}, {size(row['bytes'])}"))
+        print_line(f"  {made}: {counted(row['objects'], 'entry')}, {size(row['bytes'])}")
 
 
 def _of_another_size(row: Row, each: Object) -> Row:

@@ -12,7 +12,7 @@ from xcache._version import __version__
 from xcache.cli import Failure, WrongUsage, daemon, daemon_listing, rewarm_plan, store_file
 from xcache.cli.building import Tally, dask_option, progress, workers_option
 from xcache.cli.completion import complete_key
-from xcache.cli.output import counted, json_option
+from xcache.cli.output import counted, json_option, print_line
 from xcache.cli.selection import chosen, filter_options, filtered
 from xcache.client.client import Client
 from xcache.client.launcher import Launcher
@@ -68,7 +68,7 @@ def rewarm(
     rows = [row for row in rows if keys is None or row["key"] in keys]
     if not rows and not as_json:
         if total:
-            click.echo(f"none of {counted(total, 'entry')} match")
+            print_line(f"none of {counted(total, 'entry')} match")
         else:
             daemon.say_empty(settings)
         return

@@ -9,7 +9,7 @@ import click
 
 from xcache.cli import daemon, store_file
 from xcache.cli.completion import complete_key
-from xcache.cli.output import counted, emit, json_option, size
+from xcache.cli.output import confirm, counted, emit, json_option, print_line, size
 from xcache.cli.selection import KEYS_PER_MESSAGE, chosen, print_few
 from xcache.config import config
 from xcache.config.config import Config
@@ -38,7 +38,7 @@ def rm(prefixes: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         emit({"removed": done.entries, "bytes": done.bytes, "keys": list(entries)})
     else:
-        click.echo(f"removed {counted(done.entries, 'entry')}, {size(done.bytes)}")
+        print_line(f"removed {counted(done.entries, 'entry')}, {size(done.bytes)}")
         # The daemon does not say which of them it left.
         if done.entries >= len(entries):
             print_few(entries)
@@ -66,14 +66,14 @@ def clear(yes: bool, as_json: bool) -> None:
         totals, anything, what = {"entries": 0}, True, f"all of your entries in {settings.dir}"
     if anything:
         if not yes:
-            click.confirm(f"Remove {what}?", abort=True, err=True)
+            confirm(f"Remove {what}?")
         removed = _demand(settings, commands.Clear(), totals["entries"])
     else:
         removed = commands.Removed(0, 0)
     if as_json:
         emit({"removed": removed.entries, "bytes": removed.bytes})
     elif anything:
-        click.echo(f"removed {counted(removed.entries, 'entry')}, {size(removed.bytes)}")
+        print_line(f"removed {counted(removed.entries, 'entry')}, {size(removed.bytes)}")
     else:
         daemon.say_empty(settings)
 

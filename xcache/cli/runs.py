@@ -20,6 +20,7 @@ from xcache.cli.output import (
     middle_cut,
     moment,
     note,
+    print_line,
     print_table,
     print_wrapped,
     short_site,
@@ -137,11 +138,11 @@ def _print(shown: dict[str, Any], programs: list[dict[str, Any]], *, show_all: b
     programs = [row for row in programs if row["outcome"] != ledger.UNUSED]
     dearest = sorted(programs, key=lambda row: -row["seconds"])[:most]
     if dearest:
-        click.echo()
+        print_line()
         longest = (ledger.MAX_TEXT, ledger.MAX_TEXT) if show_all else (_LONGEST, _LONGEST_TYPES)
         print_table(_columns(*longest), dearest)
     if len(programs) > len(dearest):
-        click.echo()
+        print_line()
         note(f"{len(programs) - len(dearest)} more; --all shows them")
 
 

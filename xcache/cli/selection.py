@@ -82,7 +82,7 @@ def print_few(entries: Mapping[str, str]) -> None:
     """Print each of these entries, as ``chosen`` returns them, if they are few."""
     if len(entries) <= _MAX_SHOWN:
         for key, module_name in entries.items():
-            print_line(printable(f"  {key[:SHORT_KEY]}  {module_name}"))
+            print_line(f"  {key[:SHORT_KEY]}  {module_name}")
 
 
 def full_key(store: store_file.StoreReader | None, wanted: str) -> str:

@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 import click
 
 from xcache.cli import Group, account, daemon
-from xcache.cli.output import emit, json_option, note, print_facts
+from xcache.cli.output import emit, json_option, note, print_facts, print_line
 from xcache.cli.units import ACCOUNT_HOME, NAMES, SERVICE, SOCKET, Scope, scope_of
 from xcache.errors import ConfigError, StoreError, UnavailableError
 from xcache.wire import protocol
+from xcache.wire.bounded import text_of
 
 _COMMAND_SECONDS = 120
 # sd_booted(3) checks for this folder; a container may have systemctl without systemd.
@@ -206,7 +207,7 @@ class Progress:
         """Report one step."""
         self.said.append(what)
         if not self._quiet:
-            click.echo(what)
+            print_line(what)
 
 
 def _ready_scope(kind: str, *, to_serve: bool = False) -> Scope:
@@ -242,7 +243,7 @@ def _write(scope: Scope, unit: str, done: Progress) -> bool:
     path, text = scope.path(unit), scope.filled(unit, sys.executable)
     if path.exists() and not scope.is_ours(unit):
         raise StoreError(f"{path} was not written by xcache; remove or rename it first")
-    if path.exists() and path.read_text("utf-8") == text:
+    if path.exists() and text_of(path) == text:
         return False
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.new")

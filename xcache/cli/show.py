@@ -11,7 +11,19 @@ import click
 
 from xcache.cli import daemon, option_lines, store_file
 from xcache.cli.completion import complete_key
-from xcache.cli.output import duration, emit, json_option, moment, note, print_facts, print_line, printable, size
+from xcache.cli.output import (
+    duration,
+    emit,
+    json_option,
+    moment,
+    note,
+    print_facts,
+    print_line,
+    print_text,
+    printable,
+    refuse_terminal,
+    size,
+)
 from xcache.cli.programs import NOT_HERE, as_text, bytecode, is_here
 from xcache.cli.selection import full_key
 from xcache.cli.writers import writer_name
@@ -19,6 +31,7 @@ from xcache.config import config
 from xcache.wire.ownership import is_signer
 
 _SUFFIX = "_component"
+_STDOUT = ("-", "<stdout>")
 # Columns for eviction, which mean nothing to users.
 _INTERNAL = ("used_order", "uses", "used_time", "worth")
 # A description with more lines than this is wrapped into paragraphs on a terminal.
@@ -62,10 +75,12 @@ def show(wanted: str, program: bool, program_bytes: BinaryIO | None, as_json: bo
         content = bytecode(store, entry["program"]) if program or program_bytes is not None else b""
     # Printed after the store is closed: a pager that stays open must not keep the daemon from its checkpoints.
     if program:
-        click.echo(as_text(content), nl=False)
+        print_text(as_text(content).removesuffix("\n"))
     elif program_bytes is not None:
+        if program_bytes.name in _STDOUT:
+            refuse_terminal()
         program_bytes.write(content)
-        if program_bytes.name not in ("-", "<stdout>"):
+        if program_bytes.name not in _STDOUT:
             note(f"{len(content)} bytes written to {program_bytes.name}")
     elif as_json:
         emit(entry)
@@ -124,8 +139,8 @@ def _print(entry: dict[str, Any]) -> None:
     )
     # The shortest first: compile options have hundreds of lines.
     for name, part in sorted(entry["components"].items(), key=lambda row: len(row[1]["description"] or "")):
-        click.echo()
-        click.secho(name, bold=True)
+        print_line()
+        print_line(name, bold=True)
         _print_lines(part["named"])
 
 
@@ -146,7 +161,7 @@ def _sizes(row: dict[str, Any]) -> str:
 
 def _print_lines(found: list[str] | None) -> None:
     if not found:
-        click.echo("  no description was kept" if found is None else "  none")
+        print_line("  no description was kept" if found is None else "  none")
         return
     lines = [printable(line) for line in found]
     if len(lines) > _MAX_LINES and sys.stdout.isatty():

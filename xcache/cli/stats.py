@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from xcache.cli import daemon, store_file
-from xcache.cli.output import ago, duration, emit, json_option, moment, print_facts, printable, size
+from xcache.cli.output import ago, duration, emit, json_option, moment, print_facts, print_line, printable, size
 from xcache.cli.output import counted as number_of
 from xcache.config import config
 from xcache.wire import commands, protocol
@@ -61,14 +61,14 @@ def stats(zero: bool, as_json: bool) -> None:
     if as_json:
         emit(counted | {"invalidations": changes})
     elif zero:
-        click.echo("the statistics were reset")
+        print_line("the statistics were reset")
     elif store is None:
         daemon.say_empty(settings)
     else:
         print_facts(_lines(counted))
         if changes:
-            click.echo()
-            click.secho("the latest invalidations", bold=True)
+            print_line()
+            print_line("the latest invalidations", bold=True)
             print_facts([_change(change) for change in changes])
 
 

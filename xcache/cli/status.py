@@ -207,8 +207,8 @@ def _print(found: dict[str, Any]) -> None:
     rows += [("remote" if not number else "", _remote(each)) for number, each in enumerate(found["remotes"])]
     print_facts(rows)
     if found["compiles"]:
-        click.echo()
-        click.secho("being compiled", bold=True)
+        print_line()
+        print_line("being compiled", bold=True)
     for compiling in found["compiles"]:
         host = f" on {compiling['host']}" if compiling["host"] else ""
         who = printable(f"{compiling['module_name']} by process {compiling['pid']} ({compiling['program']}){host}")

@@ -15,6 +15,9 @@ from typing import Any
 
 from xcache.config.config import Config
 from xcache.errors import ClosedStoreError, DamagedError, NewerStoreError, StoreError
+from xcache.wire.bounded import UnreadableError, content_of
+from xcache.wire.checks import is_text_of
+from xcache.wire.envelope import MAX_RAW_SIZE
 from xcache.wire.protocol import DATABASE, DESCRIBED_COMPONENTS
 from xcache.wire.schema import SCHEMA_VERSION
 
@@ -279,6 +282,8 @@ class StoreReader:
             " WHERE known.digest IS NOT NULL ORDER BY entries DESC, first_seen DESC"
         )
         for row in rows:
+            if not is_text_of(row["description"], row["digest"]):
+                row |= dict.fromkeys(("platform", "jaxlib_version", "description"))
             row["state"] = "unknown" if row["first_seen"] is None else "live" if row["stale_since"] is None else "stale"
             row["installations"] = self._rows(
                 "SELECT place, state, uid, seen_at FROM installations WHERE toolchain = ? ORDER BY seen_at DESC",
@@ -313,7 +318,8 @@ class StoreReader:
     def description(self, component: str) -> str | None:
         """Return the text of a component, if one was kept."""
         rows = self._rows("SELECT description FROM components WHERE digest = ?", component)
-        return rows[0]["description"] if rows else None
+        # An older daemon kept what a user made up.
+        return rows[0]["description"] if rows and is_text_of(rows[0]["description"], component) else None
 
     def lowered_by(self, program: str) -> str:
         """Return the version of jaxlib that a program was stored for first; others come from ``xcache rewarm``."""
@@ -332,9 +338,9 @@ class StoreReader:
             content: bytes = self._row("SELECT content FROM blobs WHERE digest = ?", blob)["content"]
         else:
             try:
-                content = path.read_bytes()
-            except OSError as error:
-                raise StoreError(f"{path}: {error.strerror}") from None
+                content = content_of(path, MAX_RAW_SIZE)
+            except (OSError, UnreadableError) as error:
+                raise StoreError(f"{path}: {getattr(error, 'strerror', error)}") from None
         return checked(blob, content)
 
     def like(self, entry: Row, limit: int) -> list[Row]:

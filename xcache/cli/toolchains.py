@@ -10,7 +10,19 @@ import click
 
 from xcache.cli import Failure, WrongUsage, daemon, store_file
 from xcache.cli.config import spelled_time
-from xcache.cli.output import Column, ago, counted, duration, emit, json_option, note, print_table, printable, size
+from xcache.cli.output import (
+    Column,
+    ago,
+    counted,
+    duration,
+    emit,
+    json_option,
+    note,
+    print_line,
+    print_table,
+    printable,
+    size,
+)
 from xcache.cli.rm import remove
 from xcache.cli.selection import older_than_option
 from xcache.config import config
@@ -120,11 +132,11 @@ def invalidate(
     elif not total:
         daemon.say_empty(settings)
     elif not keys:
-        click.echo(f"none of {counted(total, 'entry')} match")
+        print_line(f"none of {counted(total, 'entry')} match")
     elif dry_run:
-        click.echo(f"would remove {counted(len(entries), 'entry')}, {size(freed)}")
+        print_line(f"would remove {counted(len(entries), 'entry')}, {size(freed)}")
     else:
-        click.echo(f"removed {counted(removed, 'entry')}, {size(freed)}")
+        print_line(f"removed {counted(removed, 'entry')}, {size(freed)}")
 
 
 def _the_one(store: store_file.StoreReader, prefix: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import sys
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ import click
 from xcache import start_up
 from xcache.cli.completion import complete_run
 from xcache.cli.ledger_file import open_ledger
-from xcache.cli.output import json_option, note, write_file
+from xcache.cli.output import emit, json_option, note, print_bytes, write_file
 from xcache.config import config
 from xcache.start_up import Run
 from xcache.wire import ledger
@@ -45,11 +44,11 @@ def trace(wanted: str, output: str, as_json: bool) -> None:
         run, events = found.run, _events(found.run, reader.rows(found))
     text = json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}, separators=(",", ":")).encode()
     if output == "-":
-        sys.stdout.buffer.write(text)
+        print_bytes(text)
         return
     write_file(Path(output), gzip.compress(text) if output.endswith(".gz") else text)
     if as_json:
-        click.echo(json.dumps({"file": output, "events": len(events)}, indent=2))
+        emit({"file": output, "events": len(events)})
     else:
         note(f"{len(events)} events of run {run.run[:8]} written to {output}; open it at ui.perfetto.dev")
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import subprocess
@@ -14,6 +13,7 @@ from xcache.cli import daemon_listing, rm, store_file
 from xcache.config import config
 from xcache.errors import XcacheError
 from xcache.wire import protocol
+from xcache.wire.bounded import SMALL_FILE, parsed_json
 
 _SECONDS = 300
 _NAME = protocol.TRIAL
@@ -84,7 +84,7 @@ def _run(number: str) -> dict[str, Any] | str:
     variables = os.environ | {"XCACHE": "1", "XCACHE_ON_MISS": "allow"}
     try:
         done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=_SECONDS, check=False)
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+        found: dict[str, Any] = parsed_json(done.stdout.splitlines()[-1], SMALL_FILE) if done.returncode == 0 else {}
     except subprocess.TimeoutExpired:
         return f"a small program did not end within {_SECONDS} s"
     except (ValueError, IndexError):

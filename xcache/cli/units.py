@@ -12,6 +12,7 @@ import xcache
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.errors import ConfigError
+from xcache.wire.bounded import text_of
 
 NAMES = ("xcached.socket", "xcached.service")
 SOCKET, SERVICE = NAMES
@@ -46,7 +47,7 @@ class Scope(NamedTuple):
     def is_ours(self, unit: str) -> bool:
         """Return whether xcache wrote the unit that exists there."""
         try:
-            return _MARK in self.path(unit).read_text("utf-8", "replace")
+            return _MARK in text_of(self.path(unit), errors="replace")
         except OSError:
             return False
 
@@ -58,7 +59,7 @@ class Scope(NamedTuple):
         for path in (self.settings.dir, self.settings.socket, *self.homes.values()):
             if not str(path).isprintable() or str(path) != str(path).strip() or str(path).endswith("\\"):
                 raise ConfigError(f"a systemd unit cannot hold this path: {str(path)!r}")
-        text = (_templates() / self.name / unit).read_text("utf-8")
+        text = text_of(_templates() / self.name / unit)
         values = {
             "SOCKET": self.socket,
             "PYTHON": without_specifiers(python),

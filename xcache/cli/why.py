@@ -189,7 +189,7 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
     most = len(explained) if show_all else _MOST_SHOWN
     groups = [[row] for row in told] if show_all else alike(told)
     for row, *others in groups[:most]:
-        click.echo()
+        print_line()
         _print_one(row, is_running=is_running, most=len(row["differences"]) if show_all else _MOST_SHOWN)
         if others:
             seconds = sum(other["seconds"] for other in others)
@@ -198,16 +198,16 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
             verb, what = ("differ", "each") if len(others) > 1 else ("differs", "it")
             print_wrapped(f"{more} {verb} in the same way, {seconds:.2f} s more; --all shows {what}", "  ")
     if left_out := sum(map(len, groups[most:])):
-        click.echo()
+        print_line()
         print_wrapped(
             f"{left_out} more that {'differ' if left_out > 1 else 'differs'} from a stored entry; --all shows them"
         )
     rest = sorted((row for row in explained if row not in told), key=lambda row: row["meaning"])
     for _, group in itertools.groupby(rest, key=lambda row: (row["meaning"], row["advice"])):
-        click.echo()
+        print_line()
         _print_group([*group], is_running=is_running, most=most)
     if len(explained) >= _MANY:
-        click.echo()
+        print_line()
         print_wrapped(_REPORT)
 
 

@@ -27,14 +27,15 @@ from xcache.config.config import Config
 from xcache.descriptors import OwnFile, identity
 from xcache.errors import NoLocksError, UnavailableError, UntrustedError
 from xcache.signals import reraise_if_the_programs
+from xcache.wire import bounded
 from xcache.wire.ownership import at_once, check_directory, prepare_directory, prepare_meeting_place
-from xcache.wire.protocol import FAILED, LOCK, READY
+from xcache.wire.protocol import FAILED, LOCK, MOST_LOCK_BYTES, READY
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 File = TypeVar("File", bound=FileIO)
 # More than a daemon writes into its lock file.
-_MOST_LOCK_BYTES = 8192
+_MOST_LOCKS = 16 * 1024**2
 
 
 class _WithoutForks:
@@ -157,8 +158,8 @@ class Launcher:
         # Trying the lock would tell, too, but could keep it from a daemon that starts at that moment.
         try:
             inode = (self._config.dir / LOCK).stat().st_ino
-            locks = Path("/proc/locks").read_text()
-        except OSError:
+            locks = bounded.text_of("/proc/locks", _MOST_LOCKS)
+        except (OSError, ValueError):
             locks, inode = "", 0
         if any(line.split()[1] == "FLOCK" and f":{inode} " in line for line in locks.splitlines()):
             return True
@@ -179,7 +180,7 @@ class Launcher:
         """Return the pid and socket path that the daemon wrote into its lock file; None if that file is a copy."""
         try:
             with open(self._config.dir / LOCK, "rb", opener=at_once) as lock:
-                numbers, _, path = (lock.read(_MOST_LOCK_BYTES) or b"").partition(b"\n")
+                numbers, _, path = (lock.read(MOST_LOCK_BYTES) or b"").partition(b"\n")
                 process, _, inode = numbers.partition(b" ")
                 is_copy = inode not in (b"", b"%d" % os.fstat(lock.fileno()).st_ino)
         except OSError:

@@ -18,6 +18,7 @@ from xcache.config import remotes
 from xcache.config.parsing import UnfitError
 from xcache.config.table import FIXED, MAX_SOCKET_PATH, SETTINGS, TYPES, Setting
 from xcache.errors import ConfigError
+from xcache.wire import bounded
 from xcache.wire.ownership import uid_of_account
 
 SYSTEM_FILE = Path("/etc/xcache/config.toml")
@@ -260,15 +261,12 @@ def _files(environ: Mapping[str, str], problems: list[str] | None) -> list[Path]
 
 
 def _read_file(path: Path, known: Mapping[str, Setting], problems: list[str] | None) -> dict[str, Any]:
-    # tomllib takes several milliseconds to import, and most users have no file.
-    import tomllib
-
     content: dict[str, Any] = {}
     with _noted(problems):
         try:
-            content = tomllib.loads(path.read_text("utf-8"))
-        # ValueError: not TOML, or a number with too many digits. RecursionError: brackets nested too deeply.
-        except (OSError, ValueError, RecursionError) as error:
+            content = bounded.parsed_toml(bounded.text_of(path), bounded.SMALL_FILE)
+        # ValueError: not TOML, too large or too deep, or a number with too many digits.
+        except (OSError, ValueError) as error:
             raise ConfigError(f"{path}: {error}") from None
     right = {}
     for name, value in content.items():

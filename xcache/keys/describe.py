@@ -12,9 +12,8 @@ from typing import Any
 
 from xcache.errors import UncacheableError
 from xcache.keys import COMPONENTS, Component, custom_calls, flags, options, platform, program, toolchain
-from xcache.wire.protocol import InstalledFile
+from xcache.wire.protocol import LONGEST_DESCRIPTION, InstalledFile
 
-_MAX_TEXT_LENGTH = 16_000
 # Stands between two texts of LIBTPU_INIT_ARGS, in the form of a flag.
 _CHANGED = "--changed-to"
 
@@ -169,9 +168,12 @@ def _current_folder() -> str:
 
 
 def texts(parts: Mapping[str, Component]) -> dict[str, str]:
-    """Return the readable text of each component but the program, which the store keeps whole."""
+    """Return the readable text of each component but the program, which the store keeps whole.
+
+    A part of a text proves nothing, so that one which is too long is left out.
+    """
     return {
-        name: part.content.decode("utf-8", "replace")[:_MAX_TEXT_LENGTH]
+        name: part.content.decode("utf-8", "replace")
         for name, part in parts.items()
-        if name != "program"
+        if name != "program" and len(part.content) <= LONGEST_DESCRIPTION
     }

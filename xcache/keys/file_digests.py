@@ -15,6 +15,7 @@ from xcache.descriptors import check_file_size
 from xcache.errors import UncacheableError
 from xcache.keys.named_files import is_settled
 from xcache.threads import processors
+from xcache.wire.bounded import parsed_json, read_all
 from xcache.wire.hashing import file_digest
 from xcache.wire.protocol import InstalledFile
 
@@ -154,7 +155,7 @@ def _read_memo(path: Path) -> dict[str, Any]:
             # The memo decides the keys, so only this user may be able to write it.
             if stat.st_uid != os.getuid() or stat.st_mode & 0o022 or stat.st_size > _MAX_MEMO_BYTES:
                 return {}
-            known = json.load(file)
+            known = parsed_json(read_all(file, _MAX_MEMO_BYTES), _MAX_MEMO_BYTES)
     except (OSError, ValueError):
         return {}
     return _living(known) if isinstance(known, dict) else {}

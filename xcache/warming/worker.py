@@ -20,6 +20,8 @@ import msgpack
 
 from xcache._version import __version__
 from xcache.warming.frames import read_frame, write_frame
+from xcache.wire.bounded import read_all
+from xcache.wire.envelope import MAX_RAW_SIZE
 
 _LONGEST_POLL_SECONDS = 0.05
 _END_BYTES = 4000
@@ -68,7 +70,7 @@ def _in_a_child(message: dict[str, Any], messages: BinaryIO) -> dict[str, Any]:
             _compile(message, result, said)
         status = _ended(child, messages)
         result.seek(0)
-        content = result.read()
+        content = read_all(result, MAX_RAW_SIZE)
         if status == 0 and content:
             return {"packed": content}
         said.seek(max(0, said.seek(0, os.SEEK_END) - _END_BYTES))

@@ -14,18 +14,20 @@ import stat
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import msgpack
 import zstandard
 
 from xcache.errors import DamagedError
+from xcache.wire import bounded
 
 _START = struct.Struct(">8sBQ")
 _MAGIC, _VERSION = b"xcbundle", 1
 _LEVEL = 3
-# Names in one bundle, and bytes of the index when it is decompressed.
+# Names in one bundle, and bytes of the index when it is decompressed: half of it are digests, which do not get smaller.
 _MOST_NAMES, _MOST_INDEX = 1_000_000, 256 * 1024**2
+_FEW_BYTES, _TIMES = 256 * 1024, 16
 _LONGEST_NAME = 1000
 
 
@@ -145,39 +147,35 @@ class Bundle:
 
     def _decoded(self, index: bytes) -> list[tuple[str, int, Part]]:
         try:
-            if not 0 < zstandard.get_frame_parameters(index).content_size <= _MOST_INDEX:
-                raise self._damaged("its index is malformed")
-            plain = zstandard.ZstdDecompressor().decompress(index, allow_extra_data=False)
-            rows = msgpack.unpackb(
-                plain, max_array_len=_MOST_NAMES, max_str_len=_LONGEST_NAME, max_bin_len=0, max_ext_len=0
-            )
-            found = [(name, size, Part(*part)) for name, size, *part in rows]
-            are_sound = all(
-                type(name) is str
-                and type(part.digest) is str
-                and all(type(number) is int and number >= 0 for number in (size, part.offset, part.size))
-                and part.offset + part.size <= size
-                for name, size, part in found
-            )
-        except (zstandard.ZstdError, ValueError, TypeError, msgpack.UnpackException):
+            plain = bounded.decompressed(index, bounded.room(len(index), _FEW_BYTES, _TIMES, _MOST_INDEX))
+            rows = bounded.rows(plain, _MOST_NAMES, 2 + len(Part._fields), _LONGEST_NAME)
+            found = [_sound(*row) for row in rows]
+        # A row may have too few fields.
+        except (ValueError, TypeError):
             raise self._damaged("its index is malformed") from None
         names = [name for name, *_ in found]
-        if not are_sound or names != sorted(set(names)):
+        if names != sorted(set(names)):
             raise self._damaged("its index is malformed")
         return found
 
     def _read(self, at: int, size: int) -> bytes:
-        parts = []
-        while size > 0:
-            part = os.pread(self._descriptor, size, at)
-            if not part:
-                raise self._damaged("it has become shorter")
-            parts.append(part)
-            at, size = at + len(part), size - len(part)
-        return b"".join(parts)
+        found = b"".join(bounded.pieces(self._descriptor, at, size))
+        if len(found) < size:
+            raise self._damaged("it has become shorter")
+        return found
 
     def _damaged(self, why: str) -> DamagedError:
         return DamagedError(f"{self.path} is damaged: {why}")
+
+
+def _sound(name: Any, size: Any, *place: Any) -> tuple[str, int, Part]:
+    """Return a row of the index; raise ValueError or TypeError if it is none."""
+    part = Part(*place)
+    are_sound = type(name) is str and type(part.digest) is str
+    are_sound &= all(type(number) is int and number >= 0 for number in (size, part.offset, part.size))
+    if not are_sound or part.offset + part.size > size:
+        raise ValueError("not a row of an index")
+    return name, size, part
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:

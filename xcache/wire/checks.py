@@ -1,17 +1,32 @@
-"""Checks of lists that come from elsewhere: aliases, and what a program wanted."""
+"""Checks of what comes from elsewhere: texts of components, aliases, and what a program wanted."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from xcache.errors import ProtocolError
 from xcache.wire import framing, protocol
-from xcache.wire.hashing import is_digest
+from xcache.wire.hashing import digest, is_digest
 
 _MOST_OPTIONS_BYTES = 1 << 18
 _LONGEST_VALUE = 5000
 FIELDS_OF_ITEM = {"key": str, "options": str, "devices": str, "platform": str, "seconds": float}
+
+
+def is_text_of(text: str | None, component: str) -> bool:
+    """Return whether a text is that of a component, whoever says so: the component's name is its digest."""
+    return text is not None and digest(text.encode("utf-8", "surrogatepass")) == component
+
+
+def proven_texts(components: Mapping[str, str], texts: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return those of these names and texts that are the components' own."""
+    names = [name for name in protocol.DESCRIBED_COMPONENTS if name in components]
+    return {
+        name: text
+        for name, text in texts
+        if name in names and is_text_of(text, components[name]) and len(text.encode()) <= protocol.LONGEST_DESCRIPTION
+    }
 
 
 def alias_of(fields: list[Any]) -> protocol.Alias | None:

@@ -6,12 +6,10 @@ any of them.
 
 from __future__ import annotations
 
-import threading
-
 import zstandard
 
 from xcache.errors import DamagedError
-from xcache.wire import header
+from xcache.wire import bounded, header
 from xcache.wire.hashing import digest
 
 CODEC = "zstd"
@@ -22,16 +20,8 @@ _PARAMETERS = zstandard.ZstdCompressionParameters(
     compression_level=_LEVEL, window_log=24, write_checksum=True, write_content_size=True
 )
 MAX_RAW_SIZE = 8 * 1024**3
-
-
-class _PerThread(threading.local):
-    """A decompressor for each thread: it is not thread-safe, and slow to make."""
-
-    def __init__(self) -> None:
-        self.decompressor = zstandard.ZstdDecompressor()
-
-
-_per_thread = _PerThread()
+# Bytes that both forms of a program may have when they are decompressed: these, or so many times as many as are stored.
+_FEW_BYTES, _TIMES = 128 * 1024**2, 64
 
 
 def compress(raw: bytes) -> bytes:
@@ -44,19 +34,19 @@ def compress_program(program: bytes, located: bytes) -> bytes:
 
     The second frame is made with the first content as its dictionary, since most of it is there.
     """
-    return compress(program) + zstandard.ZstdCompressor(level=_LEVEL, dict_data=_dictionary(program)).compress(located)
+    known = zstandard.ZstdCompressionDict(program, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    return compress(program) + zstandard.ZstdCompressor(level=_LEVEL, dict_data=known).compress(located)
 
 
 def programs_in(content: bytes) -> tuple[bytes, bytes]:
-    """Return a program, and the same with source locations (empty if it has none); raise ZstdError if it is damaged."""
-    first = zstandard.ZstdDecompressor().decompressobj()
-    program = first.decompress(content)
-    rest = first.unused_data
-    return program, zstandard.ZstdDecompressor(dict_data=_dictionary(program)).decompress(rest) if rest else b""
+    """Return a program, and the same with source locations (empty if it has none).
 
-
-def _dictionary(content: bytes) -> zstandard.ZstdCompressionDict:
-    return zstandard.ZstdCompressionDict(content, dict_type=zstandard.DICT_TYPE_RAWCONTENT)
+    Raise UnreadableError if they are damaged, or become much larger than programs do.
+    """
+    most = bounded.room(len(content), _FEW_BYTES, _TIMES, MAX_RAW_SIZE)
+    end = bounded.end_of_frame(content)
+    program, rest = bounded.decompressed(content[:end], most), content[end:]
+    return program, bounded.decompressed(rest, most - len(program), program) if rest else b""
 
 
 def seal(key: str, raw: bytes) -> bytes:
@@ -84,12 +74,11 @@ def _unwrap(key: str, sealed: bytes) -> bytes:
         raise DamagedError("it belongs to another key")
     frame = memoryview(sealed)[header.SIZE :]
     try:
-        parameters = zstandard.get_frame_parameters(frame)
-        # zstandard does not read on, not even to the checksum, if a frame declares that it is empty.
-        if not 0 < size <= MAX_RAW_SIZE or parameters.content_size != size:
+        declared = bounded.declared(frame)
+        if not 0 < size <= MAX_RAW_SIZE or declared.size != size:
             raise DamagedError("its size differs")
-        if not parameters.has_checksum:
+        if not declared.has_checksum:
             raise DamagedError("it has no checksum")
-        return _per_thread.decompressor.decompress(frame, allow_extra_data=False)
-    except zstandard.ZstdError as error:
+        return bounded.decompressed(frame, MAX_RAW_SIZE)
+    except bounded.UnreadableError as error:
         raise DamagedError(f"it cannot be decompressed ({error})") from None

@@ -10,6 +10,7 @@ from typing import Any
 import msgpack
 
 from xcache.errors import ProtocolError
+from xcache.wire import bounded
 from xcache.wire.protocol import (
     MAX_CONTAINERS,
     MAX_DICTIONARY,
@@ -25,6 +26,7 @@ _MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typi
 # Hello and Welcome grow at their end: they have at least the fields of the first version, and may have more than ours.
 _SHORTEST = {"Hello": 4, "Welcome": 4}
 _LENGTH = struct.Struct(">I")
+_SHAPE = bounded.Shape(MAX_LIST, MAX_DICTIONARY, MAX_CONTAINERS)
 Check = Callable[[Any], bool]
 
 
@@ -81,21 +83,10 @@ def encode(request: int, message: Message) -> bytes:
 
 def decode(body: bytes | memoryview) -> tuple[int, Message]:
     """Return the request id and message in a frame's body; raise ProtocolError unless every field is valid."""
-    # A smaller frame has no more than that.
-    count = _counter() if len(body) > MAX_CONTAINERS else None
     try:
-        parts = msgpack.unpackb(
-            body,
-            raw=False,
-            strict_map_key=True,
-            max_array_len=MAX_LIST,
-            max_map_len=MAX_DICTIONARY,
-            max_ext_len=0,
-            list_hook=count,
-            object_hook=count,
-        )
-    except (ValueError, TypeError, RecursionError, UnicodeDecodeError, msgpack.UnpackException) as error:
-        raise ProtocolError(f"not a message: {type(error).__name__}: {str(error)[:200]}") from None
+        parts = bounded.unpacked(body, _SHAPE)
+    except bounded.UnreadableError as error:
+        raise ProtocolError(f"not a message: {error}") from None
     if type(parts) is not list or len(parts) < 2 or type(parts[0]) is not int or not isinstance(parts[1], str):
         raise ProtocolError("not a message: no request id and name")
     request, name, values = parts[0], parts[1], parts[2:]
@@ -106,18 +97,6 @@ def decode(body: bytes | memoryview) -> tuple[int, Message]:
         raise ProtocolError(f"{name} has {len(fields)} fields, not {len(values)}")
     _check(name, values)
     return request, _MESSAGES[name](*values[: len(fields)])
-
-
-def _counter() -> Callable[[Any], Any]:
-    """Return a function that msgpack calls with each list and dictionary; it raises ValueError for the one too many."""
-    left = iter(range(MAX_CONTAINERS))
-
-    def count(found: Any) -> Any:
-        if next(left, None) is None:
-            raise ValueError(f"more than {MAX_CONTAINERS} lists and dictionaries")
-        return found
-
-    return count
 
 
 def check(message: Message) -> None:
@@ -153,15 +132,9 @@ class FrameReader:
     @property
     def next_name(self) -> str:
         """The name of the message that is ready; empty if the frame has none."""
-        unpacker = msgpack.Unpacker()
         # Enough for the array's header, the request id and the longest name.
-        unpacker.feed(bytes(self._buffer[_LENGTH.size : _LENGTH.size + 64]))
-        try:
-            unpacker.read_array_header()
-            unpacker.unpack()
-            return str(unpacker.unpack())
-        except (ValueError, msgpack.UnpackException):
-            return ""
+        found = bounded.first_values(bytes(self._buffer[_LENGTH.size : _LENGTH.size + 64]), 2)
+        return str(found[1]) if len(found) == 2 else ""
 
     @property
     def missing(self) -> int:

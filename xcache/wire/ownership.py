@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xcache.errors import ConfigError, StoreError, UntrustedError
+from xcache.wire.bounded import text_of
 
 _USUAL_OVERFLOW_UID = 65534
 # A key that signs what comes from other machines is a writer in the store, with a uid above all uids of users.
@@ -40,7 +41,7 @@ def overflow_uids() -> frozenset[int]:
     # SO_PEERCRED, stat() and getuid() report the first; some file systems report the second.
     for path in ("/proc/sys/kernel/overflowuid", "/proc/sys/fs/overflowuid"):
         try:
-            found.add(int(Path(path).read_text()))
+            found.add(int(text_of(path)))
         except (OSError, ValueError):
             found.add(_USUAL_OVERFLOW_UID)
     return frozenset(found)

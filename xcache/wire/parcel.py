@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from xcache.errors import DamagedError, ProtocolError
 from xcache.wire import framing, protocol, signed_header
+from xcache.wire.bounded import Shape
 from xcache.wire.hashing import digest, is_digest
 from xcache.wire.signatures import PrivateKey
 from xcache.wire.trusted_keys import TrustedKeys
@@ -22,7 +23,7 @@ _FIELDS = tuple(name for name in protocol.Put._fields if name not in _LEFT_OUT)
 # The header holds no more than a Put, which fits into a frame: an array with two maps, components and details.
 _CONTAINERS = 3
 _KIND = signed_header.Kind(
-    "parcel", b"xcparcel", 1, protocol.MAX_FRAME, len(_FIELDS) + 4, protocol.MAX_FIELDS, _CONTAINERS
+    "parcel", b"xcparcel", 1, protocol.MAX_FRAME, Shape(len(_FIELDS) + 4, protocol.MAX_FIELDS, _CONTAINERS)
 )
 _LARGEST = 2**53
 _LONGEST_CODEC, _LONGEST_NAMESPACE = 32, 200

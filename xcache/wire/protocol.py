@@ -24,6 +24,8 @@ MAX_FILES = 2
 # Files that come with one Prediction.
 MAX_PREDICTED_FILES = 8
 MAX_TEXT = 16 * 1024
+# Bytes of the text of a component of a key.
+LONGEST_DESCRIPTION = 16_000
 # Bytes of a module's name, or of a reason, that a row of the store keeps. Clients send at most as many characters.
 MAX_NAME = 500
 MAX_LIST = 4096
@@ -47,6 +49,7 @@ MAX_STRUCTURES, STRUCTURE_BYTES = 4096, 8
 MAX_ALIASES, MAX_ALIAS_BYTES = 500, 512 * 1024
 # Files in the store's folder that both ends know.
 LOCK, DATABASE, LOG = "daemon.lock", "store.db", "daemon.log"
+MOST_LOCK_BYTES = 8192
 # A daemon that is started reports one of these, on a line of its own, to the process that started it.
 READY, FAILED = "ready", "failed: "
 # The function that `xcache doctor` has compiled; its entries are removed again.

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from xcache.errors import DamagedError
 from xcache.wire import parcel, protocol, signed_header
+from xcache.wire.bounded import Shape
 from xcache.wire.checks import alias_of, is_sound
 from xcache.wire.hashing import is_digest
 from xcache.wire.signatures import PrivateKey
@@ -30,7 +31,7 @@ _MOST_HEADER = 8 * 1024**2
 # An array or map for each item, alias and parcel, and those around them.
 _MOST_CONTAINERS = 3 * protocol.MAX_WANTED + 6
 _KIND = signed_header.Kind(
-    "run", b"xcachrun", 1, _MOST_HEADER, protocol.MAX_WANTED, protocol.MAX_DICTIONARY, _MOST_CONTAINERS
+    "run", b"xcachrun", 1, _MOST_HEADER, Shape(protocol.MAX_WANTED, protocol.MAX_DICTIONARY, _MOST_CONTAINERS)
 )
 
 

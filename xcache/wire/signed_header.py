@@ -8,19 +8,17 @@ before anything of the header is read.
 
 from __future__ import annotations
 
-import itertools
 import struct
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import msgpack
 import zstandard
 
 from xcache.errors import DamagedError, SignatureError, UnknownKeyError
+from xcache.wire import bounded
 from xcache.wire.signatures import ID_BYTES, SIGNATURE_BYTES, PrivateKey, sign, verify
 from xcache.wire.trusted_keys import TrustedKeys
-
-_T = TypeVar("_T")
 
 _START = struct.Struct(">8sBBI")
 _UNSIGNED, _SIGNED = 0, 1
@@ -33,12 +31,9 @@ class Kind(NamedTuple):
     name: str
     magic: bytes
     version: int
-    # Bytes of the header when it is decompressed, elements of one array in it, and of one map.
+    # Bytes of the header when it is decompressed.
     most: int
-    most_elements: int
-    most_fields: int
-    # Arrays and maps in all. One byte makes an empty one, so that a few hundred bytes could be a million of them.
-    most_containers: int
+    shape: bounded.Shape
 
     @property
     def domain(self) -> bytes:
@@ -152,38 +147,17 @@ def _proven(
 
 
 def _decoded(kind: Kind, header: memoryview) -> list[Any]:
-    plain = _decompressed(kind, bytes(header))
     try:
-        values = msgpack.unpackb(
-            plain,
-            raw=False,
-            strict_map_key=True,
-            max_array_len=kind.most_elements,
-            max_map_len=kind.most_fields,
-            max_ext_len=0,
-            list_hook=_bounded(kind),
-            object_hook=_bounded(kind),
-        )
-    except (ValueError, TypeError, RecursionError, msgpack.UnpackException) as error:
-        raise DamagedError(f"its header is malformed ({type(error).__name__})") from None
+        plain = bounded.decompressed(header, kind.most)
+        values = bounded.unpacked(plain, kind.shape)
+    except bounded.UnreadableError as error:
+        raise DamagedError(f"its header is malformed ({error})") from None
     if type(values) is not list:
         raise DamagedError("its header is malformed")
     # One spelling, so that equal things have equal headers.
     if _encoded(kind, values) != plain:
         raise DamagedError("its header is not written as xcache writes it")
     return values
-
-
-def _bounded(kind: Kind) -> Callable[[_T], _T]:
-    """Return what is called with each array or map of a header, and ends the reading if they are too many."""
-    count = itertools.count(1)
-
-    def counted(found: _T) -> _T:
-        if next(count) > kind.most_containers:
-            raise DamagedError("its header has too many parts")
-        return found
-
-    return counted
 
 
 def _encoded(kind: Kind, values: list[Any]) -> bytes:
@@ -201,13 +175,3 @@ def _ordered(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: _ordered(each) for name, each in sorted(value.items())}
     return [*map(_ordered, value)] if isinstance(value, list) else value
-
-
-def _decompressed(kind: Kind, header: bytes) -> bytes:
-    try:
-        # Memory is taken for what the frame declares, so that is looked at first.
-        if not 0 < zstandard.get_frame_parameters(header).content_size <= kind.most:
-            raise DamagedError("its header declares a size that is not accepted")
-        return zstandard.ZstdDecompressor().decompress(header, allow_extra_data=False)
-    except zstandard.ZstdError as error:
-        raise DamagedError(f"its header cannot be decompressed ({error})") from None

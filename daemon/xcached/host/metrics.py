@@ -1,14 +1,17 @@
 """The daemon's numbers for Prometheus, in its own text format or OpenMetrics.
 
-They are sums over all users and programs. No label names a program, a user or a file.
+They are sums over all users and programs. No label names a program, a user or a file: programs choose the reasons that
+they count, so only the words before a colon are shown, and "other" for what is no short phrase.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import sqlite3
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +53,10 @@ _LABELED = {
     "calls": ("calls", "outcome", "calls of xcache.jit: skipped, or why not"),
 }
 _UNKNOWN_CAUSE = "causes:unknown"
+# What follows the colon in a reason is a file, a type or a function.
+_PHRASE, _OTHER = re.compile(r"[A-Za-z][A-Za-z0-9 ,()'_-]{0,59}"), "other"
+# Labels of one kind: more than xcache has reasons.
+_MOST_LABELS = 100
 # Labels that are there from the start: Prometheus sees no increase in a series that begins with its first count.
 _KNOWN = dict.fromkeys(
     (
@@ -109,9 +116,8 @@ class Metrics:
             yield CounterMetricFamily(f"xcache_{metric}", meaning, value=self._counted.get(name, 0.0))
         for group, (metric, label, meaning) in _LABELED.items():
             family = CounterMetricFamily(f"xcache_{metric}", meaning, labels=[label])
-            for name, amount in (_KNOWN | self._counted).items():
-                if name.startswith(f"{group}:"):
-                    family.add_metric([name.partition(":")[2]], amount)
+            for name, amount in _labels(group, _KNOWN | self._counted).items():
+                family.add_metric([name], amount)
             yield family
         now = {**self._counted, **self._state()}
         for name, (metric, meaning) in _GAUGES.items():
@@ -145,3 +151,16 @@ class Metrics:
         before = self._counted if found.get("since") == self._counted.get("since") else {}
         only_grow = (name for name in found if name in _COUNTERS or ":" in name)
         self._counted = found | {name: max(0.0, found[name], before.get(name, 0.0)) for name in only_grow}
+
+
+def _labels(group: str, counted: Mapping[str, float]) -> dict[str, float]:
+    """Return the sums of a group's counts by what is shown of their reasons."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for name, amount in counted.items():
+        of, _, reason = name.partition(":")
+        if of != group:
+            continue
+        phrase = reason.partition(":")[0]
+        is_shown = _PHRASE.fullmatch(phrase) and (phrase in sums or len(sums) < _MOST_LABELS)
+        sums[phrase if is_shown else _OTHER] += amount
+    return dict(sums)

@@ -15,7 +15,7 @@ from xcache._version import __version__
 from xcache.errors import NoLocksError, ProtocolError, StoreError, UntrustedError
 from xcache.wire import commands, framing, protocol
 from xcache.wire.ownership import at_once, check_peer
-from xcache.wire.protocol import LOCK
+from xcache.wire.protocol import LOCK, MOST_LOCK_BYTES
 
 logger = logging.getLogger("xcached")
 
@@ -109,7 +109,7 @@ def _ask_to_leave(directory: Path, own: Path) -> bool:
     leave = commands.Stop("the service manager's daemon takes over")
     try:
         with open(directory / LOCK, "rb", opener=at_once) as lock:
-            process, _, path = (lock.read() or b"").partition(b"\n")
+            process, _, path = (lock.read(MOST_LOCK_BYTES) or b"").partition(b"\n")
         if not path or path == os.fsencode(own):
             return False
         with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as connected:

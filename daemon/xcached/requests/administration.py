@@ -52,7 +52,7 @@ class Administration:
         counts = {
             name: amount
             for name, amount in message.counts.items()
-            if name in _COUNTERS or (name.startswith(_GROUPS) and len(name) < 200)
+            if name in _COUNTERS or (name.startswith(_GROUPS) and len(name) < 200 and name.isprintable())
         }
         self._writer.note_counts(counts)
         self._watchers.note_counts(caller, counts)

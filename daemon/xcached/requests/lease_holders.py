@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from xcache.wire.bounded import text_of
+
 # A process that has been stopped or frozen for this long is not compiling.
 _STOPPED_SECONDS = 1.0
 # A compile uses processors. Without any use it may wait for a disk (state D), or for a remote compiler.
@@ -100,7 +102,7 @@ def see(pid: int) -> Seen | None:
     """Return a process's state and ticks; None if it cannot be seen."""
     try:
         # The fields follow the program's name, which may contain anything.
-        fields = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+        fields = text_of(f"/proc/{pid}/stat", errors="replace").rpartition(")")[2].split()
         return Seen(fields[0], sum(map(int, fields[11:15])))
     except (OSError, ValueError, IndexError):
         return None
@@ -116,7 +118,7 @@ def ticks_of_children(pid: int, left: Iterator[int]) -> int | None:
         for thread in Path(f"/proc/{pid}/task").iterdir():
             if next(left, None) is None:
                 return None
-            for child in (thread / "children").read_text().split():
+            for child in text_of(thread / "children").split():
                 if next(left, None) is None:
                     return None
                 seen = see(int(child))
@@ -129,8 +131,8 @@ def ticks_of_children(pid: int, left: Iterator[int]) -> int | None:
 def is_frozen(pid: int) -> bool:
     """Return whether a process's control group is frozen, as by ``docker pause``; False if unknown."""
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
+        lines = text_of(f"/proc/{pid}/cgroup").splitlines()
+    except (OSError, ValueError):
         return False
     groups = [line.removeprefix("0::") for line in lines if line.startswith("0::")]
     for group in groups:
@@ -138,7 +140,7 @@ def is_frozen(pid: int) -> bool:
             continue
         for root in _CGROUPS:
             try:
-                return "frozen 1" in (root / group.lstrip("/") / "cgroup.events").read_text().splitlines()
-            except (OSError, UnicodeDecodeError):
+                return "frozen 1" in text_of(root / group.lstrip("/") / "cgroup.events").splitlines()
+            except (OSError, ValueError):
                 continue
     return False

@@ -110,8 +110,8 @@ class Leases:
         answer, since = self._wait(lease, caller, wanted, missing), time.monotonic()
 
         def decide(decided: str) -> None:
-            if lease.elsewhere is not None and not lease.elsewhere.host:
-                # Nobody else compiles it: the time went into asking.
+            if decided != ARRIVED:
+                # The time went into asking, or into a compile that came to nothing.
                 fleet.note_wait(caller, time.monotonic() - since)
             self._go_on(lease, decided)
 
@@ -369,6 +369,8 @@ class Leases:
             for waiter in [waiter for waiter in lease.waiters if now >= waiter.until]:
                 # Sending an answer may reveal that another client has gone, and end its lease.
                 if waiter.lease is lease:
+                    if self._fleet is not None and lease.elsewhere:
+                        self._fleet.note_wait(waiter.caller, now - waiter.since)
                     self._end_wait(waiter)
                     _tell_to_compile([waiter])
             if not lease.is_current or not lease.waiters:

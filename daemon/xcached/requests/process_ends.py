@@ -16,6 +16,7 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+from xcache.wire.bounded import text_of
 from xcached.caller import Process
 
 # Seconds in which a process may end after its connection closed: freeing large devices takes a while.
@@ -128,7 +129,7 @@ def _is_ending(pid: int) -> bool:
 
 def _fields(pid: int) -> list[str]:
     """Return the fields of /proc/PID/stat after the program's name, which may contain anything."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return text_of(f"/proc/{pid}/stat", errors="replace").rpartition(")")[2].split()
 
 
 def _ending(descriptor: int, pid: int) -> ProcessEnd:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from xcache.config.config import Config
 from xcache.errors import ConfigError
 from xcache.wire import protocol
+from xcache.wire.bounded import text_of
 from xcache.wire.ownership import is_signer, overflow_uids, own_uid, uid_of_account
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ NOT_PERMITTED = protocol.Refused("not permitted", "only root and the daemon's ow
 _GROUPS_CACHE_SECONDS = 60.0
 # Uids that a user may take on in a user namespace (subuid(5)): one user could appear as tens of thousands.
 _SUBORDINATE = Path("/etc/subuid")
+_MOST_SUBORDINATE = 64 * 1024**2
 
 
 class Trust:
@@ -125,7 +127,7 @@ class _SubordinateUids:
             found = _SUBORDINATE.stat()
             seen = found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
             if seen != self._seen:
-                self._ranges, self._seen = _ranges_in(_SUBORDINATE.read_text("utf-8", "replace")), seen
+                self._ranges, self._seen = _ranges_in(text_of(_SUBORDINATE, _MOST_SUBORDINATE, "replace")), seen
         except OSError:
             self._seen, self._ranges = (), []
         return any(uid in uids for uids in self._ranges)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from xcache.wire import protocol
+from xcache.wire.bounded import parsed_json
 from xcache.wire.checks import FIELDS_OF_ITEM
 from xcached.store.row_groups import RowGroups
 from xcached.store.store import Store
@@ -17,6 +18,8 @@ _MOST_OF_ONE_USER = 200
 _MOST_OF_ONE_PROGRAM = 8
 # Limit for the histories of all users together; a small store allows less.
 _MOST_BYTES = 256 * 1024**2
+# Of the options of one, as hexadecimal digits in JSON, which a message brought.
+_MOST_OPTIONS = 2 * protocol.MAX_FRAME
 # A row's bytes beside its texts, roughly; m007 in schema.py uses the same number.
 _ROW_BYTES = 60
 
@@ -115,5 +118,5 @@ def newest_history(
         (history, most),
     )
     return [dict(zip(FIELDS_OF_ITEM, fields, strict=True)) for fields in rows], {
-        name: bytes.fromhex(text) for name, text in json.loads(options).items()
+        name: bytes.fromhex(text) for name, text in parsed_json(options, _MOST_OPTIONS).items()
     }

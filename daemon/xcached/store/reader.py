@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from xcache.errors import ProtocolError
 from xcache.wire import commands, framing, protocol
+from xcache.wire.checks import proven_texts
 
 # A program may have been stored with ten thousand different options.
 _MOST_ROWS_COMPARED = 500
@@ -185,8 +186,9 @@ class Reader:
         *values, raw_size, blob, content = row
         entry = dict(zip((column.rpartition(".")[2] for column in columns), values, strict=True))
         sql = "SELECT name, description FROM components WHERE digest IN (SELECT value FROM json_each(?))"
-        texts = self._db.execute(sql, (json.dumps([entry[name] for name in components]),)).fetchall()
-        found = commands.StoredProgram(entry, dict(texts), blob, {"raw_size": raw_size}, content)
+        texts = self._db.execute(sql, (json.dumps([entry[name] for name in components]),))
+        proven = proven_texts({name.removesuffix("_component"): entry[name] for name in components}, texts)
+        found = commands.StoredProgram(entry, proven, blob, {"raw_size": raw_size}, content)
         return found if _is_sound(found) else None
 
     def why_gone(self, key: str, writers: Writers) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from xcache.errors import RefusedError, StoreError
 from xcache.wire import protocol
+from xcache.wire.checks import proven_texts
 from xcached.clock import GuardedClock
 from xcached.store.blobs import BlobFiles
 from xcached.store.database import Database, is_full
@@ -26,7 +27,6 @@ from xcached.store.statistics import Statistics
 from xcached.store.uses import Uses
 
 # Bytes of a component's text in a row. limits.py bounds the number of entries.
-LONGEST_DESCRIPTION = 4096
 # A compile counts for at most this time, whatever its writer says.
 _LONGEST_COMPILE_SECONDS = 24 * 3600.0
 # Rows per user. Two thousand marks of the longest texts take 2.5 MB.
@@ -165,15 +165,10 @@ class Store:
                 codec=put.codec,
                 blob=program.digest,
             )
-        described = {
-            name: cut(put.details[name], LONGEST_DESCRIPTION)
-            for name in protocol.DESCRIBED_COMPONENTS
-            if name in put.details
-        }
-        self._db.executemany(
-            "INSERT OR IGNORE INTO components (digest, name, description) VALUES (?, ?, ?)",
-            [(put.components[name], name, text) for name, text in described.items()],
-        )
+        # A text is shown for all entries with that component, whoever brought it.
+        described = proven_texts(put.components, put.details.items())
+        for name, text in described.items():
+            self._describe(put.components[name], name, text)
         names = {
             "module_name": put.module_name,
             "platform": put.platform,
@@ -219,6 +214,13 @@ class Store:
         self.grown.add(writer.uid)
         self.after_put(put, writer)
         return maybe_orphaned
+
+    def _describe(self, component: str, name: str, text: str) -> None:
+        """Keep the text of a component, in place of one that an older daemon has taken without a proof."""
+        sql = "DELETE FROM components WHERE digest = ? AND description IS NOT ? RETURNING uses"
+        uses = self._db.execute(sql, (component, text)).fetchone() or (0,)
+        sql = "INSERT OR IGNORE INTO components (digest, name, description, uses) VALUES (?, ?, ?, ?)"
+        self._db.execute(sql, (component, name, text, *uses))
 
     def mark_not_cacheable(self, mark: protocol.MarkNotCacheable, uid: int) -> None:
         """Within a transaction: mark a key as not cacheable; the user's oldest marks are forgotten."""

@@ -6,6 +6,8 @@ import configparser
 from collections.abc import Mapping
 from pathlib import Path
 
+from xcache.wire.bounded import text_of
+
 # The files do not count if the environment has credentials or says where they are.
 _OTHER_SOURCES = (
     "AWS_ACCESS_KEY_ID",
@@ -42,7 +44,7 @@ def settings_of_files(environment: Mapping[str, str], home: Path) -> dict[str, s
 def _section(file: Path, name: str) -> dict[str, str]:
     parser = configparser.RawConfigParser(strict=False)
     try:
-        parser.read_string(file.read_text())
-    except (OSError, UnicodeDecodeError, configparser.Error):
+        parser.read_string(text_of(file))
+    except (OSError, ValueError, configparser.Error):
         return {}
     return dict(parser[name]) if parser.has_section(name) else {}

@@ -9,12 +9,13 @@ from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 from xcache.errors import DamagedError
+from xcache.wire.bounded import text_of
 from xcache.wire.bundles import Bundle
 from xcached.tiers.tier import DENIED, FAILED, MISSING, READ_ONLY, TOO_LARGE, Listed, TierError
 from xcached.tiers.workers import Workers
 
 _THREADS = 4
-_MOUNTS = Path("/proc/self/mountinfo")
+_MOUNTS, _MOST_MOUNTS = Path("/proc/self/mountinfo"), 64 * 1024**2
 # A process that reads a file of such a file system may hang with the machine that has it.
 _FAR = re.compile(r"(nfs|cifs|smb|fuse|9p|virtiofs|ceph|gluster|lustre|gpfs|beegfs|afs|orangefs|pvfs)")
 
@@ -136,8 +137,8 @@ def _is_near(path: Path) -> bool:
     """Return whether a path is on a disk of this machine, by the table of mounts: asking the file could hang."""
     found, kind = -1, ""
     try:
-        lines = _MOUNTS.read_text("utf-8", "surrogateescape").splitlines()
-    except OSError:
+        lines = text_of(_MOUNTS, _MOST_MOUNTS, "surrogateescape").splitlines()
+    except (OSError, ValueError):
         return True
     for line in lines:
         mount, _, behind = line.partition(" - ")

@@ -15,9 +15,10 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, NamedTuple, TypeVar
 
 from xcache.errors import XcacheError
+from xcache.wire.signatures import PrivateKey
 from xcached.tiers import lease_object
 from xcached.tiers.guarded import GuardedTier
-from xcached.tiers.lease_object import Held, decoded
+from xcached.tiers.lease_object import Found, Held
 from xcached.tiers.tier import TierError
 
 _T = TypeVar("_T")
@@ -67,7 +68,10 @@ class _Claim:
         self.compile = compile_
         self.since = time.monotonic()
         self.beats = 0
-        self.signer = ""
+        self.signer: PrivateKey | None = None
+        # What was waited for: the last beat of each machine, and whether a dead lease was replaced.
+        self.seen: dict[str, int] = {}
+        self.has_replaced = False
         # Whether the lease may be there as this machine's.
         self.is_sent = False
         self.how = ""
@@ -93,15 +97,15 @@ class Claims:
         entry_name: Callable[[str], str],
         fetch: Callable[[str, str], Coroutine[Any, Any, bool]],
         send: Callable[[str], Coroutine[Any, Any, bool]],
-        signer: Callable[[], str],
-        trusts: Callable[[str], bool],
+        signer: Callable[[], PrivateKey | None],
+        read: Callable[[bytes, str], Found | None],
         longest: Callable[[], float],
         periods: Periods | None = None,
     ) -> None:
         """``fetch`` keeps an entry of the tier here if it is of use; ``send`` returns whether one is there now.
 
-        ``signer`` returns the id of the key that signs here, and may take a while or raise; ``trusts`` says whether
-        what a key signs is of use here. ``longest`` returns the seconds after which a tier counts as failing that has
+        ``signer`` returns the key that signs here, and may take a while or raise; ``read`` returns the lease that an
+        object of a name is, if it is one. ``longest`` returns the seconds after which a tier counts as failing that has
         not answered.
         """
         self._tier = tier
@@ -110,7 +114,7 @@ class Claims:
         self._fetch = fetch
         self._send = send
         self._signer = signer
-        self._trusts = trusts
+        self._reading = read
         self._longest = longest
         self._periods = periods or PERIODS
         self._holder = secrets.token_hex(8)
@@ -208,7 +212,7 @@ class Claims:
 
     async def _watch(self, claim: _Claim) -> tuple[str, bool]:
         """Wait for another machine; return what is decided, and whether its lease was dead."""
-        content, changed_at, awaited = b"", time.monotonic(), ""
+        changed_at, awaited = time.monotonic(), ""
         pause = self._periods.first_look
         name = self._lease_name(claim.compile.key)
         while not claim.ended.is_set():
@@ -219,23 +223,24 @@ class Claims:
                 return arrived, False
             if found is None:
                 return _FREE, False
-            held, now = decoded(found), time.monotonic()
-            if held is not None and held.ended:
-                if held.holder == awaited:
-                    return ALONE, False
-                await self._do(self._tier.engine.remove(name))
-                return _FREE, True
-            if held is not None and not self._trusts(held.signer):
+            lease, now = self._reading(found, name), time.monotonic()
+            if lease is not None and lease.why_not:
                 # Its entry would be of no use.
                 return ALONE, False
-            if found != content:
-                content, changed_at = found, now
-                if held is not None:
-                    awaited = held.holder
-                    claim.compile.on_held(held)
-            elif now - changed_at >= self._periods.dead:
-                logger.info("a lease of another machine on %s has not changed for some time", claim.compile.key[:12])
+            is_over = lease is not None and lease.held.ended
+            if lease is not None and is_over and lease.held.holder == awaited:
+                return ALONE, False
+            # Only what its holder has signed anew keeps anybody: another may write there, or what was signed before.
+            if lease is not None and not is_over and lease.held.beats > claim.seen.get(lease.held.holder, 0):
+                claim.seen[lease.held.holder], changed_at = lease.held.beats, now
+                awaited = lease.held.holder
+                claim.compile.on_held(lease.held)
+            elif claim.has_replaced and not awaited:
+                return ALONE, False
+            elif is_over or now - changed_at >= self._periods.dead:
+                logger.info("a lease of another machine on %s is over, or has not changed", claim.compile.key[:12])
                 await self._do(self._tier.engine.remove(name))
+                claim.has_replaced = True
                 return _FREE, True
             await self._pause(claim, pause)
             pause = min(self._periods.longest_look, 1.5 * pause)
@@ -281,7 +286,7 @@ class Claims:
         try:
             # Also while the tier fails, and not noted: else others take the lease of a machine that is there again.
             async with asyncio.timeout(self._longest()):
-                if not self._shows_ours(await self._tier.engine.get(name, lease_object.MOST_BYTES)):
+                if not self._shows_ours(await self._tier.engine.get(name, lease_object.MOST_BYTES), name):
                     return False
                 claim.beats += 1
                 await self._tier.engine.put(name, self._object(claim))
@@ -302,11 +307,12 @@ class Claims:
         return ARRIVED if fetching.result() else ALONE
 
     async def _is_ours(self, claim: _Claim) -> bool:
-        return self._shows_ours(await self._read(claim))
+        return self._shows_ours(await self._read(claim), self._lease_name(claim.compile.key))
 
-    def _shows_ours(self, content: bytes | None) -> bool:
-        held = None if content is None else decoded(content)
-        return held is not None and held.holder == self._holder
+    def _shows_ours(self, content: bytes | None, name: str) -> bool:
+        # A machine need not trust its own key.
+        found = None if content is None else self._reading(content, name)
+        return found is not None and found.held.holder == self._holder
 
     async def _read(self, claim: _Claim) -> bytes | None:
         name = self._lease_name(claim.compile.key)
@@ -329,7 +335,6 @@ class Claims:
     def _object(self, claim: _Claim, *, ended: bool = False) -> bytes:
         about, seconds = claim.compile, round(time.monotonic() - claim.since, 3)
         held = Held(
-            self._holder, claim.beats, self._host, about.pid, about.program, seconds, about.expected, claim.signer,
-            ended,
+            self._holder, claim.beats, self._host, about.pid, about.program, seconds, about.expected, ended
         )  # fmt: skip
-        return held.encoded()
+        return held.encoded(self._lease_name(about.key), claim.signer)

@@ -22,6 +22,7 @@ from xcached.store.intake import Intake
 from xcached.store.jobs import PutJob
 from xcached.store.memory_files import memory_file
 from xcached.store.writer import WriterThread
+from xcached.tiers import lease_object
 from xcached.tiers.describing import label_of
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
@@ -68,10 +69,10 @@ class Keeper:
             return False
         return await self.keep(tier, found)
 
-    def trusts(self, tier: GuardedTier, key_id: str) -> bool:
-        """Return whether an entry of a tier that this key signs may be loaded here now."""
-        trusted = self._identity.trusted().public(key_id, time.time()) is not None
-        return trusted or (tier.remote.trust == "tier" and not self._identity.trusted().knows(key_id))
+    def lease_in(self, tier: GuardedTier, content: bytes, name: str) -> lease_object.Found | None:
+        """Return the lease that an object of a tier is, and why its holder's entry would be of no use here."""
+        trust_unsigned = tier.remote.trust == "tier"
+        return lease_object.decoded(content, name, self._identity.trusted(), time.time(), trust_unsigned=trust_unsigned)
 
     def why_useless(self, tier: GuardedTier) -> str:
         """Return why nothing of a tier may be loaded here now; empty if something may."""

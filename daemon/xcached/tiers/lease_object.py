@@ -1,18 +1,25 @@
-"""The object of a lease that a machine holds in a tier.
+"""The object of a lease that a machine holds in a tier, signed as entries are.
 
-It is not signed. Whoever writes there can make others wait, no longer than for a compile on their own machine, but not
-load anything.
+Whoever can write there can make nobody wait: a machine waits only for what a key that it trusts has signed.
 """
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any, NamedTuple
+
+from xcache.errors import DamagedError
+from xcache.wire import signed_header
+from xcache.wire.bounded import Shape
+from xcache.wire.signatures import PrivateKey
+from xcache.wire.trusted_keys import TrustedKeys
 
 MOST_BYTES = 2048
 # Characters of a name, and the largest number.
 _MOST_SHOWN, _LONGEST = 100, 1e9
+# The name of the object, and what it says of the lease.
+_FIELDS = 9
+_KIND = signed_header.Kind("lease", b"xclease\0", 1, MOST_BYTES, Shape(_FIELDS, 0, 1))
 
 
 class Held(NamedTuple):
@@ -28,36 +35,49 @@ class Held(NamedTuple):
     # Since the compile began, and what the holder expects it to take; 0 if unknown.
     seconds: float
     expected: float
-    # The id of the key that will sign the entry; empty if none does.
-    signer: str
     # The compile is over, and no entry comes of it.
     ended: bool = False
+    # The id of the key that has signed this, and will sign the entry; empty if none does.
+    signer: str = ""
 
-    def encoded(self) -> bytes:
-        """Return the object."""
-        short = self._replace(host=self.host[:_MOST_SHOWN], program=self.program[:_MOST_SHOWN])
-        return json.dumps(short._asdict(), ensure_ascii=False).encode(errors="replace")
+    def encoded(self, name: str, signer: PrivateKey | None) -> bytes:
+        """Return the object of this name."""
+        short = self._replace(host=_text(self.host)[:_MOST_SHOWN], program=_text(self.program)[:_MOST_SHOWN])
+        return signed_header.written(_KIND, [name, *short[:-1]], signer)
 
 
-def decoded(content: bytes) -> Held | None:
-    """Return the lease that an object is; None if it is none."""
+class Found(NamedTuple):
+    """A lease that was found, and why nobody here waits for it; empty if a trusted key has signed it."""
+
+    held: Held
+    why_not: str
+
+
+def decoded(
+    content: bytes, name: str, trusted: TrustedKeys, now: float, *, trust_unsigned: bool = False
+) -> Found | None:
+    """Return the lease that an object of this name is; None if it is none."""
+    view = memoryview(content)
     try:
-        said = json.loads(content)
-    except (ValueError, RecursionError):
+        whole = signed_header.bytes_before_contents(_KIND, view) == len(view)
+        why_not, values = signed_header.shown(_KIND, view, trusted, now, trust_unsigned=trust_unsigned)
+    except DamagedError:
         return None
-    if not isinstance(said, dict):
+    if not whole or len(values) != _FIELDS or values[0] != name:
         return None
-    return Held(
-        holder=_text(said.get("holder")),
-        beats=int(_number(said.get("beats"))),
-        host=_text(said.get("host"))[:_MOST_SHOWN],
-        pid=int(_number(said.get("pid"))),
-        program=_text(said.get("program"))[:_MOST_SHOWN],
-        seconds=_number(said.get("seconds")),
-        expected=_number(said.get("expected")),
-        signer=_text(said.get("signer"))[:_MOST_SHOWN],
-        ended=said.get("ended") is True,
+    holder, beats, host, pid, program, seconds, expected, ended = values[1:]
+    held = Held(
+        holder=_text(holder),
+        beats=int(_number(beats)),
+        host=_text(host)[:_MOST_SHOWN],
+        pid=int(_number(pid)),
+        program=_text(program)[:_MOST_SHOWN],
+        seconds=_number(seconds),
+        expected=_number(expected),
+        ended=ended is True,
+        signer=signed_header.signer_of(view),
     )
+    return Found(held, why_not)
 
 
 def _text(value: Any) -> str:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from xcache.errors import SigningKeyError
 from xcache.wire import parcel, protocol
+from xcache.wire.checks import proven_texts
 from xcache.wire.hashing import digest
 from xcache.wire.names import Names
 from xcache.wire.ownership import signer_uid
@@ -182,8 +183,8 @@ class Outgoing:
 
 def _descriptions(connection: sqlite3.Connection, components: dict[str, str]) -> dict[str, str]:
     sql = "SELECT name, description FROM components WHERE digest IN (SELECT value FROM json_each(?))"
-    rows = connection.execute(sql, (json.dumps([*components.values()]),))
-    return {name: text for name, text in rows if text is not None}
+    # An older daemon may have kept what somebody made up, and this machine would sign it.
+    return proven_texts(components, connection.execute(sql, (json.dumps([*components.values()]),)))
 
 
 def reader_of(store: Store) -> sqlite3.Connection:

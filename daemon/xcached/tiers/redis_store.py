@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import re
 import ssl
 from collections.abc import AsyncIterator, Iterator
@@ -28,7 +29,13 @@ from xcached.tiers.tier import (
 )
 
 # The parser in C takes an array's length at its word, and memory for as many elements. This one is as fast here.
-_PARSER = getattr(_parsers, "_AsyncRESP2Parser", redis.connection.DefaultParser)
+_PARSER: Any = getattr(_parsers, "_AsyncRESP2Parser", redis.connection.DefaultParser)
+# Bytes that one answer may have beside the object that was asked for: the names and sizes of one page of a scan.
+_MOST_BESIDE = 1024**2
+# Memory that a line of an answer takes beside its bytes.
+_BYTES_OF_LINE = 64
+# Bytes of the object that the current task asks for.
+_asked_for = contextvars.ContextVar("asked for", default=0)
 # Redis takes so many bytes in one value, unless its proto-max-bulk-len says otherwise.
 _MOST_BYTES = 512 * 1024**2
 _CONNECTIONS = 16
@@ -82,7 +89,7 @@ class RedisStore:
             "socket_timeout": timeout,
             "socket_connect_timeout": timeout,
             "protocol": 2,
-            "parser_class": _PARSER,
+            "parser_class": _BoundedParser,
             # A second try could take its own first one for another's object.
             "retry": retry.Retry(NoBackoff(), 0),
         }
@@ -106,7 +113,7 @@ class RedisStore:
     async def begin(self, name: str, most: int) -> bytes | None:
         """Return the first ``most`` bytes of an object, or all it has; None if there is none."""
         key = self._prefix + name
-        with _translated():
+        with _translated(), _asking_for(most):
             # Not in a transaction, which a Redis refuses that has used its memory.
             pipeline = self._client.pipeline(transaction=False).getrange(key, 0, most - 1).exists(key)
             content, exists = await pipeline.execute()
@@ -167,6 +174,41 @@ class RedisStore:
             raise TierError(TOO_LARGE, f"Redis takes at most {_MOST_BYTES} bytes in one value")
         with _translated():
             return bool(await self._client.set(self._prefix + name, content, px=self._ttl, nx=only_new))
+
+
+class _BoundedParser(_PARSER):  # type: ignore[misc]  # mypy runs without redis
+    """A parser that refuses an answer which is, or says that it is, larger than what was asked for."""
+
+    _left = 0
+
+    async def read_response(self, *arguments: Any, **options: Any) -> Any:
+        """Read one answer."""
+        self._left = _asked_for.get() + _MOST_BESIDE
+        return await super().read_response(*arguments, **options)
+
+    async def _read(self, length: int) -> bytes:
+        self._take(length)
+        found: bytes = await super()._read(length)
+        return found
+
+    async def _readline(self) -> bytes:
+        found: bytes = await super()._readline()
+        self._take(len(found) + _BYTES_OF_LINE)
+        return found
+
+    def _take(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0 or size < 0:
+            raise exceptions.InvalidResponse("more than was asked for")
+
+
+@contextlib.contextmanager
+def _asking_for(most: int) -> Iterator[None]:
+    before = _asked_for.set(most)
+    try:
+        yield
+    finally:
+        _asked_for.reset(before)
 
 
 class _TlsConnection(redis.SSLConnection):  # type: ignore[misc]  # mypy runs without redis

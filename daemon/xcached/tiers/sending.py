@@ -13,6 +13,7 @@ from typing import TypeVar
 from xcache.errors import ConfigError, DamagedError, SigningKeyError
 from xcache.wire import protocol
 from xcache.wire.runs import Found
+from xcache.wire.signatures import PrivateKey
 from xcached.store import uploads
 from xcached.store.uploads import Upload, Uploads
 from xcached.store.writer import WriterThread
@@ -103,10 +104,9 @@ class Sender:
                 async with asyncio.timeout(self._pause(connection, tier)):
                     await woken.wait()
 
-    def signer_id(self, tier: GuardedTier) -> str:
-        """Return the id of the key that signs what is sent to a tier; empty if nothing needs to be signed."""
-        signer = self._outgoing.signer(tier)
-        return signer.public.id if signer else ""
+    def signer(self, tier: GuardedTier) -> PrivateKey | None:
+        """Return the key that signs what is sent to a tier; None if nothing needs to be signed."""
+        return self._outgoing.signer(tier)
 
     async def send_now(self, tier: GuardedTier, key: str) -> bool:
         """Send an entry before all others; return whether the tier has it then."""

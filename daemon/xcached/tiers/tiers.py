@@ -190,8 +190,8 @@ class Tiers:
             names.entry,
             fetch=fetch,
             send=lambda key: self._sender.send_now(tier, key),
-            signer=lambda: self._sender.signer_id(tier),
-            trusts=lambda signer: self._keeper.trusts(tier, signer),
+            signer=lambda: self._sender.signer(tier),
+            read=lambda content, name: self._keeper.lease_in(tier, content, name),
             longest=self._longest,
         )
 

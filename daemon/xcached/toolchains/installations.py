@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xcache.wire.hashing import file_digest
-from xcache.wire.protocol import MAX_NAME, InstalledFile
-from xcached.store.store import LONGEST_DESCRIPTION
+from xcache.wire.protocol import LONGEST_DESCRIPTION, MAX_NAME, InstalledFile
 from xcached.toolchains.sight import Sight
 
 # Installed; not visible from here (in a container, or to another user); no longer installed.

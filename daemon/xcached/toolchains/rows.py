@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from typing import Any
 
 from xcache.wire import commands, protocol
+from xcache.wire.bounded import parsed_json
+from xcache.wire.checks import is_text_of
+from xcache.wire.protocol import LONGEST_DESCRIPTION
 from xcached.store.entries import EntryKey
-from xcached.store.store import LONGEST_DESCRIPTION, Store, cut
+from xcached.store.store import Store, cut
 from xcached.toolchains.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
 
 _REMOVED_PER_STEP = 64
@@ -16,6 +20,8 @@ _REMOVED_PER_STEP = 64
 _MOST_INVALIDATIONS = 200
 # One invalidation may come in several messages; those within this time share a row.
 _SAME_INVALIDATION_SECONDS = 60.0
+
+_PLATFORM = re.compile(r"[a-z0-9_]{1,20}")
 
 
 class ToolchainRows:
@@ -48,22 +54,28 @@ class ToolchainRows:
         files = json.dumps([list(mark) for mark in installation.files], ensure_ascii=False)
         with self._store.transaction():
             if message is not None:
-                self._db.execute(
-                    "INSERT INTO toolchains (digest, platform, jaxlib_version, description, first_seen)"
-                    " VALUES (?, ?, ?, ?, ?) ON CONFLICT (digest) DO NOTHING",
-                    (
-                        toolchain,
-                        cut(message.platform, protocol.MAX_NAME),
-                        cut(message.jaxlib_version, protocol.MAX_NAME),
-                        cut(message.description, LONGEST_DESCRIPTION),
-                        seen_at,
-                    ),
-                )
+                self._describe(toolchain, message, seen_at)
             self._db.execute(
                 "INSERT OR REPLACE INTO installations (toolchain, uid, place, files, state, seen_at)"
                 " VALUES (?, ?, ?, ?, ?, ?)",
                 (toolchain, installation.uid, installation.place, files, installation.state, seen_at),
             )
+
+    def _describe(self, toolchain: str, message: protocol.Announce, seen_at: float) -> None:
+        """Keep what a toolchain is, if the announcement proves it: others have it, too."""
+        words = message.platform, message.jaxlib_version, message.description
+        is_proven = is_text_of(message.description, toolchain) and f"jaxlib={words[1]!r}" in words[2].split("\n")
+        is_proven &= bool(_PLATFORM.fullmatch(message.platform)) and len(words[2].encode()) <= LONGEST_DESCRIPTION
+        kept: tuple[float, float | None] = seen_at, None
+        if is_proven:
+            # In place of what an older daemon, or an announcement without a proof, has left.
+            sql = "DELETE FROM toolchains WHERE digest = ? AND description IS NOT ? RETURNING first_seen, stale_since"
+            kept = self._db.execute(sql, (toolchain, words[2])).fetchone() or kept
+        self._db.execute(
+            "INSERT OR IGNORE INTO toolchains (digest, platform, jaxlib_version, description, first_seen, stale_since)"
+            " VALUES (?, ?, ?, ?, ?, ?)",
+            (toolchain, *(words if is_proven else ("", "", "")), *kept),
+        )
 
     def forget(self, installation: Installation) -> None:
         """Forget an installation."""
@@ -155,10 +167,16 @@ class ToolchainRows:
         self._store.statistics.add({"invalidated": entries})
 
 
+# Of the files of one installation, as JSON: each path has fewer than 4096 characters.
+_MOST_FILES = 16 * 1024**2
+
+
 def _installation(toolchain: Any, uid: Any, files: Any, state: Any, seen_at: Any) -> Installation | None:
     """Return a row's installation; None if it is malformed: any program that may write the file can alter it."""
     try:
-        marks = marks_of([dict(zip(protocol.InstalledFile._fields, file, strict=True)) for file in json.loads(files)])
+        marks = marks_of(
+            [dict(zip(protocol.InstalledFile._fields, file, strict=True)) for file in parsed_json(files, _MOST_FILES)]
+        )
         right = type(toolchain) is str and type(uid) is int and state in (HERE, ELSEWHERE, GONE)
         return Installation(toolchain, uid, marks, state, float(seen_at)) if marks and right else None
     except (ValueError, TypeError):

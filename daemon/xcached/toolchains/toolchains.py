@@ -15,10 +15,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from xcache.wire import commands, protocol
+from xcache.wire.bounded import text_of
 from xcached.caller import Caller
 from xcached.clock import steady
 from xcached.fair_queue import SharedFairQueue
@@ -394,7 +394,7 @@ def _key(installation: Installation) -> InstallationKey:
 def _started(pid: int) -> float:
     """Return when a process started, by the steady clock; 0 if that cannot be seen."""
     try:
-        ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        ticks = text_of(f"/proc/{pid}/stat", errors="replace").rpartition(")")[2].split()[19]
         return int(ticks) / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
         return 0.0

@@ -117,6 +117,25 @@ def test_a_counter_that_a_program_takes_back_does_not_get_less(place, address):
     assert samples(fresh(address))["xcache_misses_total[('cause', 'new')]"] == 0
 
 
+def test_no_label_names_what_a_program_chose(place, address):
+    reasons = ["changed source file: /home/alice/secret.py", "changed source file: /home/bob/x.py", "/home/alice/x.py"]
+    with talking(place) as talk:
+        counts = {f"{group}:{reason}": 1.0 for group in ("calls", "lowerings", "uncacheable") for reason in reasons}
+        many = {f"errors:{'x' * (number + 1)}": 1.0 for number in range(150)}
+        assert talk.ask(protocol.Report(counts)) == protocol.Done()
+        assert talk.ask(protocol.Report(many)) == protocol.Done()
+        assert talk.ask(protocol.Report({"errors:\x1b[31m": 1.0})) == protocol.Done()
+        assert talk.ask(commands.Sync()) == protocol.Done()
+    page = fresh(address)
+    found = samples(page)
+    for metric, label in (("calls", "outcome"), ("lowerings", "outcome"), ("uncacheable", "reason")):
+        assert found[f"xcache_{metric}_total[('{label}', 'changed source file')]"] == 2.0
+        assert found[f"xcache_{metric}_total[('{label}', 'other')]"] == 1.0
+    assert "alice" not in page
+    assert "\x1b" not in page
+    assert page.count("xcache_errors_total{") < 110
+
+
 def test_causes_and_kinds_of_errors_are_there_from_the_start(address):
     found = samples(scraped(address))
     assert found["xcache_misses_total[('cause', 'evicted')]"] == 0

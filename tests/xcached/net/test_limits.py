@@ -180,8 +180,8 @@ def test_rows_and_descriptions_are_bounded_too(place):
     place.start_daemon(XCACHE_MAX_SIZE="1M")
     with talking(place) as talk:
         for n in range(400):
-            parts = {name: digest(f"{name} {n}".encode()) for name in ("program", *protocol.DESCRIBED_COMPONENTS)}
             details = {name: os.urandom(8000).hex() for name in protocol.DESCRIBED_COMPONENTS}
+            parts = {name: digest(text.encode()) for name, text in {"program": "", **details}.items()}
             talk.put(key_of(str(n)), b"%d" % n, components=parts, details=details)
         sizes = {file: file.stat().st_size for file in place.dir.rglob("*") if file.is_file()}
         assert sizes.pop(place.dir / "reserve") == 8 * 2**20

@@ -113,8 +113,8 @@ WIDE = {
 
 def fill_with_text(made: Shelf, count: int) -> None:
     for number in range(count):
-        components = {name: digest(f"{name} {number}".encode()) for name in ("program", *protocol.DESCRIBED_COMPONENTS)}
-        details = dict.fromkeys(protocol.DESCRIBED_COMPONENTS, "\N{SNOWMAN}" * 5000)
+        details = {name: f"{name} {number}".ljust(5000, "\N{SNOWMAN}") for name in protocol.DESCRIBED_COMPONENTS}
+        components = {name: digest(text.encode()) for name, text in {"program": "", **details}.items()}
         fill(made, [str(number)], 5, components=components, details=details, **WIDE)
 
 

@@ -45,7 +45,7 @@ def test_an_entry_says_everything_about_itself(shelved):
     ((created, used),) = shelved.query("SELECT created_at, last_used_at FROM entries")
     assert before <= created == used <= time.time()
     described = dict(shelved.query("SELECT digest, description FROM components"))
-    assert described[digest(b"flags")] == "what flags was"
+    assert described[digest(b"flags")] == "flags"
 
 
 def test_descriptions_are_kept_once(shelved):
@@ -56,10 +56,31 @@ def test_descriptions_are_kept_once(shelved):
 
 def test_a_description_of_nothing_is_not_kept(shelved):
     for name in "abc":
-        details = dict.fromkeys((*protocol.DESCRIBED_COMPONENTS, "weather", "program"), "text")
+        details = {part: part for part in (*protocol.DESCRIBED_COMPONENTS, "weather", "program")}
         shelved.put(key_of(name), name.encode(), b"program", details=details)
     described = sorted(name for (name,) in shelved.query("SELECT name FROM components"))
     assert described == sorted(protocol.DESCRIBED_COMPONENTS)
+
+
+def test_a_text_that_somebody_made_up_for_a_component_is_not_kept(shelved):
+    """The text is shown for everybody's entries, and the machine signs it where they leave it."""
+    shelved.put(key_of("a"), b"a", b"program", uid=66, details={"flags": "made up", "options": "options"})
+    assert shelved.query("SELECT name FROM components") == [("options",)]
+    shelved.put(key_of("b"), b"b", b"program")
+    assert dict(shelved.query("SELECT digest, description FROM components"))[digest(b"flags")] == "flags"
+
+
+def test_what_an_older_daemon_kept_of_a_made_up_text_gives_way_to_the_true_one(shelved):
+    for name in "ab":
+        shelved.put(key_of(name), name.encode(), b"program")
+    shelved.change("UPDATE components SET description = 'false' WHERE name = 'flags'")
+    found = shelved.store.reader.program_of(key_of("a"), WRITER.uid)
+    assert sorted(found.texts) == ["options", "platform", "toolchain"]
+    shelved.put(key_of("c"), b"c", b"program")
+    assert shelved.query("SELECT description, uses FROM components WHERE name = 'flags'") == [("flags", 3)]
+    for name in "abc":
+        shelved.remove(key_of(name))
+    assert shelved.query("SELECT name FROM components") == []
 
 
 def test_a_component_that_no_entry_refers_to_is_forgotten(shelved):

@@ -30,7 +30,7 @@ def surroundings(flags: str) -> dict[str, dict[str, str]]:
     names = ("program", *protocol.DESCRIBED_COMPONENTS)
     return {
         "components": {name: key_of(name) for name in names} | {"flags": key_of(flags)},
-        "details": {name: f"what {name} was" for name in protocol.DESCRIBED_COMPONENTS},
+        "details": {name: name for name in protocol.DESCRIBED_COMPONENTS},
     }
 
 

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 from support.conversation import key_of
+from support.signing import NOON, OURS, SECOND, STRANGER, in_memory
 
 from xcache.config.remotes import Remote
+from xcache.wire.signatures import PrivateKey
+from xcache.wire.trusted_keys import TrustedKeys
 from xcached.tiers.claims import ALONE, ARRIVED, FAILED, RELEASED, STORED, TAKEN, Claims, Compile, Periods
 from xcached.tiers.folder import Folder
 from xcached.tiers.guarded import GuardedTier
-from xcached.tiers.lease_object import decoded
+from xcached.tiers.lease_object import Held, decoded
 from xcached.tiers.tier import FAILED as NOT_DONE
 from xcached.tiers.tier import UNREACHABLE, TierError
 
@@ -20,11 +23,15 @@ KEY = key_of("wanted")
 LEASE, ENTRY = f"leases/{KEY}", f"entries/{KEY}"
 PERIODS = Periods(beat=0.05, dead=0.5, first_look=0.02, longest_look=0.05, settling=0.2, farewell=0.3)
 
+NOBODY = in_memory()
+
 
 class Machine:
     """A daemon's part in leases."""
 
-    def __init__(self, folder: Folder, longest: float = 5.0) -> None:
+    def __init__(
+        self, folder: Folder, longest: float = 5.0, signer: PrivateKey | None = None, trusts: TrustedKeys | None = None
+    ) -> None:
         self.tier = GuardedTier(Remote("file:///tier"), folder, 5.0)
         self.folder = folder
         self.decided: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -36,8 +43,8 @@ class Machine:
             lambda key: f"entries/{key}",
             fetch=self._fetch,
             send=self._send,
-            signer=lambda: "a key",
-            trusts=lambda _: True,
+            signer=lambda: signer,
+            read=lambda content, name: decoded(content, name, trusts or NOBODY, NOON, trust_unsigned=trusts is None),
             longest=lambda: longest,
             periods=PERIODS,
         )
@@ -197,7 +204,7 @@ def test_who_does_not_want_it_any_more_leaves_nothing(folder, run):
         await asyncio.sleep(0.1)
         waits.claims.end(KEY, RELEASED)
         assert await waits.decided == ALONE
-        assert decoded(await folder.get(LEASE, 2048)).holder
+        assert held.claims._reading(await folder.get(LEASE, 2048), LEASE).held.holder
         await held.claims.close()
         await gone(folder)
 
@@ -213,6 +220,61 @@ def test_a_store_that_cannot_do_it_is_asked_rarely_and_takes_uploads_all_the_sam
         assert here.tier.may_write
         assert here.tier.may_read
         here.claims.end(KEY, RELEASED)
+        await gone(folder)
+
+    run(scenario())
+
+
+# Who writes in the tier has no key that counts: it signs with one of its own, does not sign, or writes again and again
+# what was signed before, or for another key.
+FORGED = Held("f" * 16, 1, "host", 1, "x", 0.0, 1e9)
+
+
+@pytest.mark.parametrize("kind", ["signed by a stranger", "unsigned", "garbage", "replayed", "ended", "of another key"])
+def test_whoever_can_write_to_a_tier_makes_nobody_wait(kind, folder, run):
+    signer = {"signed by a stranger": STRANGER, "unsigned": None}.get(kind, SECOND)
+    name = LEASE + "x" if kind == "of another key" else LEASE
+
+    def forged(number: int) -> bytes:
+        if kind == "garbage":
+            return b"%d" % number
+        held = FORGED._replace(beats=1 if kind == "replayed" else number, ended=kind == "ended")
+        return held.encoded(name, signer)
+
+    async def scenario() -> None:
+        over = asyncio.Event()
+
+        async def write() -> None:
+            number = 0
+            while not over.is_set():
+                number += 1
+                await folder.put(LEASE, forged(number))
+                await asyncio.sleep(0.01)
+
+        here = Machine(Folder(folder._root), signer=OURS, trusts=in_memory(OURS.public, SECOND.public))
+        writing = asyncio.create_task(write())
+        await asyncio.sleep(0.05)
+        async with asyncio.timeout(60.0):
+            assert await here.asks() in (ALONE, TAKEN)
+        over.set()
+        await writing
+        await here.claims.close()
+        await here.folder.close()
+
+    run(scenario())
+
+
+def test_the_lease_of_a_trusted_machine_is_waited_for(folder, run):
+    trusts = in_memory(OURS.public, SECOND.public)
+
+    async def scenario() -> None:
+        here, there = Machine(folder, signer=OURS, trusts=trusts), Machine(folder, signer=SECOND, trusts=trusts)
+        assert await here.asks() == TAKEN
+        there.begin()
+        await asyncio.sleep(3 * PERIODS.dead)
+        assert not there.decided.done()
+        here.claims.end(KEY, STORED)
+        assert await there.decided == ARRIVED
         await gone(folder)
 
     run(scenario())

@@ -74,3 +74,44 @@ def test_the_rest_of_an_answer_is_left(monkeypatch, run, scheme, whole):
             assert max(taken) < 64
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"$%d\r\n" % 2**40,
+        b"$100000000000\r\n",
+        b"*1000000000\r\n",
+        b"*1\r\n*1000000000\r\n",
+        b"$-2\r\n",
+    ],
+    ids=["a terabyte", "a hundred gigabytes", "many parts", "many parts of one", "less than nothing"],
+)
+def test_an_endless_answer_of_a_redis_is_left(run, answer):
+    async def main() -> None:
+        taken = 0
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal taken
+            with contextlib.suppress(ConnectionError):
+                await reader.read(1)
+                writer.write(answer)
+                while taken < 256:
+                    writer.write(b":1\r\n" * (1024**2 // 4))
+                    await writer.drain()
+                    taken += 1
+            writer.close()
+
+        async with await asyncio.start_server(serve, "127.0.0.1") as server:
+            port = server.sockets[0].getsockname()[1]
+            tier = open_tier(f"redis://127.0.0.1:{port}/0", 30.0)
+            for work in (tier.get("name", MOST), tier.begin("name", MOST), tier.contains("name")):
+                with pytest.raises(TierError):
+                    await work
+            with pytest.raises(TierError):
+                async for _ in tier.listed("name"):
+                    pass
+            await tier.close()
+        assert taken < 64
+
+    run(main())

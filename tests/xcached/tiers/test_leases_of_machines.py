@@ -21,7 +21,7 @@ from support.leasing import begin_to_wait, outcome
 from support.marks import thorough
 from support.places import Place, free_port, get_message, until
 from support.sharing import BOUND, CONTENT, KEY, host, put_and_upload, remote_of
-from support.signing import STRANGER
+from support.signing import STRANGER, in_memory
 
 from xcache.wire import protocol
 from xcache.wire.names import Names
@@ -88,10 +88,11 @@ def any_tier(creating_engine: Engine) -> Where:
 def lease_of(tier: Where, key: str = KEY) -> lease_object.Held | None:
     """Return what the lease in a folder says."""
     try:
-        content = Path(tier.url.removeprefix("file://"), Names("").lease(key)).read_bytes()
+        content = Path(tier.url.removeprefix("file://"), name := Names("").lease(key)).read_bytes()
     except FileNotFoundError:
         return None
-    return lease_object.decoded(content)
+    found = lease_object.decoded(content, name, in_memory(), 0.0)
+    return found and found.held
 
 
 def take(talk: Conversation, key: str) -> int:

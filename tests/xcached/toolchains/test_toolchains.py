@@ -280,6 +280,22 @@ def test_implausible_files_are_refused(place, files):
     assert place.query("SELECT * FROM installations") == []
 
 
+def test_what_a_toolchain_is_said_to_be_must_be_proven(place, environment):
+    """Anybody can announce anybody's toolchain, and its name is shown to all."""
+    place.start_daemon()
+    false = environment.announcement()._replace(platform="tpu\x1b", jaxlib_version="9.9", description="made up")
+    known = "SELECT platform, jaxlib_version, description FROM toolchains"
+    with talking(place) as talk:
+        assert talk.ask(false) == protocol.Done()
+        assert place.query(known) == [("", "", "")]
+        assert talk.ask(false._replace(description=environment.description)) == protocol.Done()
+        assert place.query(known) == [("", "", "")]
+        assert talk.ask(environment.announcement()) == protocol.Done()
+        assert place.query(known) == [("cpu", "1.0", "jaxlib='1.0'")]
+        assert talk.ask(false) == protocol.Done()
+        assert place.query(known) == [("cpu", "1.0", "jaxlib='1.0'")]
+
+
 def test_only_regular_files_are_read(place, environment):
     os.mkfifo(place.root / "fifo")
     place.start_daemon()

@@ -7,7 +7,6 @@ its task from an unnamed file, and leaves its results in a temporary folder, fro
 
 from __future__ import annotations
 
-import importlib.resources
 import inspect
 import json
 import os
@@ -24,16 +23,19 @@ from typing import Any, NamedTuple
 
 from xcache.cli import Failure
 from xcache.cli.artifacts.entry import Entry
-from xcache.cli.output import printable
+from xcache.cli.output import printable, size
 from xcache.cli.programs import ProgramElsewhere
 from xcache.cli.writers import trusted_signers
 from xcache.keys import stablehlo
+from xcache.wire.bounded import SMALL_FILE, UnreadableError, parsed_json, read_all, text_of
 from xcache.wire.ownership import is_signer
 
 # A compile may take as long as the first of these, or as many times what the entry's took, but no more than the last.
 _LEAST_SECONDS, _TIMES, _MOST_SECONDS = 300.0, 10.0, 86400.0
 # For an account that is not there.
 _NOBODY = 65534
+# Bytes of all that a worker may leave; the text of a program is several times as large as the program.
+_MOST_LEFT = 1024**3
 _KEPT_VARIABLES = re.compile(r"PATH|LANG|LC_.*|LD_LIBRARY_PATH|CUDA_.*|NVIDIA_.*|TPU_.*")
 _RESULT = "result.json"
 _END_BYTES = 4000
@@ -96,10 +98,9 @@ def run(entry: Entry, python: Python, action: str, *, environment: dict[str, str
         if rights:
             os.chown(folder, rights["user"], rights["group"])
         status, said = _run(python.path, content, folder, seconds, environment or {}, rights)
-        left = sorted(each.name for each in os.scandir(folder) if each.is_file(follow_symlinks=False))
-        files = {name: _content(Path(folder, name)) for name in left}
+        files = _left_in(folder)
     try:
-        result = json.loads(files.pop(_RESULT))
+        result = parsed_json(files.pop(_RESULT), SMALL_FILE)
         version, error, found = str(result["jaxlib"]), str(result.get("error", "")), result.get("found")
     except (KeyError, ValueError, TypeError):
         how = f"crashed ({signal.strsignal(-status)})" if status < 0 else "failed"
@@ -114,7 +115,7 @@ def _run(
 ) -> tuple[int, str]:
     """Run the worker; return its exit status and the last line that it wrote to stderr."""
     kept = {name: value for name, value in os.environ.items() if _KEPT_VARIABLES.fullmatch(name)}
-    source = importlib.resources.files(__package__).joinpath("worker.py").read_text("utf-8")
+    source = text_of(Path(__file__).with_name("worker.py"))
     with tempfile.TemporaryFile() as task, tempfile.TemporaryFile() as said:
         task.write(given)
         task.seek(0)
@@ -164,11 +165,24 @@ def _rights(writer: int) -> dict[str, Any]:
     return {"user": writer, "group": group, "extra_groups": []}
 
 
-def _content(path: Path) -> bytes:
-    # The worker runs as another user, who may have put a link or a pipe there.
+def _left_in(folder: str) -> dict[str, bytes]:
+    """Return the files that the worker has written, by name."""
+    files: dict[str, bytes] = {}
+    left = _MOST_LEFT
+    for name in sorted(each.name for each in os.scandir(folder) if each.is_file(follow_symlinks=False)):
+        try:
+            files[name] = _content(Path(folder, name), left)
+        except UnreadableError:
+            raise Failure(f"it wrote more than {size(_MOST_LEFT)}, which is not read") from None
+        left -= len(files[name])
+    return files
+
+
+def _content(path: Path, most: int) -> bytes:
+    # The worker runs as another user, who may have put a link or a pipe there, or a file of terabytes without a byte.
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(handle, "rb") as file:
-        return file.read() if stat.S_ISREG(os.fstat(handle).st_mode) else b""
+        return read_all(file, most) if stat.S_ISREG(os.fstat(handle).st_mode) else b""
 
 
 def _interpreter(place: Path) -> str | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import webbrowser
 from pathlib import Path
 
 import click
 
 from xcache.cli import Failure, WrongUsage
-from xcache.cli.output import counted, emit, json_option, note, print_wrapped, size, write_file
+from xcache.cli.output import counted, emit, json_option, note, print_bytes, print_wrapped, size, write_file
 from xcache.config import config, parsing
 
 _WEEK = "7d"
@@ -74,7 +73,7 @@ def report(
     shown = content(gathered, redact=redact)
     text = page.rendered(shown).encode("utf-8", "replace")
     if output == "-":
-        sys.stdout.buffer.write(text)
+        print_bytes(text)
         return
     target = Path(output)
     write_file(target, text)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from xcache.cli import Failure
+from xcache.wire.bounded import text_of
 
 _MISSING = "a report needs jinja2, which is not installed here; install the extra: pip install 'jax-xcache[report]'"
 
@@ -47,7 +48,7 @@ def rendered(content: Mapping[str, Any]) -> str:
 
 
 def _file(name: str) -> str:
-    return resources.files(__package__).joinpath(name).read_text("utf-8")
+    return text_of(Path(__file__).with_name(name))
 
 
 def _hash(text: str) -> str:

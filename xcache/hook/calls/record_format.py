@@ -22,6 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from xcache.hook.calls import trees
 from xcache.hook.structure.encoding import CannotSkipError, type_name
+from xcache.wire import bounded
 
 try:
     from jax._src.random import prng
@@ -32,6 +33,8 @@ _FORMAT = 3
 # Not part of a record: the module, which nobody lowers, and the executable.
 _LEFT_OUT = ("_hlo", "_executable")
 _MOST_BYTES = 16 * 1024 * 1024
+# A tree of results has dictionaries with numbers as keys.
+_SHAPE = bounded.Shape(_MOST_BYTES, _MOST_BYTES, containers=1_000_000, only_text_keys=False)
 _PLAIN = (type(None), bool, int, float, str, bytes)
 # ``Layout`` has this name since jax 0.7.
 _LAYOUT: Any = getattr(layout, "Layout", None)
@@ -79,7 +82,7 @@ def are_same(one: bytes, other: bytes) -> bool:
 
 
 def _unpacked(record: bytes) -> Any:
-    return msgpack.unpackb(zlib.decompressobj().decompress(record, _MOST_BYTES), strict_map_key=False)
+    return bounded.unpacked(bounded.inflated(record, _MOST_BYTES), _SHAPE)
 
 
 def make_computation(record: Record, module: Any) -> Any:
