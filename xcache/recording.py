@@ -27,6 +27,16 @@ from xcache.wire.ownership import own_uid
 logger = logging.getLogger("xcache")
 
 
+# Settings of jax that change what functions are lowered to.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_dtype_bits",
+    "jax_numpy_dtype_promotion",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_use_shardy_partitioner",
+)
 # The position of a program that has no row.
 _UNKEPT = -1
 
@@ -236,6 +246,7 @@ class Ledger:
             "mode": self._mode,
             "parent": self._parent,
             "hook": str(round(self._began - self._origin(), 6)),
+            "settings": json.dumps(_settings()),
             **{name: _version_of(name) for name in ("jax", "jaxlib")},
             **{name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")},
         }
@@ -263,6 +274,12 @@ def _directory() -> str:
 def _version_of(library: str) -> str:
     """Return the version of a library that the program has imported."""
     return str(getattr(sys.modules.get(library), "__version__", ""))
+
+
+def _settings() -> dict[str, str]:
+    """Return the settings of jax in force for the whole process, as far as this jax has them."""
+    settings = getattr(sys.modules.get("jax"), "config", None)
+    return {name: str(getattr(settings, name)) for name in _SETTINGS if hasattr(settings, name)}
 
 
 def _short(text: str, most: int = ledger.MAX_TEXT) -> str:

@@ -6,8 +6,10 @@ from collections.abc import Collection
 
 from xcache.wire import ledger
 
+# Causes that are none: the program was not there before.
+NEW = ("new", "other program")
 # Causes whose advice counts on the executable that was stored instead.
-STORED_NOW = ("new", "other version of xcache", "other toolchain", "stale", "removed")
+STORED_NOW = (*NEW, "other version of xcache", "other toolchain", "stale", "removed")
 
 _UNCACHEABLE = "docs/not-cached.md lists the reasons."
 _FOR_UNCACHEABLE = {
@@ -35,6 +37,7 @@ _IN_DETAIL = {
 _SETTINGS = ("other flags", "other options", "other platform")
 _ADVICE = {
     "new": "Nothing is wrong: what is compiled now serves the next runs.",
+    "other program": "What is compiled now serves the next runs.",
     "other version of xcache": "Nothing is wrong: what is compiled now serves the next runs.",
     "other flags": "Give all runs the same XLA_FLAGS.",
     "other options": "Give all runs the same compiler options.",

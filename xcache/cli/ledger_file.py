@@ -123,7 +123,9 @@ class LedgerReader:
         return self._rows(run.id)
 
     def earlier(self, run: StoredRun, *, column: str, values: Collection[str]) -> list[tuple[str, Row]]:
-        """Return the rows of earlier runs whose ``key`` or ``site`` is one of these, each with its run, in their order.
+        """Return the rows of earlier runs that have one of these values, each with its run, in their order.
+
+        ``column`` is ``key``, ``site`` or ``module_name``.
 
         None are known where only the daemon may read the store.
         """

@@ -19,8 +19,6 @@ _LINE = re.compile(r":\d+(?= in |$)")
 # The lengths in seconds that a bar over time may stand for: minutes to weeks.
 _STEPS = (60, 300, 900, 3600, 4 * 3600, 86400, 7 * 86400)
 _MOST_BARS = 60
-# Causes that would be none had the program been the same as before.
-OF_PROGRAMS = ("new", "other program")
 
 
 class Got(NamedTuple):
@@ -54,7 +52,7 @@ class Got(NamedTuple):
     @property
     def is_by_itself(self) -> bool:
         """Whether what was asked for was found or new, so that no flag, eviction or fault had it compiled."""
-        return self.is_found or self.cause in OF_PROGRAMS
+        return self.is_found or self.cause in advice.NEW
 
     @property
     def cause(self) -> str:
@@ -154,7 +152,7 @@ def uses(programs: Iterable[Got], share: float | None) -> dict[tuple[str, str, s
                 each.run.id,
                 row.shapes,
                 not each.is_found,
-                each.cause in OF_PROGRAMS,
+                each.cause in advice.NEW,
                 each.seconds,
                 if_found,
             )

@@ -9,7 +9,7 @@ from xcache import start_up
 from xcache.cli import advice
 from xcache.cli.output import counted, duration
 from xcache.cli.report.churn import Churn
-from xcache.cli.report.ledger_facts import NOT_CACHEABLE, OF_PROGRAMS, Got, by_cause, kinds, saved_by
+from xcache.cli.report.ledger_facts import NOT_CACHEABLE, Got, by_cause, kinds, saved_by
 from xcache.wire import ledger
 
 _MOST_ACTIONS = 4
@@ -165,7 +165,7 @@ def _for_misses(explained: Sequence[Mapping[str, Any]]) -> list[Action]:
     by_advice: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
     for each in explained:
         told = _told(each)
-        if told is not None and kinds(each["cause"]) in OF_PROGRAMS:
+        if told is not None and kinds(each["cause"]) in advice.NEW:
             by_advice.setdefault(told["advice"], []).append((each, told["text"]))
     found = []
     for text, misses in by_advice.items():
