@@ -59,8 +59,6 @@ _PRECISION = (
     "Nothing else differs: jax_default_matmul_precision (or jax.default_matmul_precision), or the argument `precision`"
     " of an operation, has changed."
 )
-# The comparison that ends a loop, by jax's path to it.
-_ENDS_LOOP = re.compile(r"(^|/)while/cond/")
 _PRECISION_NAMES = frozenset(("precision_config", "algorithm"))
 
 
@@ -124,7 +122,7 @@ def _is_of_sizes(mine: Sequence[Operation], theirs: Sequence[Operation]) -> bool
 def _on_pair(one: Operation, other: Operation) -> str:
     """Return the advice on two operations of one name and type that differ."""
     if one.is_constant:
-        if _ENDS_LOOP.search(one.path) and _ENDS_LOOP.search(other.path):
+        if one.ends_loop and other.ends_loop:
             return _LOOP
         return _ARRAY if None in map(_number, (one.content, other.content)) and not one.types.endswith("[]") else _NUMBER
     return _PRECISION if set(_changed(one, other)) <= _PRECISION_NAMES else ""

@@ -13,7 +13,7 @@ from xcache.keys import stablehlo
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)([^<>]+|complex<f\d+>)>")
 _COMPLEX = {"complex<f32>": "c64", "complex<f64>": "c128"}
 _PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
-# The innermost name of a location: an argument's, or the path of functions and primitives that jax keeps.
+# The innermost name of a location: an argument's.
 _NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*)"')
 # #stablehlo<precision HIGHEST>
 _ENUM = re.compile(r"#stablehlo<\w+ ([A-Z]\w*)>")
@@ -47,12 +47,13 @@ class Operation(NamedTuple):
     attributes: dict[str, str]
     types: str
     operands: str
-    # Where the user's code asked for it, and jax's path of functions to it; empty if that is not known.
+    # Where the user's code asked for it; empty if that is not known.
     site: str
-    path: str
     # The function of the program that it is in, and the one that it calls.
     function: str
-    callee: str = ""
+    callee: str
+    # Whether it is a constant that only says when a loop ends.
+    ends_loop: bool
 
     @property
     def essence(self) -> tuple[object, ...]:
@@ -206,11 +207,20 @@ def _operation(operation: Any, numbers: Mapping[Any, int]) -> Operation:
     # jax gives a constant the place of the whole program; the operation that takes it has a closer one.
     uses = list(operation.results[0].uses) if operation.name == "stablehlo.constant" else []
     location = str((uses[0].owner if uses else operation).location)
-    path = _name_in(location)
     function = operation
     while function.name != "func.func" and function.parent is not None:
         function = function.parent.operation
-    return Operation(operation.name, facts, types, operands, _site(location), path, _symbol(function), callee)
+    return Operation(operation.name, facts, types, operands, _site(location), _symbol(function), callee, _ends_loop(uses))
+
+
+def _ends_loop(uses: Sequence[Any]) -> bool:
+    """Return whether all operations that use a value are among those that say whether a loop goes on."""
+    owners = [use.owner for use in uses]
+    loops = [owner.parent for owner in owners]
+    return bool(owners) and all(
+        loop is not None and loop.name == "stablehlo.while" and owner in [*loop.regions[0].blocks[0].operations]
+        for owner, loop in zip(owners, loops, strict=True)
+    )
 
 
 def _site(location: str) -> str:

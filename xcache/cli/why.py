@@ -251,9 +251,8 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
 def _print_first(rows: Sequence[dict[str, Any]], *, show_all: bool) -> None:
     """Print the programs that the store could not have; those of one function and place are one line."""
     seconds = sum(row["seconds"] for row in rows)
-    is_one = len(rows) == 1
-    of_them = f"nothing is wrong with {'one program' if is_one else f'{len(rows)} of them'}, {seconds:.2f} s"
-    print_wrapped(f"{of_them}: {'it is' if is_one else 'they are'} new, and the next run finds what this one stored", bold=True)
+    new = f"{counted(len(rows), 'program')} {'are' if len(rows) > 1 else 'is'} new to the store ({seconds:.2f} s)"
+    print_wrapped(f"nothing is wrong: {new}, and what is compiled now serves the next runs", bold=True)
     groups: defaultdict[object, list[dict[str, Any]]] = defaultdict(list)
     for row in rows:
         groups[row["position"] if show_all else (row["module_name"], row["site"])].append(row)
