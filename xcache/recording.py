@@ -195,6 +195,12 @@ class Ledger:
                 return
             self._was_sent_over = is_over
 
+    def unsaid_end(self) -> protocol.RecordRun | None:
+        """Return the message that the process is over, if it was not sent as an answer to rows."""
+        if self._was_sent_over or not self._programs:
+            return None
+        return protocol.RecordRun(self.run, _wall_time(self._origin()), True, self._facts(), [])
+
     def as_data(self) -> dict[str, Any]:
         """Return the run so far, in the shape that ``xcache run --json`` documents."""
         with self._lock:

@@ -31,7 +31,7 @@ WAYS = {
     "static_size": ("f32[65] here", "a static argument"),
     "compiler_option": (
         "xla_cpu_enable_fast_math (in compiler_options) is true here, false",
-        "the same compiler_options",
+        "compiler_options of jax.jit",
     ),
     "precision": ("dot_general", "jax_default_matmul_precision"),
     "seed": ("is 1 here, 0 in the stored program", "Nothing else differs"),

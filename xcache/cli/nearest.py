@@ -66,12 +66,12 @@ class Neighbours:
         self._before = before
         self._is_wide = is_wide
         self._known = known
-        # Keys, the latest first, by place, and by place and name; the places of a key.
+        # Keys, the latest first, by place and name, and by line; the places of a key.
         self._at_place: defaultdict[object, dict[str, None]] = defaultdict(dict)
         self._places: defaultdict[str, set[str]] = defaultdict(set)
         for row in reversed([*earlier]):
             place = _place(row)
-            for at in (place, (place, row.module_name)):
+            for at in (row.site, (place, row.module_name)):
                 self._at_place[at][row.key] = None
             self._places[row.key].add(place)
         self._programs: dict[tuple[str, int], Any] = {}
@@ -98,7 +98,10 @@ class Neighbours:
         return found
 
     def _candidates(self, row: Row, here: store_file.Row) -> list[store_file.Row]:
-        """Return entries to choose from: of the same program, else of the same place and name, else of either."""
+        """Return entries to choose from: of the same program, else of the same place and name, else of the same line.
+
+        A function that was renamed is called at the same line.
+        """
         like = self._store.like(here, _MOST_CANDIDATES, self._before)
         if like and like[0]["program"] == here["program"]:
             return like
@@ -107,12 +110,17 @@ class Neighbours:
         if self._is_wide or not keys:
             nearest = [row.nearest] if row.nearest else []
             of_name = [*nearest, *(each["key"] for each in like)]
-            keys += [key for key in of_name if self._is_wide or not row.site or not self._places.get(key)]
+            keys += [key for key in of_name if self._is_wide or self._may_be_of(row, key)]
         if not keys and row.site:
-            keys = [*self._at_place.get(place, ())]
+            keys = [*self._at_place.get(row.site, ())]
         found = {each["key"]: each for each in like}
         chosen = [key for key in dict.fromkeys(keys) if key != row.key][:_MOST_CANDIDATES]
         return [entry for key in chosen if (entry := found.get(key) or self._entry(key))]
+
+    def _may_be_of(self, row: Row, key: str) -> bool:
+        """Return whether an entry may be of the function that was called at this place."""
+        places = self._places.get(key)
+        return not row.site or not places or _place(row) in places
 
     def _is_of_another(self, row: Row, here: store_file.Row, there: store_file.Row) -> bool:
         """Return whether an entry is that of another function that was called at the same place."""
@@ -136,7 +144,7 @@ class Neighbours:
         except Exception:  # noqa: BLE001 - whoever compares the two says why not
             return nearest
         least: tuple[float, bool, int] = math.inf, False, 0
-        keys = self._at_place.get(_place(row), {})
+        keys = self._at_place.get(row.site, {})
         # `xcache rewarm` compiles a program once more without calling it.
         at_site = {each["program"] for each in candidates if each["key"] in keys}
         for each in candidates:
@@ -201,7 +209,7 @@ class Neighbours:
     def _by_shapes(self, row: Row) -> Comparison | None:
         """Compare the arguments alone, of a program that is not stored."""
         other = self._known.get(row.nearest)
-        if other is None or not row.nearest:
+        if other is None or not row.nearest or not (self._is_wide or self._may_be_of(row, row.nearest)):
             return None
         from xcache.cli import program_diff
 

@@ -219,7 +219,11 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
     most = len(explained) if show_all else _MOST_SHOWN
     told = [row for row in explained if row["differences"] or row["components"]]
     rest = sorted((row for row in explained if row not in told), key=lambda row: row["meaning"])
-    first = [row for row in rest if row["cause"] in advice.NEW and (is_running or row["stored"] == "yes")]
+    first = [
+        row
+        for row in rest
+        if row["cause"] in advice.NEW and not row["nearest"] and (is_running or row["stored"] == "yes")
+    ]
     if first:
         click.echo()
         _print_first(first, show_all=show_all)

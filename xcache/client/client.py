@@ -265,6 +265,10 @@ class Client:
         """Have the daemon keep rows of this run's ledger."""
         self._demand_done(message)
 
+    def note(self, message: protocol.Message) -> None:
+        """Send a message on a connection that is free, and wait for no answer."""
+        self._pool.note(message)
+
     def close(self) -> None:
         """Close all connections; a thread that has not ended yet may still ask."""
         self._pool.close()

@@ -7,10 +7,18 @@ import json
 import pytest
 
 from xcache.cli import advice
+from xcache.keys import stablehlo
 from xcache.wire import ledger
 from xcache.wire.ledger import UNUSED, Row
 
 SPANS = json.dumps([("compile", 1.0, 0.5, "MainThread")])
+
+
+def taking(size):
+    """Return a program that takes an array of this size."""
+    kind = f"tensor<{size}xf32>"
+    text = f"module @jit_f {{ func.func public @main(%x: {kind}) -> {kind} {{ return %x : {kind} }} }}"
+    return stablehlo.bytecode(stablehlo.parse(text))
 
 
 def test_what_was_loaded_ahead_in_vain_does_not_hide_the_run_that_compiled_it(shell):
@@ -23,7 +31,7 @@ def test_what_was_loaded_ahead_in_vain_does_not_hide_the_run_that_compiled_it(sh
 
 
 def test_programs_of_one_run_are_compared_with_one_another_only_if_they_are_asked_for(shell):
-    stored, missed = shell.put("jit_f"), shell.put("jit_f")
+    stored, missed = (shell.put("jit_f", program=taking(size)) for size in (8, 16))
     first = Row(0, "jit_f", "t.py:1", "f32[8]", stored, "miss", "new", "yes", "", SPANS)
     second = first._replace(position=1, shapes="f32[16]", key=missed)
     shell.record_rows([first, second], run="b" * 16)
@@ -40,7 +48,7 @@ def test_programs_of_one_run_are_compared_with_one_another_only_if_they_are_aske
 )
 def test_only_what_was_called_at_the_same_place_is_compared(shell, site, is_compared):
     """Operations of jax's own and lambdas of many places share a name."""
-    stored, missed = shell.put("jit_multiply"), shell.put("jit_multiply")
+    stored, missed = (shell.put("jit_multiply", program=taking(size)) for size in (8, 16))
     shell.record_run(stored, run="a" * 16, module_name="jit_multiply", site="t.py:1 in main", shapes="f32[8]")
     changes = {"module_name": "jit_multiply", "cause": "other program", "nearest": stored, "site": site}
     shell.record_run(missed, run="b" * 16, shapes="f32[16]", **changes)
