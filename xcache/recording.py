@@ -37,6 +37,8 @@ _SETTINGS = (
     "jax_threefry_partitionable",
     "jax_use_shardy_partitioner",
 )
+# Rows that a socket takes at once.
+_ROWS_UNANSWERED = 64
 # The position of a program that has no row.
 _UNKEPT = -1
 
@@ -196,10 +198,12 @@ class Ledger:
             self._was_sent_over = is_over
 
     def unsaid_end(self) -> protocol.RecordRun | None:
-        """Return the message that the process is over, if it was not sent as an answer to rows."""
+        """Return the message that the process is over, with some rows, if it was not sent as one that is answered."""
         if self._was_sent_over or not self._programs:
             return None
-        return protocol.RecordRun(self.run, _wall_time(self._origin()), True, self._facts(), [])
+        origin = self._origin()
+        rows: list[list[int | str]] = [[*program.row(origin)] for program in self._take()[:_ROWS_UNANSWERED]]
+        return protocol.RecordRun(self.run, _wall_time(origin), True, self._facts(), rows)
 
     def as_data(self) -> dict[str, Any]:
         """Return the run so far, in the shape that ``xcache run --json`` documents."""
