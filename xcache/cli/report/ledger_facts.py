@@ -125,36 +125,14 @@ def by_cause(programs: Iterable[Got]) -> list[dict[str, Any]]:
     )
 
 
-def load_share(programs: Iterable[Got], known: Mapping[str, float]) -> float | None:
-    """Return the time that hits took to load, as a share of what compiling takes; None if there were no hits."""
-    loading = compiling = 0.0
-    for each in programs:
-        if each.is_found and each.row.key in known:
-            loading += sum(span.seconds for span in start_up.spans_of(each.row) if span.stage == "load")
-            compiling += known[each.row.key]
-    return min(1.0, loading / compiling) if compiling else None
-
-
-def uses(programs: Iterable[Got], share: float | None) -> dict[tuple[str, str, str], list[Use]]:
-    """Return the uses of each function, for the shape-churn advisor; ``programs`` in the order of time."""
+def uses(programs: Iterable[Got]) -> dict[tuple[str, str, str], list[Use]]:
+    """Return the uses of each function by program, name and place; ``programs`` in the order of time."""
     found: defaultdict[tuple[str, str, str], list[Use]] = defaultdict(list)
     for each in programs:
         row = each.row
         if not row.shapes or row.outcome == ledger.FAILED:
             continue
-        if_found = each.seconds
-        if not each.is_found:
-            if_found += each.compile_seconds * ((share or 0.0) - 1)
         # The line of a call moves with every edit of the file.
         function = each.run.run.program, row.module_name, _LINE.sub("", row.site)
-        found[function].append(
-            Use(
-                each.run.id,
-                row.shapes,
-                not each.is_found,
-                each.cause in advice.NEW,
-                each.seconds,
-                if_found,
-            )
-        )
+        found[function].append(Use(each.run.id, row.shapes, not each.is_found, each.seconds))
     return dict(found)
