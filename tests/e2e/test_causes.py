@@ -225,7 +225,8 @@ def test_a_daemon_that_does_not_answer_is_not_asked_again(place, shell):
 
 def test_a_program_that_may_wait_no_longer_asks_no_more(place, shell):
     """The daemon is in no trouble, and its log has nothing to say."""
-    spent = "import jax, jax.numpy as jnp\njnp.ones(3)\nimport xcache.process_cache as p\np.current().client.charge(1e6)\n"
+    spent = "import jax, jax.numpy as jnp\njnp.ones(3)\n"
+    spent += "from xcache import process_cache\nprocess_cache.current().client.charge(1e6)\n"
     result = place.run(spent + STEP, **ON)
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)[-1]["cause"] == "time used up"
@@ -235,7 +236,8 @@ def test_a_program_that_may_wait_no_longer_asks_no_more(place, shell):
 
 
 def test_on_the_first_run_of_an_empty_store_all_is_new(place, shell):
-    twice = STEP.replace("print(", "step(np.ones((9, 9), np.float32))\njax.jit(step)(np.ones((9, 3), np.float32))\nprint(")
+    more = "step(np.ones((9, 9), np.float32))\njax.jit(step)(np.ones((9, 3), np.float32))\n"
+    twice = STEP.replace("print(", f"{more}print(")
     result = place.run(twice, **ON)
     assert [row["cause"] for row in json.loads(result.stdout)] == ["new"] * 3
     assert shell.json("stats")["causes"] == {"new": 3}

@@ -21,9 +21,9 @@ HAS_NAMES = getattr(jax.config, "jax_use_shardy_partitioner", True)
 
 # The way, and what must be said: of the difference, of what to do.
 WAYS = {
-    "shape": ("argument 0 (x) is f32[8,130] here, f32[8,128] in the stored program", "needs an executable of its own"),
-    "batch": ("2 arguments (x, y) differ in a dimension: 7 here, 32 in the stored program", "needs an executable of its own"),
-    "dtype": ("argument 0 (x) is bf16[8,8] here, f32[8,8] in the stored program", "needs an executable of its own"),
+    "shape": ("argument 0 (x) is f32[8,130] here, f32[8,128] in the stored program", "executable of its own"),
+    "batch": ("2 arguments (x, y) differ in a dimension: 7 here, 32 in the stored program", "executable of its own"),
+    "dtype": ("argument 0 (x) is bf16[8,8] here, f32[8,8] in the stored program", "executable of its own"),
     "number": ("is 0.01 here, 0.1 in the stored program", "Nothing else differs"),
     "weak": ("argument 1 is weakly typed in the stored program, but not here", "weakly typed"),
     "donated": ("argument 0 (x) is donated here, but not in the stored program", "donate_argnums"),
@@ -39,7 +39,7 @@ WAYS = {
     "generator": ("", "the function itself does something else"),
     "dropout": ("", "the function itself does something else"),
     "key_kind": ("argument 1 is a random key of another kind: key<rbg>[] here, key<fry>[]", ""),
-    "key_count": ("argument 1 (keys) is ui32[4,2] here, ui32[3,2] in the stored program", "needs an executable of its own"),
+    "key_count": ("argument 1 (keys) is ui32[4,2] here, ui32[3,2] in the stored program", "executable of its own"),
     "raw_key": ("argument 1 is a random key in one program only: u32[2] here, key<fry>[]", "jax.random.PRNGKey"),
     "left_out": (
         "it has 1 argument here, 2 in the stored program (only there: values['bias'])",

@@ -59,7 +59,7 @@ _ADVICE = {
     "waited in vain": "The other process was killed, or could not store it; see `xcache runs`.",
     "no daemon": "`xcache status` says whether the daemon runs, and its log why not; `xcache doctor` tries it out.",
     "no answer": "The machine or its disk may be overloaded; XCACHE_TIMEOUT bounds what a program waits.",
-    "time used up": "Answers take longer on a busy machine or disk. A longer XCACHE_TIMEOUT lets a program wait longer.",
+    "time used up": "Answers take longer on a busy machine. A longer XCACHE_TIMEOUT lets a program wait longer.",
     "not asked": "After a failure xcache tries the daemon in the background, and asks again once it answers.",
     "refresh": "Use XCACHE=1 to look programs up.",
     "readonly": "Run the program once with XCACHE=1 to store it.",

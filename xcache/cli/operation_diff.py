@@ -124,7 +124,8 @@ def _on_pair(one: Operation, other: Operation) -> str:
     if one.is_constant:
         if one.ends_loop and other.ends_loop:
             return _LOOP
-        return _ARRAY if None in map(_number, (one.content, other.content)) and not one.types.endswith("[]") else _NUMBER
+        is_array = None in map(_number, (one.content, other.content)) and not one.types.endswith("[]")
+        return _ARRAY if is_array else _NUMBER
     return _PRECISION if set(_changed(one, other)) <= _PRECISION_NAMES else ""
 
 

@@ -34,7 +34,9 @@ _DIMENSION = re.compile(r"\{([^{}]*)\}")
 NOT_OURS = "This should not have missed. Please report it, with the output of `xcache show KEY --program` of both."
 _MESH = "Each mesh and number of devices needs an executable of its own; keep them the same in all runs."
 _DONATED = "Give jax.jit the same donate_argnums and donate_argnames in all runs, and arrays that can be donated."
-_TYPED = "Each type and shape of the arguments needs an executable of its own; what is compiled now serves the next runs."
+_TYPED = (
+    "Each type and shape of the arguments needs an executable of its own; what is compiled now serves the next runs."
+)
 # What says why, and not what to do.
 EXPLANATIONS = (_TYPED, operation_diff.CODE)
 _SHARDED = "Place the arrays in the same way in all runs: jax.device_put, in_shardings, or the mesh in use."

@@ -210,7 +210,8 @@ def _operation(operation: Any, numbers: Mapping[Any, int]) -> Operation:
     function = operation
     while function.name != "func.func" and function.parent is not None:
         function = function.parent.operation
-    return Operation(operation.name, facts, types, operands, _site(location), _symbol(function), callee, _ends_loop(uses))
+    site, name = _site(location), _symbol(function)
+    return Operation(operation.name, facts, types, operands, site, name, callee, _ends_loop(uses))
 
 
 def _ends_loop(uses: Sequence[Any]) -> bool:

@@ -139,8 +139,8 @@ def explained(
     for row in earlier:
         # What StableHLO does not say, such as weak types, is known of these, too.
         known.setdefault(row.key, row)
-    before = math.inf if is_wide else run.run.began_at
-    neighbours = None if store is None else Neighbours(store, known, earlier, before=before, is_wide=is_wide)
+    least_new = math.inf if is_wide else run.run.began_at
+    neighbours = None if store is None else Neighbours(store, known, earlier, before=least_new, is_wide=is_wide)
     compared: dict[int, Comparison | None] = {}
     for row in rows:
         is_compared = row.outcome == ledger.MISS and any(kind in _COMPARED for kind in ledger.kinds_of(row.cause))
@@ -339,4 +339,5 @@ def _called_at(row: dict[str, Any]) -> str:
 
 
 def _title(row: dict[str, Any]) -> str:
-    return f"{row['module_name']}({middle_cut(row['shapes'], _LONGEST_SHAPES)}), {row['seconds']:.2f} s" + _called_at(row)
+    called = f"{row['module_name']}({middle_cut(row['shapes'], _LONGEST_SHAPES)}), {row['seconds']:.2f} s"
+    return called + _called_at(row)

@@ -71,7 +71,7 @@ CAUSES = {
     "waited in vain": "another process that was compiling it stored nothing",
     "no daemon": "no daemon could be reached",
     "no answer": "the daemon did not answer in time",
-    "time used up": "the program had waited for its daemon for nearly as long as XCACHE_TIMEOUT allows, so it asked no more",
+    "time used up": "the program had waited for its daemon as long as XCACHE_TIMEOUT allows, so it asked no more",
     "not asked": "the daemon was not asked",
     "refresh": "XCACHE=refresh compiles everything anew",
     "readonly": "XCACHE=readonly stores nothing, so each run compiles it again",

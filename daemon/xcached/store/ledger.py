@@ -71,7 +71,7 @@ class Ledger:
         facts = "json_set(facts, '$.killed_by', ?1)" if killed_by else "facts"
         with self._store.transaction():
             self._db.execute(
-                f"UPDATE runs SET facts = {facts}, ended_at = ?2, size = size"  # noqa: S608 - our own words
+                f"UPDATE runs SET facts = {facts}, ended_at = ?2, size = size"
                 f" + length(CAST({facts} AS BLOB)) - length(CAST(facts AS BLOB))"
                 " WHERE uid = ?3 AND run = ?4 AND ended_at IS NULL",
                 (killed_by, time.time(), uid, run),

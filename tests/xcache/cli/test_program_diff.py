@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -96,7 +95,7 @@ module @jit_f attributes {mhlo.num_partitions = %d : i32, mhlo.num_replicas = 1 
             "a constant of type f32[] is 2.5 here, 3.5 in the stored program",
             "Nothing else differs. A number",
         ),
-        (lambda: at_precision("highest"), lambda: at_precision("default"), "dot_general", "jax_default_matmul_precision"),
+        (lambda: at_precision("highest"), lambda: at_precision("default"), "dot_general", "matmul_precision"),
         (
             lambda: bytecode_of(jnp.sin, ONES, donate_argnums=0),
             lambda: bytecode_of(jnp.sin, ONES),

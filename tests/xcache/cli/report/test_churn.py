@@ -50,10 +50,7 @@ def test_sizes_that_move_together_are_one_axis_and_others_are_not():
 
 
 def test_other_kinds_and_numbers_of_arguments_are_other_functions():
-    assert (
-        of_functions({STEP: [compiled(1, 8), Use(1, "f32[8]", True, 1.0), Use(1, "f64[9]", True, 1.0)]})
-        == []
-    )
+    assert of_functions({STEP: [compiled(1, 8), Use(1, "f32[8]", True, 1.0), Use(1, "f64[9]", True, 1.0)]}) == []
 
 
 def test_one_shape_is_no_churn():
