@@ -159,18 +159,18 @@ class Neighbours:
                 nearest, least = each, distance
         return nearest
 
-    def _apart(self, row: Row, key: str) -> tuple[float, bool, bool]:
+    def _apart(self, row: Row, key: str) -> tuple[float, bool, int]:
         """Return how far the arguments of a program are from those of another, as far as the ledger knows them.
 
-        Lines of a file that was not edited tell several functions of one name apart.
+        Lines of a file that was not edited tell several functions of one name apart, and the order several calls.
         """
         from xcache.cli import program_diff, program_parts
 
         other = self._known.get(key)
         if other is None:
-            return math.inf, True, True
+            return math.inf, True, 0
         both = [program_diff.from_shapes(each.shapes) for each in (row, other)]
-        return program_parts.distance(*both), other.site != row.site, other.module_name != row.module_name
+        return program_parts.distance(*both), other.site != row.site, abs(other.position - row.position)
 
     def _differences(self, row: Row, here: store_file.Row, there: store_file.Row) -> Comparison:
         from xcache.cli import program_diff

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from xcache.cli.output import shortened
+from xcache.cli.output import counted, shortened
 from xcache.cli.program_parts import Operation
 
 # More differences than these help nobody.
@@ -99,7 +99,7 @@ def differences(
         if is_cut:
             yield Difference("and perhaps more: only the first operations that differ were compared")
         elif len(found) > _MOST_SHOWN:
-            yield Difference(f"and {len(found) - _MOST_SHOWN} more parts of the program")
+            yield Difference(f"and {counted(len(found) - _MOST_SHOWN, 'more part')} of the program")
 
 
 def _on_all(parts: Iterable[tuple[Sequence[Operation], Sequence[Operation]]]) -> str:
@@ -113,8 +113,8 @@ def _on_all(parts: Iterable[tuple[Sequence[Operation], Sequence[Operation]]]) ->
 
 
 def _is_of_sizes(mine: Sequence[Operation], theirs: Sequence[Operation]) -> bool:
-    """Return whether two parts have the same operations, of other types."""
-    return [each.name for each in mine] == [each.name for each in theirs] and all(
+    """Return whether two parts have the same operations, of other types, and constants that may follow from these."""
+    return [each.name for each in mine] == [each.name for each in theirs] and any(
         one.types != other.types for one, other in zip(mine, theirs, strict=True)
     )
 
