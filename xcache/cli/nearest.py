@@ -115,9 +115,13 @@ class Neighbours:
             keys = [*self._at_place.get(row.site, ())]
         found = {each["key"]: each for each in like}
         chosen = [key for key in dict.fromkeys(keys) if key != row.key][:_MOST_CANDIDATES]
-        entries = (found.get(key) or self._entry(key) for key in chosen)
-        # The daemon says of no entry when it was stored, and names one that was there before.
-        return [entry for entry in entries if entry and (entry.get("created_at") or 0.0) < self._before]
+        entries = ((key, found.get(key) or self._entry(key)) for key in chosen)
+        # The entry that the daemon named was there before, whatever the clocks say.
+        return [
+            entry
+            for key, entry in entries
+            if entry and (key == row.nearest or (entry.get("created_at") or 0.0) < self._before)
+        ]
 
     def _may_be_of(self, row: Row, key: str) -> bool:
         """Return whether an entry may be of the function that was called at this place."""
