@@ -6,7 +6,7 @@ import logging
 
 from xcache.client.contents import Absent
 from xcache.counters import Counting
-from xcache.errors import NoAnswerError, NobodyThereError, NotAskedError
+from xcache.errors import NoAnswerError, NobodyThereError, NotAskedError, TimeSpentError
 from xcache.keys import Key
 from xcache.recording import Ledger
 from xcache.request import Request
@@ -67,6 +67,8 @@ def of_error(error: BaseException) -> str:
     """Return the cause of a miss for which the daemon could not be asked."""
     if isinstance(error, NobodyThereError) or (isinstance(error, NotAskedError) and error.nobody_there):
         return "no daemon"
+    if isinstance(error, TimeSpentError):
+        return "time used up"
     if isinstance(error, NotAskedError):
         return ledger.with_detail("not asked", str(error))
     if isinstance(error, NoAnswerError):

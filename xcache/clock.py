@@ -1,7 +1,7 @@
 """The clock for every wait and duration, and the time at which this process began.
 
-It does not call ``time.monotonic``: a program that replaces that function (tests do) means its own waits, and may count
-the calls.
+It calls neither ``time.monotonic`` nor ``time.sleep``: a program that replaces these functions (tests do) means its own
+waits, may count the calls, and may raise.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from _thread import allocate_lock
 from collections.abc import Iterator
 
 
@@ -40,6 +41,14 @@ def elsewhere() -> Iterator[None]:
         yield
     finally:
         _pauses.seconds = before + monotonic() - start
+
+
+def pause(seconds: float) -> None:
+    """Let this thread do nothing for so long."""
+    held = allocate_lock()
+    held.acquire()
+    # A negative time would mean to wait without an end.
+    held.acquire(timeout=max(0.0, seconds))
 
 
 @functools.cache

@@ -76,12 +76,16 @@ class HungUpError(ConnectionLostError):
 
 
 class NotAskedError(UnavailableError):
-    """The client did not ask: the daemon failed before or has cost enough time, or too many threads ask already."""
+    """The client did not ask: the daemon failed before, or too many threads ask already."""
 
     def __init__(self, reason: str, *, nobody_there: bool = False) -> None:
         super().__init__(reason)
         # Whether the failure before was that nothing listens.
         self.nobody_there = nobody_there
+
+
+class TimeSpentError(NotAskedError):
+    """The client did not ask: the program has lost nearly all the time that it may lose to its daemon."""
 
 
 class TurnedAwayError(UnavailableError):

@@ -92,9 +92,24 @@ class FirstGeneration:
         self._digest = digest
         self._sealed = sealed
 
+        # Compiles the program as this process has it; None if it is not known how.
+        self.compile_anew: Callable[[], Any] | None = None
+        # What was asked of it, by the method.
+        self._shown: dict[Callable[[Any], Any], Any] = {}
+
     def raw(self) -> bytes:
         """Return the serialized executable."""
         return envelope.open_sealed(self._key, self._digest, self._sealed)
+
+    def show(self, method: Callable[[Any], Any], loaded: Any) -> Any:
+        """Return what a method says of the program compiled here, or of the loaded executable if it cannot be."""
+        if method not in self._shown and self.compile_anew is not None:
+            try:
+                if (compiled := self.compile_anew()) is not None:
+                    self._shown[method] = method(compiled)
+            except BaseException as error:  # noqa: BLE001 - lowering late or the compiler may raise anything
+                reraise_if_the_programs(error)
+        return self._shown[method] if method in self._shown else method(loaded)
 
 
 # By id(). jaxlib's executables cannot be referenced weakly, but each keeps its FirstGeneration alive. When one is
@@ -107,6 +122,16 @@ def remember(executable: Any, generation: FirstGeneration) -> None:
     if hasattr(executable, "keep_alive"):
         executable.keep_alive(generation)
         _loaded[id(executable)] = generation
+
+
+def show_as_compiled(executable: Any, compile_anew: Callable[[], Any]) -> None:
+    """Have a loaded executable show the text of one compiled here, with this program's files and functions.
+
+    The files and functions in a program's text are no part of its key, so an executable has those of the process that
+    stored it.
+    """
+    if (generation := _loaded.get(id(executable))) is not None:
+        generation.compile_anew = compile_anew
 
 
 # How many caches need jaxlib's methods replaced, and what undoes it. Changed under ``process_cache.switching``.
@@ -142,6 +167,12 @@ def _replace_serialize() -> None:
             original = getattr(owner, name)
             setattr(owner, name, _answering(original))
             _replaced.callback(setattr, owner, name, original)
+    # Newer versions have both.
+    for name in ("hlo_modules", "get_hlo_text"):
+        if hasattr(xla_client.LoadedExecutable, name):
+            original = getattr(xla_client.LoadedExecutable, name)
+            setattr(xla_client.LoadedExecutable, name, _as_compiled(original))
+            _replaced.callback(setattr, xla_client.LoadedExecutable, name, original)
 
 
 def _answering(original: Callable[..., bytes]) -> Callable[..., bytes]:
@@ -152,6 +183,14 @@ def _answering(original: Callable[..., bytes]) -> Callable[..., bytes]:
         return original(*args, **kwargs) if generation is None else generation.raw()
 
     return serialize
+
+
+def _as_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    def show(executable: Any) -> Any:
+        generation = _loaded.get(id(executable))
+        return original(executable) if generation is None else generation.show(original, executable)
+
+    return show
 
 
 def _usual_layouts(executable: Any) -> bool:

@@ -27,6 +27,18 @@ from xcache.wire.ownership import own_uid
 logger = logging.getLogger("xcache")
 
 
+# Settings of jax that change what functions are lowered to.
+_SETTINGS = (
+    "jax_enable_x64",
+    "jax_default_dtype_bits",
+    "jax_numpy_dtype_promotion",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_threefry_partitionable",
+    "jax_use_shardy_partitioner",
+)
+# Rows that a socket takes at once.
+_ROWS_UNANSWERED = 64
 # The position of a program that has no row.
 _UNKEPT = -1
 
@@ -185,6 +197,14 @@ class Ledger:
                 return
             self._was_sent_over = is_over
 
+    def unsaid_end(self) -> protocol.RecordRun | None:
+        """Return the message that the process is over, with some rows, if it was not sent as one that is answered."""
+        if self._was_sent_over or not self._programs:
+            return None
+        origin = self._origin()
+        rows: list[list[int | str]] = [[*program.row(origin)] for program in self._take()[:_ROWS_UNANSWERED]]
+        return protocol.RecordRun(self.run, _wall_time(origin), True, self._facts(), rows)
+
     def as_data(self) -> dict[str, Any]:
         """Return the run so far, in the shape that ``xcache run --json`` documents."""
         with self._lock:
@@ -236,6 +256,7 @@ class Ledger:
             "mode": self._mode,
             "parent": self._parent,
             "hook": str(round(self._began - self._origin(), 6)),
+            "settings": json.dumps(_settings()),
             **{name: _version_of(name) for name in ("jax", "jaxlib")},
             **{name: os.environ.get(name, "") for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "JAX_PLATFORMS")},
         }
@@ -263,6 +284,12 @@ def _directory() -> str:
 def _version_of(library: str) -> str:
     """Return the version of a library that the program has imported."""
     return str(getattr(sys.modules.get(library), "__version__", ""))
+
+
+def _settings() -> dict[str, str]:
+    """Return the settings of jax in force for the whole process, as far as this jax has them."""
+    settings = getattr(sys.modules.get("jax"), "config", None)
+    return {name: str(getattr(settings, name)) for name in _SETTINGS if hasattr(settings, name)}
 
 
 def _short(text: str, most: int = ledger.MAX_TEXT) -> str:

@@ -38,6 +38,13 @@ class Run(NamedTuple):
         return shlex.join([self.program, *self.arguments])
 
     @property
+    def settings(self) -> dict[str, str]:
+        """The settings of jax that change programs, by name."""
+        with contextlib.suppress(ValueError, TypeError):
+            return {str(name): str(value) for name, value in dict(json.loads(self.facts.get("settings", "{}"))).items()}
+        return {}
+
+    @property
     def seconds_to_hook(self) -> float:
         """Seconds from the start of the process until jax was imported and xcache in place."""
         with contextlib.suppress(ValueError):

@@ -157,6 +157,7 @@ def assemble(
             loop.call_soon_threadsafe, loop.call_later, shared=trust.shared,
         )  # fmt: skip
     watchers = Watchers(store, settings, leases, trust, callers, loop.call_later)
+    runs = RunRequests(ledger, writer, trust, watchers, endings)
     loads = Loads(endings, strikes, quarantine, writer, lookup.note_use)
     transfer_requests = TransferRequests(store, settings, lookup, trust, transfers, trust_signers)
     clear_other_data = quarantine.clear, histories.clear, alias_rows.clear, ledger.clear
@@ -165,7 +166,7 @@ def assemble(
         | Puts(store, settings, writer, intake, strikes, leases).handlers
         | loads.handlers
         | Predictions(histories, lookup, writer, trust.signer_uids, fetches).handlers
-        | RunRequests(ledger, writer, trust, watchers).handlers
+        | runs.handlers
         | Programs(store, lookup).handlers
         | AliasRequests(alias_rows, lookup, writer).handlers
         | Announcements(toolchains).handlers
@@ -206,7 +207,7 @@ def assemble(
     directory, namespace = protocol.path_text(settings.now.dir), settings.now.namespace
     welcome = protocol.Welcome(protocol.VERSION, __version__, os.getpid(), directory, addresses, namespace)
     observe = None if metrics is None else metrics.observe
-    return Service(handlers, leases, loads, watchers, fetches, welcome, damaged, finish, observe)
+    return Service(handlers, leases, runs, loads, watchers, fetches, welcome, damaged, finish, observe)
 
 
 def _signers_of_before(store: Store, settings: LiveSettings) -> Signers | None:

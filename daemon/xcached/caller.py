@@ -22,6 +22,10 @@ class Process:
         self.uid = uid
         self.connections = 0
         self.since = time.monotonic()
+        # The run that it records and has not ended.
+        self.run = ""
+        # The number of the newest entry that was there when the process first asked for one.
+        self.began_after: int | None = None
         # As the process has reported them.
         self.hits = self.misses = 0
         # Seconds of waits for remote stores that brought nothing since the last that did, and of its compiles.

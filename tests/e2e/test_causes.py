@@ -219,8 +219,33 @@ def test_a_daemon_that_does_not_answer_is_not_asked_again(place, shell):
     not_asked = "not asked: it failed before: the daemon did not answer within"
     assert first == "no answer" or first.startswith(not_asked)
     assert second.startswith(not_asked)
-    assert "so it was not asked" in result.stderr
+    assert "the daemon was not asked" in result.stderr
     assert ledger.CAUSES["no daemon"] not in result.stderr
+
+
+def test_a_program_that_may_wait_no_longer_asks_no_more(place, shell):
+    """The daemon is in no trouble, and its log has nothing to say."""
+    spent = "import jax, jax.numpy as jnp\njnp.ones(3)\n"
+    spent += "from xcache import process_cache\nprocess_cache.current().client.charge(1e6)\n"
+    result = place.run(spent + STEP, **ON)
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)[-1]["cause"] == "time used up"
+    told = shell.run("why").stdout
+    assert "XCACHE_TIMEOUT" in told
+    assert "log" not in told
+
+
+def test_on_the_first_run_of_an_empty_store_all_is_new(place, shell):
+    more = "step(np.ones((9, 9), np.float32))\njax.jit(step)(np.ones((9, 3), np.float32))\n"
+    twice = STEP.replace("print(", f"{more}print(")
+    result = place.run(twice, **ON)
+    assert [row["cause"] for row in json.loads(result.stdout)] == ["new"] * 3
+    assert shell.json("stats")["causes"] == {"new": 3}
+    told = shell.run("why").stdout.splitlines()
+    assert told[3].startswith("nothing is wrong: 3 programs are new to the store")
+    assert "compared" not in str(told)
+    # For the next run they were there before.
+    assert cause_of(place, shell, SIZE="10") == "other program"
 
 
 def test_refresh(place, shell):

@@ -73,6 +73,13 @@ def test_a_run_that_was_killed_is_recorded_up_to_then(place, shell):
 
 
 @pytest.mark.once
+def test_a_run_without_any_allowance_left_has_ended(place, shell):
+    source = PROGRAM + "\nfrom xcache import process_cache\nprocess_cache.current().client.charge(1e6)\n"
+    assert place.run(source, **ON).returncode == 0
+    assert json.loads(shell.run("run", "--json").stdout)["state"] == "ended"
+
+
+@pytest.mark.once
 def test_what_a_command_about_runs_cannot_find_is_one_line(place, shell):
     for arguments, says in (
         (("run",), "no run is recorded"),

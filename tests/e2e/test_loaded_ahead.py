@@ -60,6 +60,24 @@ def run(place, numbers=range(6), first="", last="", name="program.py", **environ
     return said
 
 
+def test_a_program_that_may_not_sleep_is_not_told_of_threads(place):
+    """Some tests have each call of time.sleep raise, to find those of the program."""
+    source = """
+import time
+def refuse(seconds):
+    raise RuntimeError("a sleep")
+time.sleep = refuse
+import jax, jax.numpy as jnp
+for factor in range(5):
+    jax.jit(lambda x: (x * factor).sum())(jnp.ones(8))
+import xcache
+print(xcache.stats().misses)
+"""
+    runs = [place.run(source, XCACHE="1", JAX_PLATFORMS="cpu") for _ in range(2)]
+    assert [each.stderr for each in runs] == ["", ""]
+    assert runs[1].stdout == "0\n"
+
+
 def test_the_second_run_finds_everything_loaded(place):
     assert run(place) == {"hits": 0, "misses": 6, "prefetched": 0}
     assert run(place, first=WAIT.format(count=6)) == {"hits": 6, "misses": 0, "prefetched": 6}

@@ -6,8 +6,10 @@ from collections.abc import Collection
 
 from xcache.wire import ledger
 
+# Causes that are none: the program was not there before.
+NEW = ("new", "other program")
 # Causes whose advice counts on the executable that was stored instead.
-STORED_NOW = ("new", "other version of xcache", "other toolchain", "stale", "removed")
+STORED_NOW = (*NEW, "other version of xcache", "other toolchain", "stale", "removed")
 
 _UNCACHEABLE = "docs/not-cached.md lists the reasons."
 _FOR_UNCACHEABLE = {
@@ -35,6 +37,7 @@ _IN_DETAIL = {
 _SETTINGS = ("other flags", "other options", "other platform")
 _ADVICE = {
     "new": "Nothing is wrong: what is compiled now serves the next runs.",
+    "other program": "What is compiled now serves the next runs.",
     "other version of xcache": "Nothing is wrong: what is compiled now serves the next runs.",
     "other flags": "Give all runs the same XLA_FLAGS.",
     "other options": "Give all runs the same compiler options.",
@@ -56,7 +59,8 @@ _ADVICE = {
     "waited in vain": "The other process was killed, or could not store it; see `xcache runs`.",
     "no daemon": "`xcache status` says whether the daemon runs, and its log why not; `xcache doctor` tries it out.",
     "no answer": "The machine or its disk may be overloaded; XCACHE_TIMEOUT bounds what a program waits.",
-    "not asked": "After a failure xcache tries again by itself, in the background; the log of the daemon may say more.",
+    "time used up": "Answers take longer on a busy machine. A longer XCACHE_TIMEOUT lets a program wait longer.",
+    "not asked": "After a failure xcache tries the daemon in the background, and asks again once it answers.",
     "refresh": "Use XCACHE=1 to look programs up.",
     "readonly": "Run the program once with XCACHE=1 to store it.",
 }

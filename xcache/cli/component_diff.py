@@ -17,7 +17,9 @@ _LONGEST_VALUE = 80
 _NONE = "not set"
 
 _FLAGS = "Give all runs the same XLA_FLAGS (and LIBTPU_INIT_ARGS)."
-_OPTIONS = "Give jax.jit and compile() the same compiler_options in all runs, and the runs the same XLA_FLAGS."
+_OPTIONS = (
+    "The compiler_options of jax.jit and compile(), XLA_FLAGS and settings of jax make them; give all runs the same."
+)
 # Facts of a platform, and what sets them.
 _PLATFORM = {
     "platform": ("the platform is", "JAX_PLATFORMS chooses it."),

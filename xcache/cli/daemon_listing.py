@@ -69,7 +69,7 @@ class AskedReader(store_file.StoreReader):
         """Return the bytes of a program of an entry that was asked for."""
         return store_file.checked(blob, self._contents[blob])
 
-    def like(self, entry: store_file.Row, limit: int) -> list[store_file.Row]:  # noqa: ARG002 - the daemon names one
+    def like(self, entry: store_file.Row, limit: int, before: float) -> list[store_file.Row]:  # noqa: ARG002
         """Return nothing: the daemon has named the nearest entry, and lists no others."""
         return []
 

@@ -44,12 +44,13 @@ class StoredRun(NamedTuple):
 
     @property
     def state(self) -> str:
-        """Whether it has ended, is running, was killed; or that nobody here can tell."""
+        """Whether it has ended, is running, was killed by a signal; or that nobody here can tell."""
+        if "killed_by" in self.run.facts:
+            return "killed"
         if self.run.ended_at is not None:
             return "ended"
-        if self.run.facts.get("host") != socket.gethostname():
-            return "no end known"
-        return "running" if self._is_alive() else "killed"
+        is_here = self.run.facts.get("host") == socket.gethostname()
+        return "running" if is_here and self._is_alive() else "no end known"
 
     def _is_alive(self) -> bool:
         try:
@@ -125,7 +126,9 @@ class LedgerReader:
         return self._rows(run.id)
 
     def earlier(self, run: StoredRun, *, column: str, values: Collection[str]) -> list[tuple[str, Row]]:
-        """Return the rows of earlier runs whose ``key`` or ``site`` is one of these, each with its run, in their order.
+        """Return the rows of earlier runs that have one of these values, each with its run, in their order.
+
+        ``column`` is ``key``, ``site`` or ``module_name``.
 
         None are known where only the daemon may read the store.
         """

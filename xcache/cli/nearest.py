@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xcache.cli import component_diff, operation_diff, store_file
@@ -19,18 +21,18 @@ if TYPE_CHECKING:
 
 # The beginning of a random key's type.
 _KEY = "key<"
-# Entries that are looked at for one program, and programs that are read for one command.
-_MOST_CANDIDATES = 20
-_MOST_READ = 300
+# Entries that are looked at for one program, those of them that are read, and programs that are read for one command.
+_MOST_CANDIDATES, _MOST_COMPARED = 20, 4
+_MOST_READ = 200
+_LINE = re.compile(r":\d+(?= in |$)")
 
-_WEAK = (
-    "A Python number is weakly typed: it takes the type of what it meets, so the program is another one. Convert it"
-    " before the call, as with jnp.float32(x), or pass a number in all runs."
-)
+_WEAK = "A Python number is weakly typed, and so is what is made of such numbers alone. Pass the same kind in all runs."
 _RAW_KEY = (
     "jax.random.key makes such keys, and jax.random.PRNGKey arrays of numbers. Make keys in one way in all runs, or"
     " convert them with jax.random.wrap_key_data and key_data."
 )
+# The beginning of the type of a key that jax.random.PRNGKey makes.
+_NUMBERS_OF_KEY = "u32["
 _UPGRADED = (
     "Another jax may lower the same function in another way, also in what is not shown here. This is usual after an"
     " upgrade; what is compiled now serves the next runs."
@@ -46,16 +48,32 @@ class Comparison(NamedTuple):
     differences: list[Difference]
     # Why programs could not be compared.
     problem: str = ""
+    is_same_program: bool = False
 
 
 class Neighbours:
     """Compares programs of a run with entries of the store."""
 
-    def __init__(self, store: StoreReader, known: Mapping[str, Row], at_site: Mapping[str, Sequence[str]]) -> None:
-        """``known`` has rows of the ledger by key; ``at_site`` keys of earlier runs by the place of the call."""
+    def __init__(
+        self, store: StoreReader, known: Mapping[str, Row], earlier: Iterable[Row], *, before: float, is_wide: bool
+    ) -> None:
+        """``known`` has rows of the ledger by key; ``earlier`` are those of earlier runs that may be compared.
+
+        Entries that were stored after ``before`` are left out, and so are those that are known to be of other places in
+        the code, unless ``is_wide``: operations of jax's own and lambdas of many places share a name.
+        """
         self._store = store
+        self._before = before
+        self._is_wide = is_wide
         self._known = known
-        self._at_site = at_site
+        # Keys, the latest first, by place and name, and by line; the places of a key.
+        self._at_place: defaultdict[object, dict[str, None]] = defaultdict(dict)
+        self._places: defaultdict[str, set[str]] = defaultdict(set)
+        for row in reversed([*earlier]):
+            place = _place(row)
+            for at in (row.site, (place, row.module_name)):
+                self._at_place[at][row.key] = None
+            self._places[row.key].add(place)
         self._programs: dict[tuple[str, int], Any] = {}
 
     def compared(self, row: Row) -> Comparison | None:
@@ -71,34 +89,68 @@ class Neighbours:
             if same:
                 there = min(same, key=lambda each: len(_changed(here, each)))
             else:
-                there = self._most_like(here, candidates, row.site)
+                there = self._most_like(row, here, candidates)
             found = self._differences(row, here, there)
+            if not same and self._is_of_another(row, here, there):
+                return None
         except Exception as error:  # noqa: BLE001 - MLIR raises what it likes
             return Comparison(row.nearest, {}, [], _NOT_COMPARED.format(_reason(error)))
         return found
 
     def _candidates(self, row: Row, here: store_file.Row) -> list[store_file.Row]:
-        """Return entries to choose from: the one that the daemon named, of the same program or name, or call."""
-        found = self._store.like(here, _MOST_CANDIDATES)
-        keys = [row.nearest] if row.nearest else []
-        if not found and not keys:
-            keys = [*dict.fromkeys(reversed(self._at_site.get(row.site, ())))][:_MOST_CANDIDATES]
-        there = {each["key"] for each in found} | {row.key}
-        return [*(entry for key in keys if key not in there and (entry := self._entry(key))), *found]
+        """Return entries to choose from: of the same program, else of the same place and name, else of the same line.
 
-    def _most_like(self, here: store_file.Row, candidates: Sequence[store_file.Row], site: str) -> store_file.Row:
+        A function that was renamed is called at the same line.
+        """
+        like = self._store.like(here, _MOST_CANDIDATES, self._before)
+        if like and like[0]["program"] == here["program"]:
+            return like
+        place = _place(row)
+        keys = [*self._at_place.get((place, row.module_name), ())] if row.site else []
+        if self._is_wide or not keys:
+            nearest = [row.nearest] if row.nearest else []
+            of_name = [*nearest, *(each["key"] for each in like)]
+            keys += [key for key in of_name if self._is_wide or self._may_be_of(row, key)]
+        if not keys and row.site:
+            keys = [*self._at_place.get(row.site, ())]
+        found = {each["key"]: each for each in like}
+        chosen = [key for key in dict.fromkeys(keys) if key != row.key][:_MOST_CANDIDATES]
+        entries = ((key, found.get(key) or self._entry(key)) for key in chosen)
+        # The entry that the daemon named was there before, whatever the clocks say.
+        return [
+            entry
+            for key, entry in entries
+            if entry and (key == row.nearest or (entry.get("created_at") or 0.0) < self._before)
+        ]
+
+    def _may_be_of(self, row: Row, key: str) -> bool:
+        """Return whether an entry may be of the function that was called at this place."""
+        places = self._places.get(key)
+        return not row.site or not places or _place(row) in places
+
+    def _is_of_another(self, row: Row, here: store_file.Row, there: store_file.Row) -> bool:
+        """Return whether an entry is that of another function that was called at the same place."""
+        from xcache.cli import program_diff
+
+        other = self._known.get(there["key"])
+        if self._is_wide or other is None or other.module_name == row.module_name:
+            return False
+        return not program_diff.is_renamed(self._program(here), self._program(there))
+
+    def _most_like(self, row: Row, here: store_file.Row, candidates: Sequence[store_file.Row]) -> store_file.Row:
         """Return the nearest.
 
         Of several, it is the one that was called at the same place, because lambdas share a name; then the one that was
         stored for the same flags and devices, because it shows what matters.
         """
+        candidates = sorted(candidates, key=lambda each: self._apart(row, each["key"]))[:_MOST_COMPARED]
         nearest = candidates[0]
         try:
             mine = self._program(here)
         except Exception:  # noqa: BLE001 - whoever compares the two says why not
             return nearest
         least: tuple[float, bool, int] = math.inf, False, 0
-        keys = set(self._at_site.get(site, ()))
+        keys = self._at_place.get(row.site, {})
         # `xcache rewarm` compiles a program once more without calling it.
         at_site = {each["program"] for each in candidates if each["key"] in keys}
         for each in candidates:
@@ -111,6 +163,19 @@ class Neighbours:
                 nearest, least = each, distance
         return nearest
 
+    def _apart(self, row: Row, key: str) -> tuple[float, bool, int]:
+        """Return how far the arguments of a program are from those of another, as far as the ledger knows them.
+
+        Lines of a file that was not edited tell several functions of one name apart, and the order several calls.
+        """
+        from xcache.cli import program_diff, program_parts
+
+        other = self._known.get(key)
+        if other is None:
+            return math.inf, True, 0
+        both = [program_diff.from_shapes(each.shapes) for each in (row, other)]
+        return program_parts.distance(*both), other.site != row.site, abs(other.position - row.position)
+
     def _differences(self, row: Row, here: store_file.Row, there: store_file.Row) -> Comparison:
         from xcache.cli import program_diff
 
@@ -121,7 +186,7 @@ class Neighbours:
             for name in _changed(here, there)
         }
         if here["program"] == there["program"]:
-            return Comparison(there["key"], components, component_diff.differences(components))
+            return Comparison(there["key"], components, component_diff.differences(components), is_same_program=True)
         of_components = component_diff.differences(components, same_program=False)
         upgrade = self._upgrade(here, there)
         # An upgrade may be all that has changed.
@@ -150,7 +215,7 @@ class Neighbours:
     def _by_shapes(self, row: Row) -> Comparison | None:
         """Compare the arguments alone, of a program that is not stored."""
         other = self._known.get(row.nearest)
-        if other is None or not row.nearest:
+        if other is None or not row.nearest or not (self._is_wide or self._may_be_of(row, row.nearest)):
             return None
         from xcache.cli import program_diff
 
@@ -173,6 +238,11 @@ class Neighbours:
             content = located_bytecode(self._store, self._store.program(*named))
             self._programs[named] = program_parts.read(content)
         return self._programs[named]
+
+
+def _place(row: Row) -> str:
+    """Return the file and function that called a program; its line moves with every edit of the file."""
+    return _LINE.sub("", row.site)
 
 
 def _reason(error: Exception) -> str:
@@ -211,9 +281,10 @@ def _of_keys(row: Row, other: Row | None) -> Iterator[Difference]:
             continue
         kinds = f"{one.type} here, {another.type} in the stored program"
         if all(map(_key_kind, (one, another))):
-            yield Difference(f"argument {number} is a random key of another kind: {kinds}", operation_diff.RNG)
+            yield Difference(f"argument {number} is a random key of another kind: {kinds}")
         else:
-            yield Difference(f"argument {number} is a random key in one program only: {kinds}", _RAW_KEY)
+            advice = _RAW_KEY if any(each.type.startswith(_NUMBERS_OF_KEY) for each in (one, another)) else ""
+            yield Difference(f"argument {number} is a random key in one program only: {kinds}", advice)
 
 
 def _weak(row: Row, other: Row | None) -> Iterator[Difference]:

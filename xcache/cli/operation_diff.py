@@ -5,12 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 import struct
-import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from xcache.cli.output import shortened
+from xcache.cli.output import counted, shortened
 from xcache.cli.program_parts import Operation
 
 # More differences than these help nobody.
@@ -18,10 +17,6 @@ _MOST_SHOWN = 3
 # Comparing takes a time that grows with the square of the length; the first operations that differ tell most.
 _MOST_COMPARED = 1500
 _LONGEST, _LONGEST_VALUE = 160, 40
-# Seconds before and after this moment in which a constant looks like a time.
-_YEARS = 5 * 365 * 86400.0
-# A moment may be in seconds, milliseconds or nanoseconds.
-_PER_SECOND = (1.0, 1e3, 1e9)
 _SCALAR = re.compile(r"dense<([^\[\]\"<>]+)>")
 # MLIR writes large arrays so, in the order of bytes of the processor.
 _BYTES = re.compile(r'dense<"0x((?:[0-9A-Fa-f]{2})+)">')
@@ -39,55 +34,32 @@ _NOT_FINITE = {
 }
 # How operands and dimensions are numbered tells users nothing, nor does what is usual.
 _HIDDEN = re.compile("dimension|DEFAULT")
-_RANDOM = (
-    "threefry",
-    "random_bits",
-    "rng_bit_generator",
-    "random_wrap",
-    "_normal",
-    "_uniform",
-    "_randint",
-    "_bernoulli",
-)
 
 CODE = (
-    "The arguments are the same, so the function itself does something else: its code, a static argument, or a Python"
-    " value that it uses from outside has changed."
-)
-_SIZE = (
-    "The arguments are the same, but an array inside the function has another size or dtype: a static argument, such as"
-    " a shape, or a Python value that it uses from outside has changed. Keep it the same, or to a few sizes (buckets)."
+    "The arguments are the same, so the function itself does something else: its code, a static argument (such as a"
+    " shape), a Python value that it uses from outside, or a setting of jax has changed."
 )
 _ORDER = (
-    "The order comes from Python: a dict that was filled in another order, or a set, whose order is another one in each"
-    " process. Go through sorted(...) instead."
+    "Python code puts them in this order: it was changed, or goes through a dict that was filled in another order, or"
+    " through a set, whose order is another one in each process. sorted(...) keeps the order of a dict or set."
 )
-_TIME = "It looks like a time. A program with the time in it is another one in each run; pass it as an argument."
-_SEED = "It looks like a random seed. Pass the key as an argument: make jax.random.key(seed) outside of jit."
 _NUMBER = (
-    "A Python number was built into the program. Pass it as an argument of the function instead of closing over it or"
-    " naming it in static_argnums, and all values share an executable. (For optimizers: optax.inject_hyperparams.)"
+    "Nothing else differs. A number that is built into the program is a part of it; one that is an argument of the"
+    " function is not, and all its values share an executable. (For optimizers: optax.inject_hyperparams.)"
 )
 _ARRAY = (
-    "An array was built into the program, such as a NumPy array that the function uses from outside. Pass it as an"
-    " argument, and all values share an executable."
+    "Nothing else differs. An array that is built into the program, such as one that the function uses from outside, is"
+    " a part of it; one that is an argument of the function is not, and all its values share an executable."
 )
-_PRECISION = "The precision of products differs: jax_default_matmul_precision, or the argument `precision`."
-_X64 = "Only 32 and 64 bits differ: jax_enable_x64 (JAX_ENABLE_X64), or the dtype of something inside the function."
-X64_OF_INPUT = "One of the runs uses jax_enable_x64 (JAX_ENABLE_X64) or another dtype of the input."
-RNG = "Random numbers are made in another way: jax_default_prng_impl or jax_threefry_partitionable."
-# A setting of jax changes programs of many functions.
-OF_SETTINGS = frozenset((_PRECISION, _X64, X64_OF_INPUT, RNG))
-
-
 _LOOP = (
-    "It bounds a loop. The length of jax.lax.scan is a part of the program: keep it the same, or to a few lengths."
-    " jax.lax.fori_loop and while_loop take bounds that are arguments of the function."
+    "Nothing else differs. The number ends a loop: the length of jax.lax.scan is a part of the program, but the bounds"
+    " of jax.lax.fori_loop and while_loop may be arguments of the function."
 )
-# The comparison that ends a loop, by jax's path to it.
-_ENDS_LOOP = re.compile(r"\bwhile/cond/")
-# Words of the ways to make random numbers.
-_GENERATORS = ("threefry", "rng_bit_generator")
+_PRECISION = (
+    "Nothing else differs: jax_default_matmul_precision (or jax.default_matmul_precision), or the argument `precision`"
+    " of an operation, has changed."
+)
+_PRECISION_NAMES = frozenset(("precision_config", "algorithm"))
 
 
 class Difference(NamedTuple):
@@ -99,8 +71,14 @@ class Difference(NamedTuple):
     arguments: tuple[tuple[int, str], ...] = ()
 
 
-def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterator[Difference]:
-    """Yield the parts in which the operations of two programs differ."""
+def differences(
+    here: Sequence[Operation], there: Sequence[Operation], *, is_all: bool = False, after: bool = False
+) -> Iterator[Difference]:
+    """Yield the parts in which the operations of two programs differ.
+
+    ``is_all``: nothing else of the programs differs. ``after``: other differences are told before, so that those of
+    sizes alone, and that the function has changed, need not be told.
+    """
     in_mine, in_theirs = _between_same_ends([each.essence for each in here], [each.essence for each in there])
     mine, theirs = here[in_mine], there[in_theirs]
     if not mine and not theirs:
@@ -109,30 +87,52 @@ def differences(here: Sequence[Operation], there: Sequence[Operation]) -> Iterat
         yield Difference(f"the same operations come in another order{mine[0].at}", _ORDER)
     else:
         parts = [*_parts(mine[:_MOST_COMPARED], theirs[:_MOST_COMPARED])]
-        counts = Counter(each for part in parts for each in _of_part(*part))
-        found = [each._replace(text=f"{each.text}{_times(count)}") for each, count in counts.items()]
-        differing = [each for part in parts for side in part for each in side]
-        # Code that jax makes for random numbers calls functions of other names, too.
-        generators = [_generators(each) for each in (here, there)]
-        # The same operations of another size make more or fewer numbers, and in the same way.
-        is_size = all([each.name for each in mine] == [each.name for each in theirs] for mine, theirs in parts)
-        if (all(generators) and generators[0] != generators[1]) or (
-            not is_size
-            and any(map(_is_random, differing))
-            and all(_is_random(each) or each.function != "main" for each in differing)
-            and any(each.advice != _SIZE for each in found)
-        ):
-            found = [each._replace(advice=RNG) if each.advice in ("", _SIZE) else each for each in found]
-        # The general advice is said once, and only if there is no better one.
-        said = {CODE} if any(each.advice for each in found) else set()
-        for each in found[:_MOST_SHOWN]:
-            advice = each.advice or CODE
-            yield each._replace(advice="" if advice in said else advice)
-            said.add(advice)
-        if max(len(mine), len(theirs)) > _MOST_COMPARED:
+        is_cut = max(len(mine), len(theirs)) > _MOST_COMPARED
+        is_all &= not is_cut and [(each.operands, each.callee) for each in here] == [
+            (each.operands, each.callee) for each in there
+        ]
+        advice = (_on_all(parts) if is_all else "") or ("" if after else CODE)
+        counts = Counter(each for part in parts if not (after and _is_of_sizes(*part)) for each in _of_part(*part))
+        found = [f"{text}{_times(count)}" for text, count in counts.items()]
+        for at, text in enumerate(found[:_MOST_SHOWN]):
+            yield Difference(text, "" if at else advice)
+        if is_cut:
             yield Difference("and perhaps more: only the first operations that differ were compared")
         elif len(found) > _MOST_SHOWN:
-            yield Difference(f"and {len(found) - _MOST_SHOWN} more parts of the program")
+            yield Difference(f"and {counted(len(found) - _MOST_SHOWN, 'more part')} of the program")
+
+
+def _on_all(parts: Iterable[tuple[Sequence[Operation], Sequence[Operation]]]) -> str:
+    """Return the advice that holds if nothing but these parts differs; nothing if each calls for another one."""
+    found = set()
+    for mine, theirs in parts:
+        if [(each.name, each.types) for each in mine] != [(each.name, each.types) for each in theirs]:
+            return ""
+        found |= {_on_pair(*pair) for pair in zip(mine, theirs, strict=True) if pair[0].essence != pair[1].essence}
+    return found.pop() if len(found) == 1 else ""
+
+
+def _is_of_sizes(mine: Sequence[Operation], theirs: Sequence[Operation]) -> bool:
+    """Return whether two parts have the same operations, of other types, and constants that may follow from these."""
+    return [each.name for each in mine] == [each.name for each in theirs] and any(
+        one.types != other.types for one, other in zip(mine, theirs, strict=True)
+    )
+
+
+def _on_pair(one: Operation, other: Operation) -> str:
+    """Return the advice on two operations of one name and type that differ."""
+    if one.is_constant:
+        if one.ends_loop and other.ends_loop:
+            return _LOOP
+        is_array = None in map(_number, (one.content, other.content)) and not one.types.endswith("[]")
+        return _ARRAY if is_array else _NUMBER
+    return _PRECISION if set(_changed(one, other)) <= _PRECISION_NAMES else ""
+
+
+def _changed(one: Operation, other: Operation) -> list[str]:
+    """Return the names of the attributes that differ."""
+    return [name for name in {**one.attributes, **other.attributes}
+            if one.attributes.get(name) != other.attributes.get(name)]  # fmt: skip
 
 
 def _times(count: int) -> str:
@@ -164,82 +164,40 @@ def _between_same_ends(here: Sequence[object], there: Sequence[object]) -> tuple
     return slice(start, len(here) - end), slice(start, len(there) - end)
 
 
-def _of_part(mine: Sequence[Operation], theirs: Sequence[Operation]) -> Iterator[Difference]:
+def _of_part(mine: Sequence[Operation], theirs: Sequence[Operation]) -> Iterator[str]:
     if [each.name for each in mine] == [each.name for each in theirs]:
         for one, other in zip(mine, theirs, strict=True):
             if one.essence != other.essence:
                 yield _of_pair(one, other)
     elif not theirs:
-        yield Difference(f"only here: {_listed(mine)}")
+        yield f"only here: {_listed(mine)}"
     elif not mine:
-        yield Difference(f"only in the stored program: {_listed(theirs)}")
+        yield f"only in the stored program: {_listed(theirs)}"
     else:
-        yield Difference(f"{_listed(mine)} here, {_listed(theirs)} in the stored program")
+        yield f"{_listed(mine)} here, {_listed(theirs)} in the stored program"
 
 
-def _of_pair(one: Operation, other: Operation) -> Difference:
+def _of_pair(one: Operation, other: Operation) -> str:
     """Compare two operations of the same name."""
     if one.types != other.types:
-        if _in_32_bits(one.types) == _in_32_bits(other.types):
-            return Difference(f"{_named(one)} gives {one.types} here, {other.types} in the stored program", _X64)
-        return Difference(f"{_named(one)} gives {one.types} here, {other.types} in the stored program", _SIZE)
+        return f"{_named(one)} gives {one.types} here, {other.types} in the stored program"
     if one.is_constant:
         values = [_value(each.content, each.types) for each in (one, other)]
         if values[0] == values[1] and None not in (numbers := [_number(each.content) for each in (one, other)]):
             # Times of two runs have the first digits in common.
             values = [repr(number) for number in numbers]
         if values[0] == values[1]:
-            text = f"a constant of type {one.types}{one.at} has other values here than in the stored program"
-        else:
-            text = f"a constant of type {one.types}{one.at} is {values[0]} here, {values[1]} in the stored program"
-        return Difference(text, _on_constants(one, other))
-    names = [name for name in {**one.attributes, **other.attributes}
-             if one.attributes.get(name) != other.attributes.get(name)]  # fmt: skip
+            return f"a constant of type {one.types}{one.at} has other values here than in the stored program"
+        return f"a constant of type {one.types}{one.at} is {values[0]} here, {values[1]} in the stored program"
     mine, theirs = (
-        shortened(", ".join(f"{name} = {each.attributes.get(name, 'none')}" for name in names), _LONGEST)
+        shortened(", ".join(f"{name} = {each.attributes.get(name, 'none')}" for name in _changed(one, other)), _LONGEST)
         for each in (one, other)
     )
-    advice = _PRECISION if any("precision" in name or name == "algorithm" for name in names) else ""
-    return Difference(f"{_named(one)} has {mine} here, {theirs} in the stored program", advice)
+    return f"{_named(one)} has {mine} here, {theirs} in the stored program"
 
 
 def _named(operation: Operation) -> str:
     return f"{operation.short_name}{operation.at}"
-
-
-def _in_32_bits(types: str) -> str:
-    return re.sub(r"\b(u?[fi])64\b", r"\g<1>32", types)
-
-
-def _on_constants(one: Operation, other: Operation) -> str:
-    numbers = [_number(each.content) for each in (one, other)]
-    if None in numbers:
-        if "seed" in one.path:
-            return _SEED
-        return _NUMBER if one.types.endswith("[]") else _ARRAY
-    if all(_is_time(number) for number in numbers):
-        return _TIME
-    if _ENDS_LOOP.search(one.path):
-        return _LOOP
-    # Seeds of people's choice are small, those of programs large.
-    if "seed" in one.path or all(number.is_integer() and abs(number) > 1e6 for number in numbers if number is not None):
-        return _SEED
-    return _NUMBER
-
-
-def _generators(operations: Sequence[Operation]) -> set[str]:
-    """Return in which ways a program makes random numbers."""
-    return {
-        word for word in _GENERATORS if any(word in f"{each.path} {each.function} {each.name}" for each in operations)
-    }
-
-
-def _is_random(operation: Operation) -> bool:
-    return any(word in f"{operation.path} {operation.function} {operation.name}" for word in _RANDOM)
-
-
-def _is_time(number: float | None) -> bool:
-    return number is not None and any(abs(number / per - time.time()) < _YEARS for per in _PER_SECOND)
 
 
 def _value(content: str, types: str = "") -> str:

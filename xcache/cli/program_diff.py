@@ -19,8 +19,6 @@ __all__ = ["Difference", "differences", "from_shapes", "of_arguments", "read"]
 _MOST_NAMED = 3
 # Arguments that are given by number and name.
 _MOST_GIVEN = 16
-# More arguments of one size than a batch has are those of a model.
-_FEW = 4
 _LONGEST, _LONGEST_NAME = 160, 60
 _DONATION = ("tf.aliasing_output", "jax.buffer_donor")
 _SHARDING = ("sdy.sharding", "mhlo.sharding")
@@ -36,10 +34,11 @@ _DIMENSION = re.compile(r"\{([^{}]*)\}")
 NOT_OURS = "This should not have missed. Please report it, with the output of `xcache show KEY --program` of both."
 _MESH = "Each mesh and number of devices needs an executable of its own; keep them the same in all runs."
 _DONATED = "Give jax.jit the same donate_argnums and donate_argnames in all runs, and arrays that can be donated."
-_LAYER = (
-    "Many arguments share the size, as of a model's layers. Each size needs an executable of its own; what is compiled"
-    " now serves the next runs."
+_TYPED = (
+    "Each type and shape of the arguments needs an executable of its own; what is compiled now serves the next runs."
 )
+# What says why, and not what to do.
+EXPLANATIONS = (_TYPED, operation_diff.CODE)
 _SHARDED = "Place the arrays in the same way in all runs: jax.device_put, in_shardings, or the mesh in use."
 
 
@@ -51,8 +50,6 @@ class _Change(NamedTuple):
     together: str
     alone: str
     advice: str
-    # If many share it.
-    advice_to_many: str = ""
 
 
 _Compare = Callable[[int, Value, Value], _Change | None]
@@ -60,6 +57,16 @@ _Compare = Callable[[int, Value, Value], _Change | None]
 
 def differences(here: Program, there: Program) -> list[Difference]:
     """Return in what two programs differ, the most telling first."""
+    found = _apart_from_names(here, there) or [*_of_names(here, there)]
+    return found or [Difference("no part of the two programs differs", NOT_OURS)]
+
+
+def is_renamed(here: Program, there: Program) -> bool:
+    """Return whether two programs do the same under other names."""
+    return here.name != there.name and not _apart_from_names(here, there)
+
+
+def _apart_from_names(here: Program, there: Program) -> list[Difference]:
     found = [*_of_meshes(here, there)]
     # Without axes with names, the text of a sharding has the number of devices in it.
     compared = _WITHOUT_SHARDINGS if found else _ALL
@@ -67,15 +74,17 @@ def differences(here: Program, there: Program) -> list[Difference]:
     # A program that divides its data among the devices has other shapes on another number of them.
     is_divided = _device_count(here) != _device_count(there)
     found += [each._replace(advice="") for each in of_arguments] if is_divided else of_arguments
-    # Other arguments and meshes change the results and operations, too.
-    if not found and len(here.results) != len(there.results):
+    if found:
+        # Other arguments and meshes change the results and operations, too.
+        return found
+    if len(here.results) != len(there.results):
         found += _of_values("result", here.results, there.results, _ALL)
-        found += operation_diff.differences(*map(_without_return, (here, there)))
-    if not found:
-        found += operation_diff.differences(here.operations, there.operations)
-    if not found:
-        found += _of_values("result", here.results, there.results, _ALL)
-    return found or [*_of_names(here, there)] or [Difference("no part of the two programs differs", NOT_OURS)]
+        return [*found, *operation_diff.differences(*map(_without_return, (here, there)), after=True)]
+    of_types = _of_values("result", here.results, there.results, (_of_types,))
+    found = [each._replace(advice="" if at else operation_diff.CODE) for at, each in enumerate(of_types)]
+    is_all = not found and not [*_of_names(here, there)]
+    found += operation_diff.differences(here.operations, there.operations, is_all=is_all, after=bool(found))
+    return found or [*_of_values("result", here.results, there.results, _ALL)]
 
 
 def of_arguments(here: Sequence[Value], there: Sequence[Value], without: Collection[int] = ()) -> list[Difference]:
@@ -145,13 +154,13 @@ def _grouped(what: str, changes: Sequence[_Change]) -> Iterator[Difference]:
         groups[change.together].append(change)
     for together, group in groups.items():
         first, names = group[0], [each.name or str(each.number) for each in group]
-        named = f" ({shortened(first.name, _LONGEST_NAME)})" if first.name else ""
+        # jax calls the only result so.
+        named = f" ({shortened(first.name, _LONGEST_NAME)})" if first.name not in ("", what) else ""
         text = f"{what} {first.number}{named} {first.alone}" if len(group) == 1 else (
             f"{len(group)} {what}s ({_listed(names)}) {together}"
         )  # fmt: skip
-        advice = (len(group) > _FEW and first.advice_to_many) or first.advice
         of_them = tuple((each.number, each.name) for each in group if each.name) if what == "argument" else ()
-        yield Difference(text, advice, of_them[:_MOST_GIVEN])
+        yield Difference(text, first.advice, of_them[:_MOST_GIVEN])
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -163,38 +172,14 @@ def _of_types(number: int, one: Value, other: Value) -> _Change | None:
     if one.type == other.type:
         return None
     alone = f"is {one.type} here, {other.type} in the stored program"
-    shapes = list(zip(one.shape, other.shape, strict=False))
-    changed = [at for at, (a, b) in enumerate(shapes) if a != b]
+    sizes = {*zip(one.shape, other.shape, strict=False)} - {(size, size) for size in one.shape}
+    together = alone.replace("is", "are", 1)
     if one.shape == other.shape:
         together = f"have the type {one.kind} here, {other.kind} in the stored program"
-        return _Change(number, one.name, together, alone, _on_dtypes(one.kind, other.kind))
-    if one.kind != other.kind or len(one.shape) != len(other.shape):
-        advice = "Convert the input to one dtype and shape before the call."
-        return _Change(number, one.name, alone.replace("is", "are", 1), alone, advice)
-    sizes = {shapes[at] for at in changed}
-    if len(sizes) == 1:
+    elif one.kind == other.kind and len(one.shape) == len(other.shape) and len(sizes) == 1:
         ((mine, theirs),) = sizes
         together = f"differ in a dimension: {mine} here, {theirs} in the stored program"
-        return _Change(number, one.name, together, alone, _on_shapes(changed, mine, theirs), _LAYER)
-    advice = "Each shape needs an executable of its own. Pad to one of a few shapes (buckets), if these change often."
-    return _Change(number, one.name, alone.replace("is", "are", 1), alone, advice)
-
-
-def _on_dtypes(one: str, other: str) -> str:
-    if {one, other} in ({"f32", "f64"}, {"i32", "i64"}, {"ui32", "ui64"}):
-        return operation_diff.X64_OF_INPUT
-    return "Convert the input to one dtype before the call."
-
-
-def _on_shapes(changed: Sequence[int], mine: str, theirs: str) -> str:
-    where = f"Only dimension {changed[0]} has changed" if len(changed) == 1 else "Only one size has changed"
-    advice = (
-        f"{where}, from {theirs} to {mine}. Pad it to a fixed size, or to one of a few sizes (buckets), so that the"
-        " runs share an executable."
-    )
-    if changed[0] == 0:
-        advice += " If it is a batch size, keep it the same in all runs, and drop or pad the last, smaller batch."
-    return advice
+    return _Change(number, one.name, together, alone, _TYPED)
 
 
 def _of_facts(of: str, names: Sequence[str]) -> _Compare:

@@ -13,7 +13,7 @@ from xcache.keys import stablehlo
 _TENSOR = re.compile(r"tensor<((?:\d+x)*)([^<>]+|complex<f\d+>)>")
 _COMPLEX = {"complex<f32>": "c64", "complex<f64>": "c128"}
 _PLACE = re.compile(r'"([^"]+)":(\d+):\d+')
-# The innermost name of a location: an argument's, or the path of functions and primitives that jax keeps.
+# The innermost name of a location: an argument's.
 _NAMED = re.compile(r'loc\("((?:[^"\\]|\\.)*)"')
 # #stablehlo<precision HIGHEST>
 _ENUM = re.compile(r"#stablehlo<\w+ ([A-Z]\w*)>")
@@ -47,11 +47,13 @@ class Operation(NamedTuple):
     attributes: dict[str, str]
     types: str
     operands: str
-    # Where the user's code asked for it, and jax's path of functions to it; empty if that is not known.
+    # Where the user's code asked for it; empty if that is not known.
     site: str
-    path: str
-    # The function of the program that it is in.
+    # The function of the program that it is in, and the one that it calls.
     function: str
+    callee: str
+    # Whether it is a constant that only says when a loop ends.
+    ends_loop: bool
 
     @property
     def essence(self) -> tuple[object, ...]:
@@ -96,10 +98,13 @@ class Program(NamedTuple):
         count = [Counter((each.name, *each.attributes.items()) for each in program.operations)
                  for program in (self, other)]  # fmt: skip
         operations = (count[0] - count[1]).total() + (count[1] - count[0]).total()
-        arguments = abs(len(self.arguments) - len(other.arguments)) * 4 + sum(
-            _distance(one, another) for one, another in zip(self.arguments, other.arguments, strict=False)
-        )
-        return operations + arguments
+        return operations + distance(self.arguments, other.arguments)
+
+
+def distance(here: Sequence[Value], there: Sequence[Value]) -> int:
+    """Return how much the arguments of two programs differ."""
+    more = abs(len(here) - len(there)) * 4
+    return more + sum(_distance(one, another) for one, another in zip(here, there, strict=False))
 
 
 def _distance(one: Value, other: Value) -> int:
@@ -193,7 +198,7 @@ def _named(attributes: Any) -> dict[str, str]:
 def _operation(operation: Any, numbers: Mapping[Any, int]) -> Operation:
     facts = _attributes(operation)
     # The names of functions are compared by themselves.
-    facts.pop("callee", None)
+    callee = facts.pop("callee", "")
     if "value" in facts and operation.name == "stablehlo.constant":
         # Without its type, which stands beside it.
         facts["value"] = facts["value"].rpartition(" : ")[0] or facts["value"]
@@ -202,15 +207,21 @@ def _operation(operation: Any, numbers: Mapping[Any, int]) -> Operation:
     # jax gives a constant the place of the whole program; the operation that takes it has a closer one.
     uses = list(operation.results[0].uses) if operation.name == "stablehlo.constant" else []
     location = str((uses[0].owner if uses else operation).location)
-    path = _name_in(location)
-    # A small seed is shifted first, by a number that has the name of the seeding.
-    beside = [getattr(value.owner, "location", "") for value in uses[0].owner.operands] if uses else []
-    if any("seed" in _name_in(str(each)) for each in beside):
-        path += "/seed"
     function = operation
     while function.name != "func.func" and function.parent is not None:
         function = function.parent.operation
-    return Operation(operation.name, facts, types, operands, _site(location), path, _symbol(function))
+    site, name = _site(location), _symbol(function)
+    return Operation(operation.name, facts, types, operands, site, name, callee, _ends_loop(uses))
+
+
+def _ends_loop(uses: Sequence[Any]) -> bool:
+    """Return whether all operations that use a value are among those that say whether a loop goes on."""
+    owners = [use.owner for use in uses]
+    loops = [owner.parent for owner in owners]
+    return bool(owners) and all(
+        loop is not None and loop.name == "stablehlo.while" and owner in [*loop.regions[0].blocks[0].operations]
+        for owner, loop in zip(owners, loops, strict=True)
+    )
 
 
 def _site(location: str) -> str:

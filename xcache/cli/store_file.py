@@ -343,14 +343,18 @@ class StoreReader:
                 raise StoreError(f"{path}: {getattr(error, 'strerror', error)}") from None
         return checked(blob, content)
 
-    def like(self, entry: Row, limit: int) -> list[Row]:
-        """Return key, program and writer of older entries of the same program, or else name, the newest first."""
+    def like(self, entry: Row, limit: int, before: float) -> list[Row]:
+        """Return key, program and writer of older entries of the same program, or else name, the newest first.
+
+        Only those count that were stored ``before``.
+        """
         columns = ", ".join(("key", "program", "writer_uid", *(f"{name}_component" for name in DESCRIBED_COMPONENTS)))
         for column in ("program", "module_name"):
             rows = self._rows(
                 f"SELECT {columns} FROM entries WHERE {column} = ? AND key != ?"  # noqa: S608 - names of our own
-                " AND rowid < (SELECT min(rowid) FROM entries WHERE key = ?) ORDER BY rowid DESC LIMIT ?",
-                *(entry[column], entry["key"], entry["key"], limit),
+                " AND rowid < (SELECT min(rowid) FROM entries WHERE key = ?) AND created_at < ? ORDER BY rowid DESC"
+                " LIMIT ?",
+                *(entry[column], entry["key"], entry["key"], before, limit),
             )
             if rows:
                 return rows

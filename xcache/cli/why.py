@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,7 +16,7 @@ from xcache.cli import Failure, advice
 from xcache.cli.completion import complete_key, complete_run
 from xcache.cli.ledger_file import LedgerReader, StoredRun, open_ledger
 from xcache.cli.nearest import Comparison, Neighbours
-from xcache.cli.operation_diff import OF_SETTINGS
+from xcache.cli.operation_diff import Difference
 from xcache.cli.output import (
     ago,
     counted,
@@ -47,7 +48,7 @@ _LONGEST_SHAPES, _LONGEST_SITE = 100, 100
 _COMPARED = ("new", "other program", "stale", *(kind for kind in ledger.CAUSES if kind.startswith("other ")))
 # So many compiles are worth a look at what the report computes from them.
 _MANY = 5
-_REPORT = "`xcache report` shows which sizes to pad to, which small programs to put under one jit, and what that saves."
+_REPORT = "`xcache report` shows where the time went, and which functions were compiled for many shapes."
 _COMPILED = (ledger.MISS, ledger.UNCACHEABLE, ledger.COMPILING)
 
 
@@ -65,8 +66,9 @@ _COMPILED = (ledger.MISS, ledger.UNCACHEABLE, ledger.COMPILING)
 def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> None:
     """Say why programs of a run were compiled: for each miss its cause, what differs, and what to do about it.
 
-    Without --run, it is the last run, as in `xcache run`. With KEY or NAME (a part of a function's name), it is the
-    last one that compiled such a program.
+    Without --run, it is the last run, as in `xcache run`. A program is compared with what an earlier run called at the
+    same place. With KEY or NAME (a part of a function's name), it is the last run that compiled such a program, and
+    programs of this run and of other places are compared, too.
 
     \b
     JSON: {"run": str, "program": str, "misses": [{"position": int (as in `xcache run`),
@@ -82,7 +84,7 @@ def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> N
     with open_ledger(settings) as (reader, store):
         found, rows = _chosen(reader, wanted, run_wanted)
         outcomes = start_up.outcomes_of(reader.rows(found))
-        misses = explained(reader, store, found, rows)
+        misses = explained(reader, store, found, rows, is_wide=bool(wanted))
     if as_json:
         emit({"run": found.run.run, "program": found.run.program, "misses": misses})
     else:
@@ -114,9 +116,12 @@ def _is_wanted(row: Row, wanted: str) -> bool:
 
 
 def explained(
-    reader: LedgerReader, store: StoreReader | None, run: StoredRun, rows: Sequence[Row]
+    reader: LedgerReader, store: StoreReader | None, run: StoredRun, rows: Sequence[Row], *, is_wide: bool = False
 ) -> list[dict[str, Any]]:
-    """Return the misses as --json documents them, the longest first."""
+    """Return the misses as --json documents them, the longest first.
+
+    ``is_wide``: programs are also compared with those of the run itself, and of other places in the code.
+    """
     missed = [row for row in rows if row.outcome != ledger.UNCACHEABLE]
     same: defaultdict[str, list[tuple[str, Row]]] = defaultdict(list)
     # A row of what was loaded ahead in vain has the key of another row, and says nothing of its program.
@@ -127,23 +132,49 @@ def explained(
         if row.outcome != ledger.UNUSED:
             known.setdefault(row.key, row)
             same[row.key].append((before, row))
-    at_site: defaultdict[str, list[str]] = defaultdict(list)
-    for _, row in reader.earlier(run, column="site", values={row.site for row in missed} - {""}):
-        if row.outcome != ledger.UNUSED:
-            at_site[row.site].append(row.key)
-            # What StableHLO does not say, such as weak types, is known of these, too.
-            known.setdefault(row.key, row)
-    neighbours = None if store is None else Neighbours(store, known, at_site)
+    earlier: list[Row] = []
+    for column in ("site", "module_name"):
+        values = {getattr(row, column) for row in missed} - {""}
+        earlier += [row for _, row in reader.earlier(run, column=column, values=values) if row.outcome != ledger.UNUSED]
+    for row in earlier:
+        # What StableHLO does not say, such as weak types, is known of these, too.
+        known.setdefault(row.key, row)
+    least_new = math.inf if is_wide else run.run.began_at
+    neighbours = None if store is None else Neighbours(store, known, earlier, before=least_new, is_wide=is_wide)
+    compared: dict[int, Comparison | None] = {}
+    for row in rows:
+        is_compared = row.outcome == ledger.MISS and any(kind in _COMPARED for kind in ledger.kinds_of(row.cause))
+        compared[row.position] = neighbours.compared(row) if neighbours and is_compared else None
+    of_settings = _Settings(reader, run, {each.key for each in compared.values() if each})
     found = []
     for row in rows:
-        kinds = ledger.kinds_of(row.cause)
-        is_compared = row.outcome == ledger.MISS and any(kind in _COMPARED for kind in kinds)
-        comparison = neighbours.compared(row) if neighbours and is_compared else None
+        comparison = compared[row.position]
+        if comparison and not comparison.is_same_program:
+            comparison = comparison._replace(differences=[*comparison.differences, *of_settings.since(comparison.key)])
         of_this_run = comparison is not None and comparison.key in own
         found.append(
             _one(row, comparison) | {"of_this_run": of_this_run, "earlier": _in_vain(same[row.key]) if row.key else ""}
         )
     return sorted(found, key=lambda each: -each["seconds"])
+
+
+class _Settings:
+    """In which settings of jax a run differs from those that stored entries."""
+
+    def __init__(self, reader: LedgerReader, run: StoredRun, keys: Collection[str]) -> None:
+        self._here = run.run.settings
+        earlier = reader.earlier(run, column="key", values=keys)
+        self._stored_by = {row.key: before for before, row in earlier if row.stored == "yes"}
+        wanted = {*self._stored_by.values()}
+        runs = reader.runs(0) if wanted else []
+        self._of_runs = {each.run.run: each.run.settings for each in runs if each.run.run in wanted}
+
+    def since(self, key: str) -> Iterator[Difference]:
+        """Yield the settings that have changed since an earlier run stored an entry."""
+        there = self._of_runs.get(self._stored_by.get(key, ""), {})
+        for name, value in self._here.items():
+            if there.get(name, value) != value:
+                yield Difference(f"{name} is {value} here, and was {there[name]} in the run that stored the other")
 
 
 def _one(row: Row, comparison: Comparison | None) -> dict[str, Any]:
@@ -185,30 +216,56 @@ def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[
     print_wrapped(f"run {run.run[:_SHORT_RUN]} of {command} (began {ago(run.began_at)} ago, {found.state})")
     programs = counted(start_up.asked_for(outcomes), "program")
     print_line(f"{len(explained)} of {programs} compiled" + " so far" * is_running)
-    told = [row for row in explained if row["differences"] or row["components"]]
     most = len(explained) if show_all else _MOST_SHOWN
-    groups = [[row] for row in told] if show_all else alike(told)
-    for row, *others in groups[:most]:
+    told = [row for row in explained if row["differences"] or row["components"]]
+    rest = sorted((row for row in explained if row not in told), key=lambda row: row["meaning"])
+    first = [
+        row
+        for row in rest
+        if row["cause"] in advice.NEW and not row["nearest"] and (is_running or row["stored"] == "yes")
+    ]
+    if first:
         print_line()
-        _print_one(row, is_running=is_running, most=len(row["differences"]) if show_all else _MOST_SHOWN)
-        if others:
-            seconds = sum(other["seconds"] for other in others)
-            is_one_function = all(other["module_name"] == row["module_name"] for other in others)
-            more = counted(len(others), "more program") + (" of this function" if is_one_function else "")
-            verb, what = ("differ", "each") if len(others) > 1 else ("differs", "it")
+        _print_first(first, show_all=show_all)
+    groups = [[row] for row in told] if show_all else alike(told)
+    said: set[str] = set()
+    for row, *similar in groups[:most]:
+        print_line()
+        _print_one(row, said, is_running=is_running, most=len(row["differences"]) if show_all else _MOST_SHOWN)
+        if similar:
+            seconds = sum(other["seconds"] for other in similar)
+            is_one_function = all(other["module_name"] == row["module_name"] for other in similar)
+            more = counted(len(similar), "more program") + (" of this function" if is_one_function else "")
+            verb, what = ("differ", "each") if len(similar) > 1 else ("differs", "it")
             print_wrapped(f"{more} {verb} in the same way, {seconds:.2f} s more; --all shows {what}", "  ")
     if left_out := sum(map(len, groups[most:])):
         print_line()
         print_wrapped(
             f"{left_out} more that {'differ' if left_out > 1 else 'differs'} from a stored entry; --all shows them"
         )
-    rest = sorted((row for row in explained if row not in told), key=lambda row: row["meaning"])
-    for _, group in itertools.groupby(rest, key=lambda row: (row["meaning"], row["advice"])):
+    others = [row for row in rest if row not in first]
+    for _, group in itertools.groupby(others, key=lambda row: (row["meaning"], row["advice"])):
         print_line()
         _print_group([*group], is_running=is_running, most=most)
     if len(explained) >= _MANY:
         print_line()
         print_wrapped(_REPORT)
+
+
+def _print_first(rows: Sequence[dict[str, Any]], *, show_all: bool) -> None:
+    """Print the programs that the store could not have; those of one function and place are one line."""
+    seconds = sum(row["seconds"] for row in rows)
+    new = f"{counted(len(rows), 'program')} {'are' if len(rows) > 1 else 'is'} new to the store ({seconds:.2f} s)"
+    print_wrapped(f"nothing is wrong: {new}, and what is compiled now serves the next runs", bold=True)
+    groups: defaultdict[object, list[dict[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[row["position"] if show_all else (row["module_name"], row["site"])].append(row)
+    longest = sorted(groups.values(), key=lambda group: -sum(row["seconds"] for row in group))
+    most = len(longest) if show_all else _MOST_SHOWN
+    for group in longest[:most]:
+        print_wrapped(_title(group[0]) if len(group) == 1 else _title_of_several(group), "  ", "      ")
+    if left_out := sum(map(len, longest[most:])):
+        print_wrapped(f"and {left_out} more; --all shows them", "  ")
 
 
 def alike(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -222,12 +279,9 @@ def alike(rows: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def _likeness(row: Mapping[str, Any]) -> object:
     """Return what programs have in common if they differ in the same way from what is stored.
 
-    Options, flags, devices and settings of jax are nothing of a function's own.
+    Options, flags and devices are nothing of a function's own.
     """
     same = ["outcome", "meaning", "stored", "advice", "earlier"]
-    advised = {each["advice"] for each in row["differences"]} - {""}
-    if advised and advised <= OF_SETTINGS and not row["components"]:
-        return tuple(sorted(advised)), *(row[name] for name in same)
     told = [f"{each['text']} {each['advice']}" for each in row["differences"]]
     differences = tuple(_NUMBERS.sub("#", text) for text in told)
     same += ["module_name", "site"] if differences and not row["components"] else []
@@ -235,20 +289,24 @@ def _likeness(row: Mapping[str, Any]) -> object:
     return differences or differing, *(row[name] for name in same)
 
 
-def _print_one(row: dict[str, Any], *, is_running: bool, most: int) -> None:
-    """Print a program with what differs from the nearest entry."""
+def _print_one(row: dict[str, Any], said: set[str], *, is_running: bool, most: int) -> None:
+    """Print a program with what differs from the nearest entry; advice that was ``said`` is not said again."""
     print_wrapped(_title(row), bold=True)
     nearest = row["nearest"][:_SHORT_KEY]
+    compared = f"compared with the stored {nearest}:"
     if row["of_this_run"]:
-        print_wrapped(f"this run compiled a program of this name before; compared with that, {nearest}:", "  ")
-    else:
-        print_wrapped(f"{row['meaning']}; compared with the stored {nearest}:", "  ")
+        compared = f"compared with {nearest}, which this run compiled before:"
+    print_wrapped(compared if row["cause"] in advice.NEW else f"{row['meaning']}; {compared}", "  ")
     for difference in row["differences"][:most]:
         print_wrapped(f"- {difference['text']}", "  ", "    ")
-        print_wrapped(difference["advice"], "    ")
+        if difference["advice"] not in said:
+            print_wrapped(difference["advice"], "    ")
+        said.add(difference["advice"])
     if len(row["differences"]) > most:
         print_wrapped(f"- and {len(row['differences']) - most} more; --all shows them", "  ")
-    print_wrapped(row["advice"], "  ")
+    if row["advice"] not in said:
+        print_wrapped(row["advice"], "  ")
+    said.add(row["advice"])
     _print_not_stored(row, is_running=is_running)
 
 
@@ -271,6 +329,15 @@ def _print_not_stored(row: dict[str, Any], *, is_running: bool) -> None:
         print_wrapped("it is not stored yet" if is_running and not row["stored"] else f"not stored: {reason}", "    ")
 
 
+def _title_of_several(rows: Sequence[dict[str, Any]]) -> str:
+    seconds = sum(row["seconds"] for row in rows)
+    return f"{rows[0]['module_name']}, {len(rows)} programs, {seconds:.2f} s" + _called_at(rows[0])
+
+
+def _called_at(row: dict[str, Any]) -> str:
+    return f", called at {shortened(short_site(row['site']), _LONGEST_SITE)}" if row["site"] else ""
+
+
 def _title(row: dict[str, Any]) -> str:
     called = f"{row['module_name']}({middle_cut(row['shapes'], _LONGEST_SHAPES)}), {row['seconds']:.2f} s"
-    return called + (f", called at {shortened(short_site(row['site']), _LONGEST_SITE)}" if row["site"] else "")
+    return called + _called_at(row)

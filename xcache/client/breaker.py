@@ -6,7 +6,7 @@ import threading
 from collections import deque
 
 from xcache.clock import monotonic
-from xcache.errors import NobodyThereError, NotAskedError
+from xcache.errors import NobodyThereError, NotAskedError, TimeSpentError
 
 # An answer within this time is a good sign. A wait within _FREE_SECONDS is too short to notice and is not charged.
 SWIFT_SECONDS, _FREE_SECONDS = 0.25, 0.01
@@ -78,7 +78,7 @@ class Breaker:
                 raise NotAskedError(failed, nobody_there=self._nobody_there)
             seconds = _SHARE_PER_WAIT * self.left()
             if seconds < _MIN_SHARE * self._timeout:
-                raise NotAskedError("the daemon's slow answers have cost this program enough")
+                raise TimeSpentError("the daemon's slow answers have cost this program enough")
             wait = Wait(monotonic(), seconds)
             self._unfinished.add(wait)
             return wait

@@ -22,6 +22,7 @@ from xcache.errors import (
     NoAnswerError,
     NotAskedError,
     StoreError,
+    TimeSpentError,
     UnavailableError,
 )
 from xcache.signals import reraise_if_the_programs
@@ -265,6 +266,10 @@ class Client:
         """Have the daemon keep rows of this run's ledger."""
         self._demand_done(message)
 
+    def note(self, message: protocol.Message) -> None:
+        """Send a message on a connection that is free, and wait for no answer."""
+        self._pool.note(message)
+
     def close(self) -> None:
         """Close all connections; a thread that has not ended yet may still ask."""
         self._pool.close()
@@ -377,7 +382,7 @@ class Client:
                 if own_time() >= deadline:
                     # The program's other threads took the time; the daemon is not to blame.
                     self._pool.put_back(connection)
-                    raise NotAskedError("no time was left to ask the daemon")
+                    raise TimeSpentError("no time was left to ask the daemon")
                 try:
                     return self._pool.use(connection, work, deadline - own_time() + patience)
                 except ConnectionLostError:

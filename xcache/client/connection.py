@@ -11,10 +11,9 @@ import socket
 import sys
 from collections.abc import Callable, Container
 from pathlib import Path
-from time import sleep
 from typing import Any, TypeVar
 
-from xcache.clock import own_time
+from xcache.clock import own_time, pause
 from xcache.descriptors import identity, is_still
 from xcache.errors import (
     ConnectionLostError,
@@ -281,6 +280,6 @@ def _connect(connecting: socket.socket, path: Path, deadline: float) -> None:
         except BlockingIOError:
             if own_time() + _CONNECT_RETRY_SECONDS >= deadline:
                 raise
-            sleep(_CONNECT_RETRY_SECONDS)
+            pause(_CONNECT_RETRY_SECONDS)
         else:
             return

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from time import sleep
 
 from xcache.client.connection import Connection, left
 from xcache.client.launcher import Launcher
+from xcache.clock import pause
 from xcache.config.config import Config
 from xcache.errors import HungUpError, NobodyThereError, ProtocolError, UnavailableError
 from xcache.wire import commands, protocol
@@ -52,7 +52,7 @@ class Connector:
                 if hung_up:
                     raise
                 hung_up = True
-                sleep(min(_RETRY_SECONDS, left(deadline)))
+                pause(min(_RETRY_SECONDS, left(deadline)))
                 continue
             except NobodyThereError:
                 if self._launcher is None or self._is_leaving:
@@ -71,7 +71,7 @@ class Connector:
                 # The daemon of this store may listen elsewhere, if it was started without XDG_RUNTIME_DIR (cron, sudo)
                 # or with another temporary directory (batch jobs).
                 path = (not started and self._launcher.address()) or self._config.socket
-                sleep(min(_RETRY_SECONDS, left(deadline)))
+                pause(min(_RETRY_SECONDS, left(deadline)))
                 continue
             theirs = connection.welcome.protocol
             if theirs == protocol.VERSION:

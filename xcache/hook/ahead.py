@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from time import sleep
 from typing import Any
 
-from xcache.clock import monotonic
+from xcache.clock import monotonic, pause
 from xcache.errors import UncacheableError
 from xcache.executables import deserialize
 from xcache.hook.jax_versions import Jax
@@ -101,5 +100,5 @@ class JaxLoader:
             if monotonic() >= deadline:
                 self._missing.add(platform)
                 break
-            sleep(_POLL_SECONDS)
+            pause(_POLL_SECONDS)
         raise UncacheableError(f"there is no backend for {platform}")

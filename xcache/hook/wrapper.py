@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import logging
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from xcache import keys
 from xcache.cache import Cache
 from xcache.errors import UncacheableError
-from xcache.executables import deserialize, iterate_once, must_be_serialized_first, serialize
+from xcache.executables import deserialize, iterate_once, must_be_serialized_first, serialize, show_as_compiled
 from xcache.hook import compile_path
 from xcache.hook.collecting import stop_if_collecting
 from xcache.hook.jax_versions import Jax
@@ -132,6 +133,9 @@ def wrap(
         if outcome.kind != "uncacheable":
             jax.record_event("/jax/compilation_cache/compile_requests_use_cache")
         if outcome.kind == "hit":
+            held = late if late is not None and late.late.stand_in is computation else computation
+            anew = _anew(jax, weakref.ref(held), backend, executable_devices, compile_options, host_callbacks)
+            show_as_compiled(outcome.executable, anew)
             jax.record_event("/jax/compilation_cache/cache_hits")
             jax.record_duration(
                 "/jax/compilation_cache/compile_time_saved_sec", outcome.compile_seconds - outcome.retrieval_seconds
@@ -143,6 +147,23 @@ def wrap(
         return outcome.executable
 
     return compile_or_get_cached
+
+
+def _anew(jax: Jax, held: Callable[[], Any], *arguments: Any) -> Callable[[], Any]:
+    """Return a function that compiles a program as if there were no cache; it returns None if the program is gone.
+
+    It must not hold the module: jax keeps what was compiled for as long as the module lives.
+    """
+
+    def compile_anew() -> Any:
+        module = held()
+        if module is None:
+            return None
+        backend, devices, options, host_callbacks = arguments
+        module = getattr(module, "lowered", lambda: module)()
+        return jax.compiler.backend_compile_and_load(backend, module, devices, options, host_callbacks)
+
+    return compile_anew
 
 
 def components_of(

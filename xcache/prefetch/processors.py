@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-import time
 
-from xcache.clock import monotonic
+from xcache.clock import monotonic, pause
 from xcache.descriptors import OwnFile, identity
 from xcache.threads import processors
 
@@ -56,8 +55,8 @@ class Processors:
 
     def _look(self) -> bool:
         looks = []
-        for pause in _PAUSES:
-            time.sleep(pause)
+        for seconds in _PAUSES:
+            pause(seconds)
             looks.append(self._wanting())
         # This process alone may have one for each processor, the program's and those that load, and the daemon has one.
         return sorted(looks)[1] > (os.cpu_count() or 1) + 1

@@ -50,8 +50,8 @@ class Row(NamedTuple):
 # between them, and each may have a detail after a colon. The causes of programs that cannot be cached are in
 # docs/not-cached.md.
 CAUSES = {
-    "new": "no program of this name was stored before",
-    "other program": "the function or its arguments have changed",
+    "new": "no program of this name was stored before this run",
+    "other program": "other programs of this name were stored before: of other code, or for other arguments",
     "other options": "the same program was stored for other compile options",
     "other flags": "the same program was stored under other XLA flags",
     "other platform": "the same program was stored for other devices, another topology or number of threads",
@@ -71,7 +71,8 @@ CAUSES = {
     "waited in vain": "another process that was compiling it stored nothing",
     "no daemon": "no daemon could be reached",
     "no answer": "the daemon did not answer in time",
-    "not asked": "the daemon had been in trouble shortly before, so it was not asked",
+    "time used up": "the program had waited for its daemon as long as XCACHE_TIMEOUT allows, so it asked no more",
+    "not asked": "the daemon was not asked",
     "refresh": "XCACHE=refresh compiles everything anew",
     "readonly": "XCACHE=readonly stores nothing, so each run compiles it again",
 }

@@ -48,6 +48,8 @@ class Lookup:
 
     def find(self, caller: Caller, wanted: protocol.Get) -> Reply | Traces:
         """Return an entry, or a mark that there can be none, by a writer the client trusts; else what the store has."""
+        if caller.process.began_after is None:
+            caller.process.began_after = self._store.reader.newest_number()
         hits = [hit for hit in self.readable(caller, wanted.key) if hit.digest != wanted.unusable]
         if hits and self._toolchains.is_stale(hits[0].toolchain, caller.uid):
             # The program runs on a toolchain that is gone: it compiles, and nobody needs to wait for the result.
@@ -90,7 +92,10 @@ class Lookup:
         return hit.inline_bytes is not None or self._store.files.path(hit.digest).exists()
 
     def why_missing(self, caller: Caller, wanted: protocol.Get, traces: Traces) -> tuple[str, list[str] | None]:
-        """Return the cause of a miss, and what is known of the newest entry of the program, or else of the name."""
+        """Return the cause of a miss, and what is known of the newest entry of the program, or else of the name.
+
+        What was stored after the process began explains nothing: the program is new to the store, and so are these.
+        """
         if not any(traces):
             return "new", None
         reader, key, program, name = self._store.reader, wanted.key, wanted.program_digest, wanted.module_name
@@ -109,10 +114,11 @@ class Lookup:
             # It is barred for this reader, or was just found to be damaged.
             return "set aside", None
         same_program = nearest = None
+        newest = caller.process.began_after or 0
         if traces.of_program:
-            same_program = nearest = reader.newest_entry(_COMPARED, traces.of_program, writers, program=program)
+            same_program = nearest = reader.newest_entry(_COMPARED, traces.of_program, writers, newest, program=program)
         if nearest is None and traces.of_name:
-            nearest = reader.newest_entry("key", traces.of_name, writers, module_name=name)
+            nearest = reader.newest_entry("key", traces.of_name, writers, newest, module_name=name)
         cause = (traces.of_end and reader.why_gone(key, writers)) or (self._not_trusted(hits) if hits else "")
         if not cause and same_program is None:
             cause = "new" if nearest is None else "other program"

@@ -48,7 +48,7 @@ class ProcessEnds:
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._watched: dict[Process, int | None] = {}
-        self._waiting: dict[Process, list[Callable[[ProcessEnd], None]]] = {}
+        self._waiting: dict[Process, list[Callable[[ProcessEnd, int | None], None]]] = {}
         self._closed = False
 
     def watch(self, process: Process) -> None:
@@ -58,19 +58,23 @@ class ProcessEnds:
 
     def tell(self, process: Process, judge: Callable[[ProcessEnd], None]) -> None:
         """Call ``judge`` with the end of a process, now or later, after a connection closed during a load."""
+        self.tell_status(process, lambda ending, _: judge(ending))
+
+    def tell_status(self, process: Process, judge: Callable[[ProcessEnd, int | None], None]) -> None:
+        """Call ``judge`` with the end of a process, and its status as of waitpid if the kernel told that."""
         if self._closed:
             return
         descriptor = self._watched.get(process)
         if descriptor is None:
-            judge(ProcessEnd.UNKNOWN)
+            judge(ProcessEnd.UNKNOWN, None)
         elif _has_ended(descriptor):
-            judge(_ending(descriptor, process.pid))
+            judge(*_ending(descriptor, process.pid))
         elif not _is_ending(process.pid):
-            judge(ProcessEnd.OTHERWISE)
+            judge(ProcessEnd.OTHERWISE, None)
         elif process in self._waiting:
             self._waiting[process].append(judge)
         elif sum(other.uid == process.uid for other in self._waiting) >= _MOST_WAITING:
-            judge(ProcessEnd.OTHERWISE)
+            judge(ProcessEnd.OTHERWISE, None)
         else:
             self._waiting[process] = [judge]
             self._loop.add_reader(descriptor, self._judge, process)
@@ -99,9 +103,10 @@ class ProcessEnds:
             # The process ended before its time was up.
             return
         self._loop.remove_reader(descriptor)
-        ending = _ending(descriptor, process.pid) if _has_ended(descriptor) else ProcessEnd.OTHERWISE
+        ended = _has_ended(descriptor)
+        ending, status = _ending(descriptor, process.pid) if ended else (ProcessEnd.OTHERWISE, None)
         for judge in waiting:
-            judge(ending)
+            judge(ending, status)
         if process.connections == 0:
             self.forget(process)
 
@@ -132,7 +137,7 @@ def _fields(pid: int) -> list[str]:
     return text_of(f"/proc/{pid}/stat", errors="replace").rpartition(")")[2].split()
 
 
-def _ending(descriptor: int, pid: int) -> ProcessEnd:
+def _ending(descriptor: int, pid: int) -> tuple[ProcessEnd, int | None]:
     status = _status_after_waiting(descriptor)
     if status is None:
         status = _status_before_waiting(descriptor, pid)
@@ -140,8 +145,9 @@ def _ending(descriptor: int, pid: int) -> ProcessEnd:
         # The parent reaped it between the two looks.
         status = _status_after_waiting(descriptor)
     if status is None:
-        return ProcessEnd.UNKNOWN
-    return ProcessEnd.CRASHED if os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHES else ProcessEnd.OTHERWISE
+        return ProcessEnd.UNKNOWN, None
+    crashed = os.WIFSIGNALED(status) and os.WTERMSIG(status) in _CRASHES
+    return ProcessEnd.CRASHED if crashed else ProcessEnd.OTHERWISE, status
 
 
 def _status_after_waiting(descriptor: int) -> int | None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 from xcache.wire import commands, ledger, protocol
 from xcache.wire.hashing import is_digest
 from xcached.caller import Answer, Caller, Handlers, Reply
+from xcached.requests.process_ends import ProcessEnd, ProcessEnds
 from xcached.requests.trust import Trust
 from xcached.requests.watchers import Watchers
 from xcached.store.ledger import Ledger
@@ -16,8 +19,11 @@ from xcached.store.writer import WriterThread
 class RunRequests:
     """Has the writer thread keep the ledgers of runs, and list those that a user may see."""
 
-    def __init__(self, ledger: Ledger, writer: WriterThread, trust: Trust, watchers: Watchers) -> None:
+    def __init__(
+        self, ledger: Ledger, writer: WriterThread, trust: Trust, watchers: Watchers, endings: ProcessEnds
+    ) -> None:
         self._ledger = ledger
+        self._endings = endings
         self._writer = writer
         self._trust = trust
         self._watchers = watchers
@@ -26,6 +32,19 @@ class RunRequests:
             commands.AskRuns: self._list,
             commands.AskLedger: self._list_rows,
         }
+
+    def leave(self, caller: Caller) -> None:
+        """Note how a process ended that has not said that it would end, if the kernel says so."""
+        process, run = caller.process, caller.process.run
+        if not run or process.connections:
+            return
+        process.run = ""
+
+        def note(_: ProcessEnd, status: int | None) -> None:
+            if status is not None:
+                self._writer.note(lambda: self._ledger.note_end(caller.uid, run, _killed_by(status)), caller.uid)
+
+        self._endings.tell_status(process, note)
 
     def _list(self, caller: Caller, message: commands.AskRuns) -> Answer:
         uid, before = self._trust.visible_to(caller.uid), _row_number(message.before)
@@ -43,9 +62,19 @@ class RunRequests:
             return Reply(protocol.Refused("protocol error", "the ledger of the run is malformed"))
         self._watchers.note_rows(caller, message.run, sound)
         program = caller.program[: protocol.MAX_NAME]
+        caller.process.run = "" if message.ended else message.run
+        self._endings.watch(caller.process)
         return self._writer.call(
             lambda: self._ledger.record(caller.uid, caller.pid, program, message, sound), caller.uid
         )
+
+
+def _killed_by(status: int) -> str:
+    """Return the name of the signal that ended a process; empty if it exited."""
+    if not os.WIFSIGNALED(status):
+        return ""
+    number = os.WTERMSIG(status)
+    return signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
 
 
 def _row_number(number: int) -> int:

@@ -13,6 +13,7 @@ from xcached.caller import Answer, Caller, Handlers, Later, Reply, Work
 from xcached.requests.fetches import Fetches
 from xcached.requests.leases import Leases
 from xcached.requests.loads import Loads
+from xcached.requests.runs import RunRequests
 from xcached.requests.watchers import Watchers
 from xcached.store.database import is_damage
 
@@ -24,6 +25,7 @@ class Service:
         self,
         handlers: Handlers,
         leases: Leases,
+        runs: RunRequests,
         loads: Loads,
         watchers: Watchers,
         fetches: Fetches | None,
@@ -38,6 +40,7 @@ class Service:
         """
         self._handlers = handlers
         self._leases = leases
+        self._runs = runs
         self._loads = loads
         self._watchers = watchers
         self._fetches = fetches
@@ -93,6 +96,8 @@ class Service:
         """Release what a client held and waited for, after its connection has ended."""
         caller.leave()
         self._leases.leave(caller)
+        # Before the loads, after which the process is watched no more.
+        self._runs.leave(caller)
         self._loads.leave(caller)
         self._watchers.leave(caller)
         if self._fetches is not None:

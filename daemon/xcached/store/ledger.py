@@ -69,6 +69,17 @@ class Ledger:
             self._groups.forget_older(_MOST_RUNS_OF_ONE_USER, "uid = ?", uid)
             self._groups.forget_what_is_too_large()
 
+    def note_end(self, uid: int, run: str, killed_by: str) -> None:
+        """Note that the process of a user's run has ended, and by which signal, if by one."""
+        facts = "json_set(facts, '$.killed_by', ?1)" if killed_by else "facts"
+        with self._store.transaction():
+            self._db.execute(
+                f"UPDATE runs SET facts = {facts}, ended_at = ?2, size = size"
+                f" + length(CAST({facts} AS BLOB)) - length(CAST(facts AS BLOB))"
+                " WHERE uid = ?3 AND run = ?4 AND ended_at IS NULL",
+                (killed_by, time.time(), uid, run),
+            )
+
     def runs(self, uid: int | None, before: int) -> commands.Runs:
         """Return a page of a user's runs (None: everybody's), the latest first."""
         columns = ("id", "run", "uid", "pid", "program", "facts", "began_at", "reported_at", "ended_at")

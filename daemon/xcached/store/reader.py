@@ -157,18 +157,29 @@ class Reader:
         of_name = None if least_named is None else (least_named, most_named)
         return Traces(of_key, of_mark, of_end, of_program, of_name)
 
-    def newest_entry(self, columns: str, present: tuple[int, int], writers: Writers, **where: str) -> list[str] | None:
+    def newest_number(self) -> int:
+        """Return the number of the newest entry; later ones have larger numbers."""
+        ((number,),) = self._db.execute("SELECT max(rowid) FROM entries")
+        return number or 0
+
+    def newest_entry(
+        self, columns: str, present: tuple[int, int], writers: Writers, newest: int, **where: str
+    ) -> list[str] | None:
         """Return columns of the newest entry with a certain value, a program or a module's name.
 
-        ``present`` are the least and the greatest writer of such entries.
+        ``present`` are the least and the greatest writer of such entries; those after the number ``newest`` do not
+        count.
         """
         ((column, value),) = where.items()
         least, most = present
         # One seek for each writer: a user may have stored a program with ten thousand options.
-        sql = f"SELECT rowid, {columns} FROM entries WHERE {column} = ? AND writer_uid = ? ORDER BY rowid DESC LIMIT 1"  # noqa: S608 - our own words
+        sql = (
+            f"SELECT rowid, {columns} FROM entries WHERE {column} = ? AND writer_uid = ? AND rowid <= ?"  # noqa: S608 - our own words
+            " ORDER BY rowid DESC LIMIT 1"
+        )
         each = [least] if least == most else self.writers("entries", **where)
         allowed = (uid for uid in each if writers is None or uid in writers)
-        rows = [row for uid in allowed if (row := self._db.execute(sql, (value, uid)).fetchone())]
+        rows = [row for uid in allowed if (row := self._db.execute(sql, (value, uid, newest)).fetchone())]
         return [str(part) for part in max(rows)[1:]] if rows else None
 
     def program_of(self, key: str, writer: int) -> commands.StoredProgram | None:

@@ -44,4 +44,6 @@ def test_a_process_is_known_by_its_start_whatever_the_clock_says():
     facts = {"host": socket.gethostname(), "started": clock.own_start()}
     run = Run("a" * 8, os.getuid(), os.getpid(), "program", facts, 0.0, 0.0, None)
     assert StoredRun(1, run).state == "running"
-    assert StoredRun(1, run._replace(facts=facts | {"started": "1"})).state == "killed"
+    # It ended, and nobody saw how.
+    assert StoredRun(1, run._replace(facts=facts | {"started": "1"})).state == "no end known"
+    assert StoredRun(1, run._replace(facts=facts | {"killed_by": "SIGKILL"}, ended_at=1.0)).state == "killed"

@@ -7,10 +7,18 @@ import json
 import pytest
 
 from xcache.cli import advice
+from xcache.keys import stablehlo
 from xcache.wire import ledger
 from xcache.wire.ledger import UNUSED, Row
 
 SPANS = json.dumps([("compile", 1.0, 0.5, "MainThread")])
+
+
+def taking(size):
+    """Return a program that takes an array of this size."""
+    kind = f"tensor<{size}xf32>"
+    text = f"module @jit_f {{ func.func public @main(%x: {kind}) -> {kind} {{ return %x : {kind} }} }}"
+    return stablehlo.bytecode(stablehlo.parse(text))
 
 
 def test_what_was_loaded_ahead_in_vain_does_not_hide_the_run_that_compiled_it(shell):
@@ -22,16 +30,31 @@ def test_what_was_loaded_ahead_in_vain_does_not_hide_the_run_that_compiled_it(sh
     assert "f32[16] here, f32[8] in the stored program" in miss["differences"][0]["text"]
 
 
-def test_a_program_of_the_same_run_is_not_called_an_earlier_one(shell):
-    stored, missed = shell.put("jit_f"), "d" * 64
+def test_programs_of_one_run_are_compared_with_one_another_only_if_they_are_asked_for(shell):
+    stored, missed = (shell.put("jit_f", program=taking(size)) for size in (8, 16))
     first = Row(0, "jit_f", "t.py:1", "f32[8]", stored, "miss", "new", "yes", "", SPANS)
-    second = first._replace(position=1, shapes="f32[16]", key=missed, cause="other program", nearest=stored)
+    second = first._replace(position=1, shapes="f32[16]", key=missed)
     shell.record_rows([first, second], run="b" * 16)
-    shell.record_rows([second._replace(position=0, key="e" * 64)], run="c" * 16)
     told = shell.say("why", "--run", "bbbb")
-    assert f"this run compiled a program of this name before; compared with that, {stored[:12]}" in told
-    assert "have changed" not in told
-    assert "have changed; compared with the stored" in shell.say("why", "--run", "cccc")
+    assert "nothing is wrong: 2 programs are new to the store (1.00 s)" in told
+    assert "jit_f, 2 programs, 1.00 s, called at t.py:1" in told
+    assert "compared" not in told
+    assert f"compared with {stored[:12]}, which this run compiled before:" in shell.say("why", "f", "--run", "bbbb")
+
+
+@pytest.mark.parametrize(
+    ("site", "is_compared"),
+    [("t.py:1 in main", True), ("t.py:9 in main", True), ("t.py:1 in other", False), ("u.py:1 in main", False)],
+)
+def test_only_what_was_called_at_the_same_place_is_compared(shell, site, is_compared):
+    """Operations of jax's own and lambdas of many places share a name."""
+    stored, missed = (shell.put("jit_multiply", program=taking(size)) for size in (8, 16))
+    shell.record_run(stored, run="a" * 16, module_name="jit_multiply", site="t.py:1 in main", shapes="f32[8]")
+    changes = {"module_name": "jit_multiply", "cause": "other program", "nearest": stored, "site": site}
+    shell.record_run(missed, run="b" * 16, shapes="f32[16]", **changes)
+    assert ("compared with the stored" in shell.say("why", "--run", "bbbb")) == is_compared
+    assert ("nothing is wrong: 1 program is new" in shell.say("why", "--run", "bbbb")) == (not is_compared)
+    assert "compared with the stored" in shell.say("why", "multiply", "--run", "bbbb")
 
 
 def test_a_random_key_of_another_kind_does_not_hide_another_difference(shell):
@@ -56,7 +79,7 @@ def test_one_setting_that_changes_several_parts_of_the_key_is_one_cause():
 def test_many_compiles_point_to_the_report(shell):
     rows = [Row(n, "jit_f", "", "", f"{n}" * 64, "miss", "new", "yes", "", SPANS) for n in range(5)]
     shell.record_rows(rows, run="a" * 16)
-    assert "`xcache report` shows which sizes to pad to" in shell.say("why")
+    assert "`xcache report` shows where the time went" in shell.say("why")
     shell.record_rows(rows[:4], run="b" * 16)
     assert "xcache report" not in shell.say("why")
 
@@ -70,30 +93,27 @@ def test_programs_that_differ_in_the_same_way_are_told_once(shell):
     ]
     shell.record_rows(rows, run="b" * 16)
     said = shell.say("why", "--run", "bbbb")
-    assert said.count("Only dimension 0 has changed") == 1
+    assert said.count("needs an executable of its own") == 1
     assert "2 more programs of this function differ in the same way, 1.00 s more; --all shows each" in said
     assert said.count("i32[3] here") == 1
-    assert shell.say("why", "--run", "bbbb", "--all").count("Only dimension 0 has changed") == 3
+    assert shell.say("why", "--run", "bbbb", "--all").count("f32[3] here") == 0
+    assert shell.say("why", "--run", "bbbb", "--all").count(" here, f32[8] in the stored program") == 3
 
 
-def test_what_a_setting_changes_is_told_once_for_all_functions(shell):
-    names = ["jit_f", "jit_g", "jit_h"]
-    stored = {name: shell.put(name) for name in names}
-    before = [
-        Row(at, name, f"train.py:{at}", "f32[8]", stored[name], "miss", "new", "yes", "", SPANS)
-        for at, name in enumerate(names)
-    ]
-    shell.record_rows(before, run="a" * 16)
-    changed = {"jit_f": "f64[8]", "jit_g": "f64[8]", "jit_h": "f32[16]"}
-    rows = [
-        Row(at, name, f"train.py:{at}", shapes, f"{at}" * 64, "miss", "other program", "yes", stored[name], SPANS)
-        for at, (name, shapes) in enumerate(changed.items())
-    ]
-    shell.record_rows(rows, run="b" * 16)
-    said = shell.say("why", "--run", "bbbb")
-    assert said.count("jax_enable_x64") == 1
-    assert "1 more program differs in the same way" in said
-    assert said.count("Only dimension 0 has changed") == 1
+def test_a_setting_is_named_only_if_the_runs_differ_in_it(shell):
+    stored = shell.put("jit_f")
+    settings = {"settings": json.dumps({"jax_enable_x64": "False", "jax_default_prng_impl": "rbg"})}
+    shell.record_run(stored, run="a" * 16, facts=settings)
+    changes = {"shapes": "f64[8]", "cause": "other program", "nearest": stored}
+    shell.record_run("d" * 64, run="b" * 16, facts=settings, **changes)
+    shell.record_run("e" * 64, run="c" * 16, facts={}, **changes)
+    settings = {"settings": json.dumps({"jax_enable_x64": "True", "jax_default_prng_impl": "rbg"})}
+    shell.record_run("f" * 64, run="d" * 16, facts=settings, **changes)
+    for run in ("bbbb", "cccc"):
+        assert "jax_enable_x64" not in shell.say("why", "--run", run)
+    said = shell.say("why", "--run", "dddd")
+    assert "jax_enable_x64 is True here, and was False in the run that stored the other" in said
+    assert "prng" not in said
 
 
 @pytest.mark.parametrize(

@@ -373,7 +373,7 @@ def test_the_hello_has_only_the_time_that_connecting_left(place, client, clock, 
             clock.ahead += 0.75
             listener.accept()[0].close()
 
-        monkeypatch.setattr(connection, "sleep", sleep)
+        monkeypatch.setattr(connection, "pause", sleep)
         monkeypatch.setattr(connection.Connection, "demand", hello)
         with pytest.raises(ConnectionLostError):
             client.get(get_message(KEY))

@@ -351,7 +351,7 @@ def test_where_the_queue_of_connections_is_full_a_client_tries_again(place, monk
             if len(naps) == 3:
                 others.enter_context(listener.accept()[0])
 
-        monkeypatch.setattr(connection, "sleep", nap)
+        monkeypatch.setattr(connection, "pause", nap)
         # It is let in, says hello, and hears nothing.
         with pytest.raises(ConnectionLostError, match="did not answer within"):
             connection.Connection(place.socket, 0.5, "test")

@@ -362,7 +362,7 @@ def test_a_file_system_that_does_not_lock_files_is_no_daemon_that_starts(place, 
 
     monkeypatch.setattr(fcntl, "flock", cannot)
     waits = []
-    monkeypatch.setattr(connector, "sleep", waits.append)
+    monkeypatch.setattr(connector, "pause", waits.append)
     for _ in range(2):
         with pytest.raises(NoLocksError, match=f"does not lock files .{os.strerror(what)}"):
             Launcher(place.config()).start()

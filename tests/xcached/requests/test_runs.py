@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 from support.conversation import talking
+from support.places import until
 
 from xcache.wire import commands, ledger, protocol
 
@@ -37,6 +41,60 @@ def test_numbers_beyond_what_sqlite_holds_find_nothing(talk):
     assert talk.ask(message()) == protocol.Done()
     assert talk.ask(commands.AskLedger(2**63, -5)).rows == []
     assert len(talk.ask(commands.AskRuns(2**63)).runs) == 1
+
+
+RECORDING = """
+import os, signal, subprocess, sys
+from xcache.client.client import Client
+from xcache.config import config
+from xcache.wire import protocol
+client = Client(config.load(), "0.0.0", None)
+client.record_run(protocol.RecordRun("0123456789abcdef", 1.0, False, {"directory": "/home"}, []))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "killed_by"),
+    [
+        ("os._exit(0)", None),
+        ("os._exit(3)", None),
+        ("client.note(protocol.RecordRun('0123456789abcdef', 1.0, True, {}, [])); os._exit(0)", None),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
+        ("os.kill(os.getpid(), signal.SIGRTMIN + 1)", "signal 35"),
+    ],
+)
+def test_how_a_process_ended_is_as_the_kernel_says(place, talk, end, killed_by):
+    place.run(RECORDING + end)
+
+    def run():
+        (found,) = talk.ask(commands.AskRuns(0)).runs
+        return found
+
+    if not until(lambda: run()["ended_at"] is not None):
+        assert not knows_afterwards()
+        return
+    assert json.loads(run()["facts"]).get("killed_by") == killed_by
+    (size,) = place.query("SELECT size - length(CAST(run || program || facts AS BLOB)) FROM runs")[0]
+    place.run(RECORDING.replace("0123", "4567"))
+    sizes = place.query("SELECT size - length(CAST(run || program || facts AS BLOB)) FROM runs")
+    assert sizes == [(size,)] * 2
+
+
+def test_a_process_that_only_closed_its_connection_has_not_ended(place, talk):
+    closing = "client.close(); print(sys.stdin.readline())"
+    with subprocess.Popen(
+        [sys.executable, "-c", RECORDING + closing], env=place.env, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert until(lambda: talk.ask(commands.AskRuns(0)).runs)
+        # The daemon answers in the order in which it learns of things.
+        assert talk.ask(commands.Sync()) == protocol.Done()
+        assert talk.ask(commands.AskRuns(0)).runs[0]["ended_at"] is None
+        child.communicate(b"\n")
+
+
+def knows_afterwards() -> bool:
+    release = os.uname().release.split(".")
+    return tuple(int("".join(filter(str.isdigit, each)) or 0) for each in release[:2]) >= (6, 15)
 
 
 @pytest.mark.parametrize(

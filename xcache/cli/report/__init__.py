@@ -50,7 +50,7 @@ def report(
     """Write an HTML file that shows a run, all runs of some days, and what the store holds.
 
     It says where the time of the start went and what to do about it, why programs were compiled, which functions were
-    compiled for many shapes and what padding would have saved, what the cache saved and lost, and what it keeps. The
+    compiled for many shapes, what the cache saved and lost, and what it keeps. The
     file loads nothing from anywhere. Needs the extra `report` (pip install 'jax-xcache[report]').
 
     \b

@@ -98,7 +98,7 @@ def over_time(bars: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def strip(churn: Churn, names: Mapping[int, str]) -> dict[str, Any] | None:
-    """Return a function's sizes as dots, the higher the dearer, and the proposed ones as lines; None without sizes."""
+    """Return a function's sizes as dots, the higher the dearer; None without sizes."""
     if not churn.axes:
         return None
     axis = churn.axes[0]
@@ -124,7 +124,6 @@ def strip(churn: Churn, names: Mapping[int, str]) -> dict[str, Any] | None:
             {"x": x(size), "y": floor - (floor - 8) * cost / most, "title": f"size {size}: {duration(cost)}"}
             for size, cost in seconds.items()
         ],
-        "lines": [{"x": x(size), "size": size} for size in churn.best.sizes[0]] if churn.best else [],
         "ends": [sizes[0], sizes[-1]],
         "most": duration(most),
     }

@@ -11,7 +11,7 @@ from xcache._version import __version__
 from xcache.cli.compare import side_by_side
 from xcache.cli.output import counted, duration, middle_cut, size
 from xcache.cli.report import charts, ledger_facts, tables, timeline, verdict
-from xcache.cli.report.churn import Churn, advise
+from xcache.cli.report.churn import Churn, of_functions
 from xcache.cli.report.gathering import Gathered, RunOf
 from xcache.cli.report.redaction import Redaction, folder_of
 from xcache.cli.why import alike
@@ -65,10 +65,9 @@ def _shown(of: RunOf, redact: bool) -> dict[str, Any]:
 
 def _churns(found: Gathered, programs: Sequence[ledger_facts.Got]) -> list[Churn]:
     """Return the functions of all runs that were compiled for many shapes; those of this program come first."""
-    share = ledger_facts.load_share(programs, found.known)
-    churns = advise(ledger_facts.uses(programs, share))
+    churns = of_functions(ledger_facts.uses(programs))
     mine = found.focus.stored.run.program if found.focus else ""
-    return sorted(churns, key=lambda churn: (churn.program != mine, churn.best is None))
+    return sorted(churns, key=lambda churn: churn.program != mine)
 
 
 def _run(found: Gathered, churns: Sequence[Churn], shown: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -222,20 +221,7 @@ def _churn(churn: Churn, names: Mapping[int, str]) -> dict[str, Any]:
         ],
         "left_out_axes": max(0, len(churn.axes) - 4),
         "strip": charts.strip(churn, names),
-        "best": _plan(churn.best) if churn.best else None,
-        "plans": [_plan(plan) | {"is_best": plan is churn.best} for plan in churn.plans],
     }  # fmt: skip
-
-
-def _plan(plan: Any) -> dict[str, Any]:
-    return {
-        "name": plan.name,
-        "sizes": "; ".join(_listed(sizes) for sizes in plan.sizes),
-        "programs": plan.programs,
-        "saved": duration(plan.saved_seconds),
-        "padding": f"{plan.padding:.0%}",
-        "has_choice": any(len(sizes) > 1 for sizes in plan.sizes),
-    }
 
 
 def _listed(sizes: Sequence[int]) -> str:

@@ -19,8 +19,6 @@ _LINE = re.compile(r":\d+(?= in |$)")
 # The lengths in seconds that a bar over time may stand for: minutes to weeks.
 _STEPS = (60, 300, 900, 3600, 4 * 3600, 86400, 7 * 86400)
 _MOST_BARS = 60
-# Causes that would be none had the program been the same as before.
-OF_PROGRAMS = ("new", "other program")
 
 
 class Got(NamedTuple):
@@ -54,7 +52,7 @@ class Got(NamedTuple):
     @property
     def is_by_itself(self) -> bool:
         """Whether what was asked for was found or new, so that no flag, eviction or fault had it compiled."""
-        return self.is_found or self.cause in OF_PROGRAMS
+        return self.is_found or self.cause in advice.NEW
 
     @property
     def cause(self) -> str:
@@ -127,36 +125,14 @@ def by_cause(programs: Iterable[Got]) -> list[dict[str, Any]]:
     )
 
 
-def load_share(programs: Iterable[Got], known: Mapping[str, float]) -> float | None:
-    """Return the time that hits took to load, as a share of what compiling takes; None if there were no hits."""
-    loading = compiling = 0.0
-    for each in programs:
-        if each.is_found and each.row.key in known:
-            loading += sum(span.seconds for span in start_up.spans_of(each.row) if span.stage == "load")
-            compiling += known[each.row.key]
-    return min(1.0, loading / compiling) if compiling else None
-
-
-def uses(programs: Iterable[Got], share: float | None) -> dict[tuple[str, str, str], list[Use]]:
-    """Return the uses of each function, for the shape-churn advisor; ``programs`` in the order of time."""
+def uses(programs: Iterable[Got]) -> dict[tuple[str, str, str], list[Use]]:
+    """Return the uses of each function by program, name and place; ``programs`` in the order of time."""
     found: defaultdict[tuple[str, str, str], list[Use]] = defaultdict(list)
     for each in programs:
         row = each.row
         if not row.shapes or row.outcome == ledger.FAILED:
             continue
-        if_found = each.seconds
-        if not each.is_found:
-            if_found += each.compile_seconds * ((share or 0.0) - 1)
         # The line of a call moves with every edit of the file.
         function = each.run.run.program, row.module_name, _LINE.sub("", row.site)
-        found[function].append(
-            Use(
-                each.run.id,
-                row.shapes,
-                not each.is_found,
-                each.cause in OF_PROGRAMS,
-                each.seconds,
-                if_found,
-            )
-        )
+        found[function].append(Use(each.run.id, row.shapes, not each.is_found, each.seconds))
     return dict(found)

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xcache import start_up
-from xcache.cli import advice
+from xcache.cli import advice, program_diff
 from xcache.cli.output import counted, duration
 from xcache.cli.report.churn import Churn
-from xcache.cli.report.ledger_facts import NOT_CACHEABLE, OF_PROGRAMS, Got, by_cause, kinds, saved_by
+from xcache.cli.report.ledger_facts import NOT_CACHEABLE, Got, by_cause, kinds, saved_by
 from xcache.wire import ledger
 
 _MOST_ACTIONS = 4
+_MOST_AXES = 3
 # A saving below this share of the whole is not worth an advice.
 _WORTH = 0.1
 # Compiling is what the headline is about if it took at least this share.
@@ -37,13 +38,11 @@ class Action(NamedTuple):
     reason: str
     seconds: float
     anchor: str = ""
-    # Words for what it would have saved, if that is known.
-    saved: str = ""
 
     @property
     def stake(self) -> str:
         """Words for what is at stake."""
-        return self.saved or f"{duration(self.seconds)} of this start"
+        return f"{duration(self.seconds)} of this start"
 
 
 def parts_of(shown: Mapping[str, Any]) -> list[tuple[str, float]]:
@@ -119,7 +118,7 @@ def actions(
             for each in programs
             if each.row.module_name == churn.module_name and each.is_by_itself and not each.is_found
         )
-        if churn.best is not None and here and churn.program == shown["program"]:
+        if here and churn.program == shown["program"]:
             of_shapes.add(churn.module_name)
             found.append(_for_churn(churn, names_of(churn, explained), anchor, here))
     found += _for_misses([each for each in explained if each["module_name"] not in of_shapes])
@@ -144,19 +143,13 @@ def names_of(churn: Churn, explained: Sequence[Mapping[str, Any]]) -> dict[int, 
 
 
 def _for_churn(churn: Churn, names: Mapping[int, str], anchor: str, here: float) -> Action:
-    best = churn.best
-    assert best is not None  # noqa: S101 - the caller has checked it
-    where = " and ".join(axis.where(names) for axis in churn.axes)
-    choice = "" if all(len(sizes) == 1 for sizes in best.sizes) else "one of "
-    sizes = "; ".join(", ".join(map(str, each)) for each in best.sizes)
+    varying = f": {' and '.join(axis.where(names) for axis in churn.axes[:_MOST_AXES])}" if churn.axes else ""
     return Action(
-        f"Pad {where} of {churn.module_name} to {choice}{sizes}.",
+        f"See the sizes for which {churn.module_name} was compiled{varying}.",
         f"It was compiled for {churn.shapes} shapes, which took {duration(churn.seconds)} in"
-        f" {counted(churn.runs, 'run')}. With these sizes {counted(best.programs, 'program')} would have done, for"
-        f" {best.padding:.0%} more elements in the arguments that vary.",
-        min(here, best.saved_seconds),
+        f" {counted(churn.runs, 'run')}. Each shape needs an executable of its own.",
+        here,
         anchor,
-        f"Would have saved {duration(best.saved_seconds)} in {counted(churn.runs, 'run')}",
     )
 
 
@@ -165,7 +158,7 @@ def _for_misses(explained: Sequence[Mapping[str, Any]]) -> list[Action]:
     by_advice: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
     for each in explained:
         told = _told(each)
-        if told is not None and kinds(each["cause"]) in OF_PROGRAMS:
+        if told is not None and kinds(each["cause"]) in advice.NEW:
             by_advice.setdefault(told["advice"], []).append((each, told["text"]))
     found = []
     for text, misses in by_advice.items():
@@ -183,8 +176,9 @@ def _for_misses(explained: Sequence[Mapping[str, Any]]) -> list[Action]:
 
 
 def _told(explained: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """Return the first difference that there is advice about."""
-    return next((difference for difference in explained["differences"] if difference["advice"]), None)
+    """Return the first difference that there is advice about, and not only an explanation."""
+    advised = (each for each in explained["differences"] if each["advice"] not in ("", *program_diff.EXPLANATIONS))
+    return next(advised, None)
 
 
 def _for_causes(programs: Sequence[Got], explained: Sequence[Mapping[str, Any]]) -> list[Action]:

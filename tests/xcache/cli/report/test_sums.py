@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from xcache.cli import program_diff
 from xcache.cli.ledger_file import StoredRun
 from xcache.cli.report import ledger_facts, timeline, verdict
 from xcache.cli.report.ledger_facts import Got, got
@@ -62,18 +63,12 @@ def test_compiles_are_counted_by_cause_and_explained():
     found = ledger_facts.by_cause(programs)
     assert [each["cause"] for each in found] == ["evicted", "not cacheable: python callback", "new", "not known"]
     assert "cannot be cached" in found[1]["meaning"]
-    assert found[2]["meaning"] == "no program of this name was stored before"
-
-
-def test_the_share_of_loading_is_that_of_the_hits():
-    programs = got(run(), [row("a", HIT, ("load", 0, 1)), row("b", HIT, ("load", 1, 2)), row("c", MISS)])
-    assert ledger_facts.load_share(programs, {"a": 4.0, "b": 8.0, "c": 9.0}) == pytest.approx(0.25)
-    assert ledger_facts.load_share(programs[2:], {"c": 9.0}) is None
+    assert found[2]["meaning"] == "no program of this name was stored before this run"
 
 
 def test_the_line_of_a_call_is_not_part_of_a_function():
     programs = got(run(), [row("a", MISS, site=f"train.py:{line} in main") for line in (3, 9)])
-    assert len(ledger_facts.uses(programs, None)) == 1
+    assert len(ledger_facts.uses(programs)) == 1
 
 
 def test_a_long_pause_is_cut_out_of_the_axis_and_a_short_one_is_not():
@@ -111,7 +106,7 @@ def test_the_headline_says_where_the_time_went_and_why():
     misses = got(run(), [row("a", MISS, ("compile", 2, 4), cause="new"), row("b", HIT, ("load", 6, 1))])
     assert headline(misses, {}) == (
         "until its last program was ready; 4.0 s of it compiling 1 program."
-        " Cause: no program of this name was stored before."
+        " Cause: no program of this name was stored before this run."
     )
     both = [*misses, *got(run(), [row("c", MISS, ("compile", 7, 9), cause="evicted")])]
     assert "13.0 s of it compiling 2 programs, 9.0 s of that c. Main cause (9.0 s): its entry went" in headline(
@@ -143,6 +138,14 @@ def test_misses_with_one_remedy_are_one_action_and_the_dearest_comes_first():
     assert (first.text, first.seconds, first.anchor) == ("Pass it.", 7.0, "miss-c")
     assert first.reason == "c: y; and 1 more program."
     assert (second.text, second.reason) == ("Pad it.", "a: dim 0.")
+
+
+def test_what_only_explains_is_nothing_to_do():
+    programs = got(run(), [row("a", MISS, ("compile", 1, 9), cause="other program")])
+    for explanation in program_diff.EXPLANATIONS:
+        assert [each.text for each in actions(programs, [miss("a", 9.0, explanation, "dim 0")])] == [
+            "Run it again: what was compiled is in the store now."
+        ]
 
 
 def test_a_cause_of_many_small_programs_counts_whole_and_is_no_fault_of_theirs():
