@@ -77,11 +77,12 @@ class Histories:
             self.after_remember(uid, message)
 
 
-def history_at(connection: sqlite3.Connection, uid: int, position: int) -> tuple[str, str] | None:
-    """Return the program and the arguments of a user's history, in a fixed order; None after the last."""
+def history_at(connection: sqlite3.Connection, uids: Sequence[int], position: int) -> tuple[str, str] | None:
+    """Return the program and the arguments of a history of these users, in a fixed order; None after the last."""
     found: tuple[str, str] | None = connection.execute(
-        "SELECT DISTINCT program, arguments FROM histories WHERE uid = ? ORDER BY program, arguments LIMIT 1 OFFSET ?",
-        (uid, position),
+        "SELECT DISTINCT program, arguments FROM histories WHERE uid IN (SELECT value FROM json_each(?))"
+        " ORDER BY program, arguments LIMIT 1 OFFSET ?",
+        (json.dumps([*uids]), position),
     ).fetchone()
     return found
 
