@@ -144,10 +144,8 @@ def unusable_store(settings: Config) -> str | None:
         return None
     place = nearest(settings.dir)
     if place != settings.dir:
-        if not place.is_dir():
-            return f"{settings.dir} cannot be made: {place} is not a directory"
-        may_make = os.access(place, os.W_OK | os.X_OK)
-        return None if may_make else f"{settings.dir} does not exist and cannot be made"
+        may_be_made = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+        return None if may_be_made else f"{settings.dir} does not exist and cannot be made"
     try:
         check_directory(settings.dir)
     except UntrustedError as error:

@@ -108,9 +108,6 @@ def test_status_says_that_no_store_can_be_made_in_a_home(place, tmp_path):
     store = home / ".cache" / "xcache"
     done = as_user(ALICE, place, "status", XCACHE_DIR=str(store), HOME=str(home))
     assert f"programs run without the cache: {store} does not exist and cannot be made" in done.stderr
-    (home / ".cache").touch()
-    done = as_user(0, place, "status", XCACHE_DIR=str(store), HOME=str(home))
-    assert f"{store} cannot be made: {home / '.cache'} is not a directory" in done.stderr
 
 
 def test_nobody_is_told_to_run_programs_under_another_account(place, tmp_path):
@@ -123,28 +120,23 @@ def test_nobody_is_told_to_run_programs_under_another_account(place, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_doctor_has_the_reason_why_nothing_is_stored(place, shell):
-    """A disk that has become read-only under the daemon."""
-    if os.getuid() != 0:
-        pytest.skip("needs root to mount")
-    place.start_daemon()
-    subprocess.run(["mount", "--bind", str(place.dir), str(place.dir)], check=True)
-    try:
-        subprocess.run(["mount", "-o", "remount,bind,ro", str(place.dir)], check=True)
-        done = shell.run("doctor", "--json", XCACHE="1")
-    finally:
-        subprocess.run(["umount", "-l", str(place.dir)], check=True)
+def test_the_doctor_has_the_reason_why_nothing_is_stored(place, tmp_path):
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    place.root.chmod(0o755)
+    store = home / "store"
+    done = as_user(ALICE, place, "doctor", "--json", XCACHE="1", XCACHE_DIR=str(store), HOME=str(home))
     found = {each["name"]: each for each in json.loads(done.stdout)["checks"]}["compile"]
     assert found["state"] == "wrong"
-    assert "readonly" in found["found"] or "Read-only" in found["found"], found
+    assert f"{store} cannot be made: Permission denied (store error)" in found["found"], found
 
 
 def test_a_store_whose_making_was_cut_short_is_no_older_xcache_s(place, shell):
     place.dir.mkdir(mode=0o700)
     database = place.dir / "store.db"
     database.touch(mode=0o600)
-    for command in ("why", "run", "runs"):
-        assert shell.run(command).stderr == "xcache: no run is recorded\n" * (command != "runs")
+    for command in ("why", "run"):
+        assert shell.run(command).stderr == "xcache: no run is recorded\n"
     program = "import sqlite3, sys; from sqlite_utils import Database; from xcached.store.schema import migrations;"
     program += " migrations.apply(Database(sys.argv[1]), stop_before='m006_by_toolchain')"
     subprocess.run([sys.executable, "-c", program, str(database)], env=place.env, check=True, timeout=LONG)
