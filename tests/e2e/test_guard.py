@@ -232,7 +232,10 @@ def test_each_process_speaks_of_its_own_programs_also_a_forked_child(place, mode
 @pytest.mark.parametrize(
     ("variables", "why"),
     [
-        ({"XCACHE_ON_MISS": "forbid"}, "XCACHE_ON_MISS='forbid' (environment) cannot be used; it must be allow, warn or"),
+        (
+            {"XCACHE_ON_MISS": "forbid"},
+            "XCACHE_ON_MISS='forbid' (environment) cannot be used; it must be allow, warn or",
+        ),
         ({**FAIL, "XCACHE_MAX_SIZE": "big"}, "XCACHE_MAX_SIZE='big' (environment) cannot be used"),
     ],
 )

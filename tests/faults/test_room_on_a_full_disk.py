@@ -97,26 +97,25 @@ def test_the_commands_that_make_room_work_on_a_full_disk(place, size, content, m
 def test_entries_are_removed_even_where_the_reserve_is_gone(tmp_path):
     """Their files go before their rows, which is safe after a crash: a row without a file is a miss."""
     folder = tmp_path / "store"
-    with disk_of(6 * MB, folder):
-        with shelf(folder) as made:
-            for name in "abc":
-                assert made.put(key_of(name), os.urandom(400_000), b"program") == protocol.Stored(True)
+    with disk_of(6 * MB, folder), shelf(folder) as made:
+        for name in "abc":
+            assert made.put(key_of(name), os.urandom(400_000), b"program") == protocol.Stored(True)
 
-            def fill_and_remove(store) -> None:
-                (folder / "reserve").unlink()
-                store.database.reserve.size = 0
-                store.database.checkpoint()
-                fill(folder / "ballast")
-                # The journal is used up to its end.
-                with contextlib.suppress(Exception), store.transaction(frees=True):
-                    store.database.writing.execute("UPDATE totals SET amount = amount")
-                store.let_go([EntryKey(key_of(name), 1) for name in "ab"], "removed: rm")
+        def fill_and_remove(store) -> None:
+            (folder / "reserve").unlink()
+            store.database.reserve.size = 0
+            store.database.checkpoint()
+            fill(folder / "ballast")
+            # The journal is used up to its end.
+            with contextlib.suppress(Exception), store.transaction(frees=True):
+                store.database.writing.execute("UPDATE totals SET amount = amount")
+            store.let_go([EntryKey(key_of(name), 1) for name in "ab"], "removed: rm")
 
-            made.call(fill_and_remove)
-            assert made.keys() == {key_of("c")}
-            (folder / "ballast").unlink()
-            made.sync()
-            made.check()
+        made.call(fill_and_remove)
+        assert made.keys() == {key_of("c")}
+        (folder / "ballast").unlink()
+        made.sync()
+        made.check()
 
 
 def test_the_reserve_grows_with_the_room_there_is(place):

@@ -1,4 +1,4 @@
-"""The tests' own folders have short paths, for the sockets in them, whatever folder for temporary files the user has."""
+"""The tests' own folders have short paths, for the sockets in them, whatever TMPDIR the user has."""
 
 from __future__ import annotations
 

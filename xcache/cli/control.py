@@ -64,8 +64,8 @@ def restart(as_json: bool) -> None:
 
     A running daemon follows changes of its settings files, but keeps the environment, store and socket it was started
     with; a restart gives it new ones. A setting that is to stay, such as max_size, belongs into a file:
-    ~/.config/xcache/config.toml, or the one that XCACHE_CONFIG names. A machine's daemon that was started by hand is left alone, because only its own
-    account could start it again.
+    ~/.config/xcache/config.toml, or the one that XCACHE_CONFIG names. A machine's daemon that was started by hand is
+    left alone, because only its own account could start it again.
 
     \b
     JSON: {"stopped_pid": int or null, "pid": int, "version": str, "socket": str, "directory": str,

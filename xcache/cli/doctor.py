@@ -45,7 +45,7 @@ _AGAINST = {"JAX_ENABLE_COMPILATION_CACHE": False, "JAX_ENABLE_PGLE": True, "JAX
 _TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
 # Advice for an error that a check has met.
 _ADVICE: dict[type[Exception], str] = {
-    SharedUidError: "Run programs under an account of their own (User= of a service, docker run --user), not as nobody.",
+    SharedUidError: "Run programs under an account of their own (a service's User=, docker run --user), not as nobody.",
     UntrustedError: "Remove what is there or let its owner do so, or name another place: XCACHE_SOCKET, XCACHE_DIR.",
     ProtocolError: "`xcache restart` starts a daemon of this version.",
     UnavailableError: "End it if it hangs. `xcache restart` starts another one; programs compile meanwhile.",

@@ -211,7 +211,9 @@ def _read(name: str) -> bytes:
             return file.read(MOST_BYTES)
     except OSError as error:
         why = f"it is no line NAME {PUBLIC}..., and no file that can be read: {error.strerror}"
-        raise Failure(f"{printable(name)!r} names no key to trust: {why}; `xcache key show` prints such a line") from None
+        raise Failure(
+            f"{printable(name)!r} names no key to trust: {why}; `xcache key show` prints such a line"
+        ) from None
 
 
 def _refuse(line: Line) -> None:

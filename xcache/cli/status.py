@@ -114,7 +114,7 @@ def status(as_json: bool) -> None:
     passing = [name for name, source in found["limits_from"].items() if facts and source == "environment"]
     if passing and not settings.daemon_user:
         note(
-            f"the daemon has {', '.join(passing)} from the environment in which it was started, and the next daemon need"
+            f"the daemon has {', '.join(passing)} from the environment in which it was started, and the next one need"
             f" not have it; a line in {settings.kept_in} keeps it"
         )
     if ignored:

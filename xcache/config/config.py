@@ -27,7 +27,7 @@ MACHINE_SOCKET = Path("/run/xcache/xcached.sock")
 _MODES = {"1": "on", "on": "on", "0": "off", "off": "off", "": "off", "readonly": "readonly", "refresh": "refresh"}
 # The similarity of two spellings (difflib's) of which one is probably meant to be the other.
 _NEARLY_RIGHT = 0.8
-# A difference in remote stores is told by their names. The log is the daemon's own affair, and a source of a key a secret.
+# A difference in remote stores is told by their names. The log is the daemon's own affair, a key's source a secret.
 _NOT_COMPARED = {"remote", "bundles", "namespace", "daemon_user", "log", "signing_key"}
 _MODES_SAID = "1, on, 0, off, readonly or refresh"
 

@@ -37,7 +37,7 @@ def forbid_compiles(why: str) -> None:
     original = compiler.compile_or_get_cached
 
     @functools.wraps(original)
-    def forbidden(*arguments: Any, **options: Any) -> Any:
+    def forbidden(*_: Any, **__: Any) -> Any:
         raise CompileInGuardError(f"nothing is compiled, because XCACHE_ON_MISS cannot be kept: {why}; xcache is off")
 
     def lift() -> None:

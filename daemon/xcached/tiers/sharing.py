@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import NamedTuple
 
+from xcache.config.config import Config
 from xcache.wire import protocol
 from xcache.wire.names import Names
 from xcached.host.reload import LiveSettings

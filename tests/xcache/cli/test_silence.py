@@ -23,7 +23,10 @@ IGNORED = "XCACHE_MAX_SIZE, XCACHE_METRICS as given here do not count: the daemo
 def warnings_of(place, caplog, **settings) -> list[str]:
     """Return what a program with these settings says when it first talks to the daemon."""
     caplog.clear()
-    with caplog.at_level(logging.WARNING, "xcache"), contextlib.closing(Client(place.config(**settings), "test")) as one:
+    with (
+        caplog.at_level(logging.WARNING, "xcache"),
+        contextlib.closing(Client(place.config(**settings), "test")) as one,
+    ):
         one.report({"requests": 1.0})
         one.report({"requests": 1.0})
     return [record.getMessage() for record in caplog.records]
@@ -149,5 +152,3 @@ def test_what_is_no_key_is_told_what_a_key_is(shell):
     assert "'nonsense' names no key to trust" in said
     assert "xcache key show" in said
     assert "Errno" not in said
-
-

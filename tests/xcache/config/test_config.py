@@ -97,7 +97,10 @@ def test_a_bad_value_names_the_setting_its_source_and_what_is_allowed(surroundin
         ("colour = 3", "'colour' is not a setting; there are dir, socket"),
         ("XCACHE_MAX_SIZ = 3", "'XCACHE_MAX_SIZ' is not a setting; did you mean max_size"),
         ("[xcache]\nmax_size = 3", "'xcache' is not a setting"),
-        ('mode = "readonly"', "only the environment says whether a program uses the cache: XCACHE=1, on, 0, off, readonly"),
+        (
+            'mode = "readonly"',
+            "only the environment says whether a program uses the cache: XCACHE=1, on, 0, off, readonly",
+        ),
         ("max_size = [1, 2]", ALLOWED["max_size"]),
         ("max_size = inf", ALLOWED["max_size"]),
         ("timeout = nan", ALLOWED["timeout"]),
