@@ -104,7 +104,7 @@ class Connector:
 
     def _warn_of_tiers(self, welcome: protocol.Welcome, remedy: str) -> None:
         tiers = self._config.tiers()
-        theirs = set(map(_plain, welcome.remotes))
+        theirs = set(map(_plain, welcome.remotes or ()))
         missing = [tier.public_url for tier in tiers if _plain(tier.public_url) not in theirs]
         for problem in (welcome.problems or ()) if tiers else ():
             logger.warning("%s; `xcache doctor` says what to do", problem)
