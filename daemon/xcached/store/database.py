@@ -252,7 +252,8 @@ class Database:
         self.writing.execute("PRAGMA journal_mode = WAL")
         migrations.apply(Tables(self.writing, execute_plugins=False))
         # On a small disk the journal of all that leaves too little room for the reserve.
-        self.writing.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        with contextlib.suppress(sqlite3.OperationalError):
+            self.writing.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         with contextlib.suppress(OSError):
             self.path.chmod(0o600)
 
