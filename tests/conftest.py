@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import tempfile
@@ -17,6 +18,7 @@ from support.command_line import Shell
 from support.conversation import Conversation, talking
 from support.leaks import held, left_since
 from support.places import Place, new_place
+from support.progress import Progress
 
 settings.register_profile("xcache", derandomize=True, deadline=None, database=None)
 settings.load_profile("xcache")
@@ -26,6 +28,13 @@ LONG_SECONDS = 10 * 3600.0
 
 _TALLIES = pytest.StashKey[dict[str, "Counter[str]"]]()
 _NOTES = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Keep the paths of temporary folders short, for sockets, whatever TMPDIR says; tell how far the tests are."""
+    tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Progress(config))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

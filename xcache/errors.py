@@ -43,6 +43,9 @@ class XcacheError(Exception):
 class ConfigError(XcacheError):
     """A setting has a value that cannot be used."""
 
+    setting = ""
+    """The setting that has it, if it is one."""
+
 
 class UnavailableError(XcacheError):
     """No daemon answered."""
@@ -104,6 +107,10 @@ class UntrustedError(UnavailableError):
     """The socket or directory may belong to another user."""
 
     kind = "untrusted socket"
+
+
+class SharedUidError(UntrustedError):
+    """This process runs as a uid that strangers may share, such as nobody's."""
 
 
 class RefusedError(XcacheError):

@@ -37,8 +37,6 @@ logger = logging.getLogger("xcached")
 # Seconds for the requests in flight when the daemon is told to leave.
 _FINISH_SECONDS = 30.0
 _POLL_SECONDS = 2.0
-# With less, a daemon could be gone before the program that started it connects, and would be started again and again.
-_LEAST_IDLE_SECONDS = 1.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -209,7 +207,6 @@ async def leave_when_idle(
     """
     while not stopping.is_set():
         idle = server.settings.now.idle_exit
-        idle = max(idle, _LEAST_IDLE_SECONDS) if idle else 0.0
         left = server.last_request + idle - time.monotonic() if idle else _POLL_SECONDS
         if left <= 0 and not server.busy():
             logger.info("leaving: idle for %g s", idle)

@@ -8,7 +8,6 @@ import os
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from xcache._version import __version__
 from xcache.config.config import Config
 from xcache.errors import ConfigError
 from xcache.wire import protocol
@@ -22,6 +21,7 @@ from xcached.requests.announcements import Announcements
 from xcached.requests.fetches import Fetches
 from xcached.requests.fleet import Fleet
 from xcached.requests.gets import Gets
+from xcached.requests.greeting import Greeting
 from xcached.requests.inspection import Inspection
 from xcached.requests.leases import Leases
 from xcached.requests.loads import Loads
@@ -203,9 +203,7 @@ def assemble(
     writer.start()
     if sharing is not None:
         sharing.tiers.start()
-    addresses = [tier.public_url for tier in settings.now.tiers()]
-    directory, namespace = protocol.path_text(settings.now.dir), settings.now.namespace
-    welcome = protocol.Welcome(protocol.VERSION, __version__, os.getpid(), directory, addresses, namespace)
+    welcome = Greeting(settings, sharing.problems if sharing else lambda _: [])
     observe = None if metrics is None else metrics.observe
     return Service(handlers, leases, runs, loads, watchers, fetches, welcome, damaged, finish, observe)
 

@@ -226,3 +226,30 @@ def test_each_process_speaks_of_its_own_programs_also_a_forked_child(place, mode
     said = [line for line in done.stderr.splitlines() if line.startswith("xcache: ")]
     assert (done.returncode, len(said)) == (0, 2), done.stderr
     assert all("did not hold" in line and ": 1 program was compiled;" in line for line in said)
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        (
+            {"XCACHE_ON_MISS": "forbid"},
+            "XCACHE_ON_MISS='forbid' (environment) cannot be used; it must be allow, warn or",
+        ),
+        ({**FAIL, "XCACHE_MAX_SIZE": "big"}, "XCACHE_MAX_SIZE='big' (environment) cannot be used"),
+    ],
+)
+def test_a_guard_that_cannot_be_kept_stops_the_program_until_it_decides_for_itself(place, variables, why):
+    source = """
+for _ in range(2):
+    note("forbidden", lambda: plus(1)(x))
+xcache.disable()
+note("allowed", lambda: plus(1)(x))
+print(json.dumps(shown))
+"""
+    done = place.run(BEGIN + source, **ON, **variables)
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1), done.stderr
+    shown = json.loads(done.stdout)
+    assert shown["forbidden"].startswith("nothing is compiled, because XCACHE_ON_MISS cannot be kept: ")
+    assert why in shown["forbidden"] and why in done.stderr
+    assert shown["allowed"] == 6.0

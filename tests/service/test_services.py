@@ -211,7 +211,7 @@ def test_xcache_is_upgraded_underneath(machine, service):
 @either
 def test_it_leaves_when_idle_and_comes_back_when_asked(machine, service):
     service.install()
-    service.configure('idle_exit = "300ms"')
+    service.configure('idle_exit = "1s"')
     assert until(lambda: service.main_pid() == 0 and not service.daemons())
     assert service.show("ActiveState", "xcached.socket") == "active"
     assert service.show("Result") == "success"

@@ -97,19 +97,13 @@ def test_while_it_leaves_nobody_gets_an_error_for_an_answer(place):
 
 
 def test_it_leaves_when_nobody_has_asked_for_a_while(place):
-    child = place.start_daemon(XCACHE_IDLE_EXIT="200ms")
+    child = place.start_daemon(XCACHE_IDLE_EXIT="1s")
     with talking(place) as silent:
         assert silent.was_hung_up_on()
     assert has_ended(child)
     assert child.returncode == 0
     assert not place.socket.exists()
     assert "leaving: idle" in (place.dir / "daemon.log").read_text()
-
-
-def test_it_waits_for_the_program_that_started_it_however_soon_it_is_to_leave(place):
-    child = place.start_daemon(XCACHE_IDLE_EXIT="1ms")
-    assert has_ended(child)
-    assert "leaving: idle for 1 s" in (place.dir / "daemon.log").read_text()
 
 
 @pytest.mark.slow
@@ -127,7 +121,7 @@ def test_it_leaves_when_nobody_can_find_it_any_more(place):
 
 def test_it_does_not_leave_in_the_middle_of_an_answer(place):
     """The writer is held up for longer than the idle time."""
-    child = place.start_daemon(XCACHE_IDLE_EXIT="200ms")
+    child = place.start_daemon(XCACHE_IDLE_EXIT="1s")
     blocker = sqlite3.connect(place.dir / "store.db", isolation_level=None, check_same_thread=False)
     blocker.execute("BEGIN IMMEDIATE")
     timer = threading.Timer(1.5, blocker.execute, ("COMMIT",))

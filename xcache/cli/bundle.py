@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,14 @@ import click
 
 from xcache.cli import Group
 from xcache.cli.bundle_file import NOBODY, Object, namespace_of, objects, opened, tell_problems
+from xcache.cli.key_files import Keys
 from xcache.cli.output import (
     Column,
     counted,
     duration,
     emit,
     json_option,
+    note,
     print_facts,
     print_line,
     print_table,
@@ -108,7 +111,9 @@ def _described(entry: parcel.Parcel) -> dict[str, Any]:
 @_file_argument
 @json_option
 def verify(path: Path, as_json: bool) -> None:
-    """Check that a bundle is whole, and that keys which are trusted here have signed all of it.
+    """Check that a bundle is whole, and that this machine's own key, or keys which are trusted here, signed all of it.
+
+    A machine vouches for what it signed itself. It loads that from elsewhere only if its own key is trusted as well.
 
     \b
     JSON: {"file": str, "objects": int, "problems": [{"name": str, "problem": str}]}
@@ -116,18 +121,25 @@ def verify(path: Path, as_json: bool) -> None:
     Exit status 1 if anything is wrong.
     """
     settings = config.load()
+    keys = Keys(settings)
     wrong: list[Object] = []
+    signers: set[str] = set()
     with opened(path) as file:
-        trusted, total = TrustedKeys.load(settings.trusted_keys), sum(1 for _ in file.names())
+        trusted, total = keys.trusted_or_own(), sum(1 for _ in file.names())
         with progress(total, "checking") as advance:
             for each in objects(file, trusted, trust_unsigned=False):
+                signers.add(each.signer)
                 if each.problem:
                     wrong.append(each._replace(content=b""))
                 advance(1)
+    untrusted = not all(keys.trusted.public(signer, time.time()) for signer in signers)
     if as_json:
         problems = [{"name": each.name, "problem": each.problem} for each in wrong]
         emit({"file": str(path), "objects": total, "problems": problems})
     elif not wrong:
-        print_line(f"{counted(total, 'object')}: all are whole, and signed by keys that are trusted here")
+        whose = "this machine's own key" if untrusted else "keys that are trusted here"
+        print_line(f"{counted(total, 'object')}: all are whole, and signed by {whose}")
+        if untrusted:
+            note(f"this machine itself loads none of it before its key is trusted: xcache key trust '{keys.signer()}'")
     if tell_problems(wrong, settings):
         click.get_current_context().exit(1)

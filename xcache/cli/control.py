@@ -63,21 +63,27 @@ def restart(as_json: bool) -> None:
     """Stop the daemon, if one runs, and start a fresh one.
 
     A running daemon follows changes of its settings files, but keeps the environment, store and socket it was started
-    with; a restart gives it new ones. A machine's daemon that was started by hand is left alone, because only its own
-    account could start it again.
+    with; a restart gives it new ones. A setting that is to stay, such as max_size, belongs into a file:
+    ~/.config/xcache/config.toml, or the one that XCACHE_CONFIG names. A machine's daemon that was started by hand is
+    left alone, because only its own account could start it again.
 
     \b
-    JSON: {"stopped_pid": int or null, "pid": int, "version": str, "socket": str, "directory": str}
+    JSON: {"stopped_pid": int or null, "pid": int, "version": str, "socket": str, "directory": str,
+           "changed": {SETTING: [str, str]} (what the daemon before had, and what this one has)}
     """
     settings = config.load()
     left = daemon.stop(settings, comes_back=True)
     connection, _ = daemon.connect_or_start(settings)
     connection.close()
+    before, now = (left and left.settings) or {}, connection.welcome.settings or {}
+    changed = {name: [before[name], value] for name, value in now.items() if before.get(name, value) != value}
     if as_json:
-        emit({"stopped_pid": left.pid if left else None, **_identity(settings, connection.welcome)})
+        emit({"stopped_pid": left.pid if left else None, **_identity(settings, connection.welcome), "changed": changed})
     else:
-        before = f"restarted: process {left.pid} has ended, " if left else "started: "
-        print_line(f"{before}process {connection.welcome.pid} serves {settings.dir}")
+        said = f"restarted: process {left.pid} has ended, " if left else "started: "
+        print_line(f"{said}process {connection.welcome.pid} serves {settings.dir}")
+    for name, (old, new) in changed.items():
+        note(f"{name} was {old!r}, and is {new!r} now ({settings.sources[name]}); {settings.kept_in} keeps a value")
 
 
 def _identity(settings: Config, welcome: protocol.Welcome) -> dict[str, Any]:

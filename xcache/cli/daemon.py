@@ -137,14 +137,24 @@ def await_activated(settings: Config) -> protocol.Welcome:
 
 
 def unusable_store(settings: Config) -> str | None:
-    """Return why this user's programs could not start a daemon on the existing store, or None."""
-    if not Launcher(settings).may_start() or not settings.dir.exists():
+    """Return why this user's programs could not start a daemon on the store, or make one, or None."""
+    if not Launcher(settings).may_start():
         return None
+    place = nearest(settings.dir)
+    if place != settings.dir:
+        may_be_made = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
+        return None if may_be_made else f"{settings.dir} does not exist and cannot be made"
     try:
         check_directory(settings.dir)
     except UntrustedError as error:
         return str(error)
     return None if os.access(settings.dir, os.W_OK | os.X_OK) else f"{settings.dir} cannot be written"
+
+
+def nearest(path: Path) -> Path:
+    """Return the path itself, or the nearest folder above it that this user can see."""
+    # os.path returns False where Path raises: the folder above may be closed.
+    return next(each for each in (path, *path.parents) if os.path.lexists(each) or each == each.parent)
 
 
 def say_empty(settings: Config, said: str = EMPTY) -> None:

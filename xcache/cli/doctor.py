@@ -21,6 +21,7 @@ from xcache.cli import daemon, remote_findings, store_file, trial
 from xcache.cli.config import suggestion, unknown_variables
 from xcache.cli.output import emit, json_option, print_finding, size
 from xcache.cli.remote_asking import asking
+from xcache.client.connector import told_of_ignored
 from xcache.config import config
 from xcache.config.config import Config
 from xcache.errors import (
@@ -28,6 +29,7 @@ from xcache.errors import (
     ConfigError,
     ProtocolError,
     RefusedError,
+    SharedUidError,
     UnavailableError,
     UntrustedError,
     XcacheError,
@@ -43,6 +45,7 @@ _AGAINST = {"JAX_ENABLE_COMPILATION_CACHE": False, "JAX_ENABLE_PGLE": True, "JAX
 _TRUE, _FALSE = ("y", "yes", "t", "true", "on", "1"), ("n", "no", "f", "false", "off", "0")
 # Advice for an error that a check has met.
 _ADVICE: dict[type[Exception], str] = {
+    SharedUidError: "Run programs under an account of their own (a service's User=, docker run --user), not as nobody.",
     UntrustedError: "Remove what is there or let its owner do so, or name another place: XCACHE_SOCKET, XCACHE_DIR.",
     ProtocolError: "`xcache restart` starts a daemon of this version.",
     UnavailableError: "End it if it hangs. `xcache restart` starts another one; programs compile meanwhile.",
@@ -162,6 +165,8 @@ def _daemon() -> Iterator[Check]:
         return
     version, pid = connection.welcome.version, connection.welcome.pid
     connection.close()
+    if ignored := settings.ignored_by(connection.welcome.settings or {}):
+        yield Check("daemon", "note", told_of_ignored(ignored), "`xcache restart` starts it with the settings of now.")
     if problem:
         yield Check("daemon", "wrong", problem, "`xcache config` says where XCACHE_SOCKET and XCACHE_DIR come from.")
     elif version != __version__:
@@ -195,17 +200,15 @@ def _store() -> Iterator[Check]:
     if settings.daemon_user:
         yield Check("store", "ok", f"{settings.dir} belongs to the daemon of account {settings.daemon_user}")
         return
-    place = _existing(settings.dir)
+    place = daemon.nearest(settings.dir)
     if not place.is_dir():
         yield Check("store", "wrong", f"{place} is not a directory", "Choose a folder with XCACHE_DIR.")
         return
     if unusable := daemon.unusable_store(settings):
-        advice = f"Choose another folder with XCACHE_DIR, or correct the owner and mode of this one, {_owned(place)}."
-        yield Check("store", "wrong", unusable, advice)
-        return
-    if not os.access(place, os.W_OK | os.X_OK):
         advice = f"Choose another folder with XCACHE_DIR: nothing can be made in {place}, {_owned(place)}."
-        yield Check("store", "wrong", f"{settings.dir} does not exist and cannot be made", advice)
+        if place == settings.dir:
+            advice = f"Choose another with XCACHE_DIR, or correct the owner and mode of this one, {_owned(place)}."
+        yield Check("store", "wrong", unusable, advice)
         return
     others = _files_of_others(settings.dir)
     if others:
@@ -235,10 +238,6 @@ def _owned(place: Path) -> str:
     return f"which belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):03o}; you are uid {os.getuid()}"
 
 
-def _existing(path: Path) -> Path:
-    return path if path.exists() else _existing(path.parent)
-
-
 def _least_free(settings: Config, status: os.statvfs_result) -> float:
     """Return the bytes that must stay free, or some megabytes where no setting says so."""
     text = settings.min_free
@@ -250,7 +249,7 @@ def _least_free(settings: Config, status: os.statvfs_result) -> float:
 def _programs() -> Iterator[Check]:
     """Say what programs do that cannot be cached, such as callbacks into Python."""
     settings, _ = config.load_usable()
-    if not settings.daemon_user and not _existing(settings.dir).is_dir():
+    if not settings.daemon_user and not daemon.nearest(settings.dir).is_dir():
         # The store's check says so.
         return
     with contextlib.suppress(XcacheError):

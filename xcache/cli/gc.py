@@ -8,11 +8,9 @@ import click
 
 from xcache.cli import daemon
 from xcache.cli.output import counted, emit, json_option, note, print_line, size
-from xcache.client.connection import Connection
+from xcache.client.connector import told_of_ignored
 from xcache.config import config
-from xcache.config.config import Config
-from xcache.config.table import LIMITS
-from xcache.wire import commands, protocol
+from xcache.wire import commands
 
 # The daemon may need this long for a large store, because it serves programs first.
 _GC_SECONDS = 3600.0
@@ -33,7 +31,8 @@ def gc(as_json: bool) -> None:
     """
     settings = config.load()
     with contextlib.closing(daemon.connect_for_change(settings)) as connection:
-        _note_other_limits(settings, connection)
+        if ignored := settings.ignored_by(connection.welcome.settings or {}):
+            note(f"{told_of_ignored(ignored)}; to start it with the settings of now: xcache restart")
         freed = connection.demand(commands.CollectGarbage(), commands.Collected, settings.timeout + _GC_SECONDS)
     if as_json:
         emit(freed._asdict())
@@ -41,12 +40,3 @@ def gc(as_json: bool) -> None:
     why = ", ".join(f"{count} by {reason}" for reason, count in sorted(freed.reasons.items()))
     print_line(f"evicted {counted(freed.entries, 'entry')}, {size(freed.bytes)}" + (f" ({why})" if why else ""))
     print_line(f"deleted {counted(freed.files, 'file')}; the database gave back {size(freed.given_back)}")
-
-
-def _note_other_limits(settings: Config, connection: Connection) -> None:
-    """Note each limit that this command's environment sets, but the daemon does not have."""
-    facts = connection.demand(protocol.AskStatus(), protocol.Status, settings.timeout).facts
-    for name in LIMITS:
-        if settings.sources[name] == "environment" and facts.get(name) != getattr(settings, name):
-            variable = f"XCACHE_{name.upper()}"
-            note(f"the daemon uses its own {name}, not {variable} of this command; to pass it on: xcache restart")

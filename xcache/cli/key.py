@@ -14,7 +14,7 @@ import click
 
 from xcache.cli import Failure, Group, WrongUsage
 from xcache.cli.key_files import Keys, write_private_key
-from xcache.cli.output import Column, emit, json_option, note, print_line, print_table
+from xcache.cli.output import Column, emit, json_option, note, print_line, print_table, printable
 from xcache.config import config
 from xcache.wire.signatures import PRIVATE, PUBLIC, PublicKey, checked_name, new_key
 from xcache.wire.trusted_keys import MOST_BYTES, Line, TrustedKey, parse, parse_date, today
@@ -206,8 +206,14 @@ def _given(words: Sequence[str]) -> list[TrustedKey]:
 def _read(name: str) -> bytes:
     if name == "-":
         return sys.stdin.buffer.read(MOST_BYTES)
-    with open(name, "rb") as file:
-        return file.read(MOST_BYTES)
+    try:
+        with open(name, "rb") as file:
+            return file.read(MOST_BYTES)
+    except OSError as error:
+        why = f"it is no line NAME {PUBLIC}..., and no file that can be read: {error.strerror}"
+        raise Failure(
+            f"{printable(name)!r} names no key to trust: {why}; `xcache key show` prints such a line"
+        ) from None
 
 
 def _refuse(line: Line) -> None:

@@ -17,7 +17,7 @@ from xcache.errors import XcacheError
 from xcache.wire import signing_key
 from xcache.wire.ownership import trusted_uids
 from xcache.wire.signatures import PrivateKey, PublicKey
-from xcache.wire.trusted_keys import TrustedKey, TrustedKeys, encoded
+from xcache.wire.trusted_keys import Line, TrustedKey, TrustedKeys, encoded
 
 _PRIVATE, _PUBLIC = 0o600, 0o644
 
@@ -44,6 +44,14 @@ class Keys:
             return self.signer()
         except XcacheError:
             return None
+
+    def trusted_or_own(self) -> TrustedKeys:
+        """Return the list of trusted keys, with the one that signs here unless a line of it is about that."""
+        signer = self.signer_if_usable()
+        if signer is None or self.trusted.knows(signer.id):
+            return self.trusted
+        own = Line(str(signer), TrustedKey(signer))
+        return TrustedKeys(self.path, self._owners, [*self.trusted.lines, own], self.trusted.problem, ())
 
     def usable(self) -> list[TrustedKey]:
         """Return each key of the list, trusted or not; raise Failure if the list is not used."""

@@ -146,7 +146,9 @@ def open_ledger(settings: Config) -> Iterator[tuple[LedgerReader, StoreReader | 
         daemon.flush(settings, of_runs=True)
         with store_file.open_store(settings) as store:
             if store is None or not store.has_ledger:
-                yield LedgerReader(tuple, lambda _: [], none=NO_RUN if store is None else _NONE_BEFORE), store
+                # Without entries it may as well be one whose making was cut short.
+                is_of_before = store is not None and store.totals().get("entries")
+                yield LedgerReader(tuple, lambda _: [], none=_NONE_BEFORE if is_of_before else NO_RUN), store
                 return
             connected = store.connection
             yield (

@@ -12,9 +12,11 @@ from xcache.cli import daemon, remote_asking, store_file
 from xcache.cli.config import spelled_time
 from xcache.cli.output import counted, duration, emit, json_option, note, print_facts, print_line, printable, size
 from xcache.client.connection import Connection
+from xcache.client.connector import told_of_ignored
 from xcache.client.launcher import Launcher
 from xcache.config import config
 from xcache.config.config import Config
+from xcache.config.table import LIMITS
 from xcache.errors import ClosedStoreError, ConfigError, UnavailableError, UntrustedError
 from xcache.wire import protocol
 
@@ -34,7 +36,11 @@ def status(as_json: bool) -> None:
            "uptime_seconds": float or null, "connections": int or null, "socket": str, "directory": str,
            "log": str or null (the daemon's file; null: none here, or it is the journal),
            "entries": int or null, "bytes": int or null, "max_size": int (0: no limit),
-           "max_entries": int (0: no limit), "max_age": float (0: no limit), "quarantined": int or null,
+           "max_entries": int (0: no limit), "max_age": float (0: no limit),
+           "limits_from": {LIMIT: str} (where the daemon has each limit from: default, a file, or environment,
+           which was that of the program or command that started it),
+           "ignored": {SETTING: str} (what the daemon has in place of what this environment says),
+           "quarantined": int or null,
            "stale": int or null (entries that are not served),
            "closed": str or null (why the store cannot be read here),
            "free": int or null (bytes on the disk, if min_free applies),
@@ -60,6 +66,7 @@ def status(as_json: bool) -> None:
     compiles: list[dict[str, Any]] = []
     remotes: list[dict[str, Any]] = []
     problem = None
+    ignored: dict[str, str] = {}
     directory = str(settings.dir)
     is_managed = False
     try:
@@ -67,6 +74,7 @@ def status(as_json: bool) -> None:
         if connection is not None:
             address, directory = connection.path, connection.welcome.directory
             is_managed = connection.listener.pid != connection.welcome.pid
+            ignored = settings.ignored_by(connection.welcome.settings or {})
             facts, compiles, remotes = _ask(connection, settings.timeout)
     except UntrustedError as error:
         problem = f"{error} ({error.kind})"
@@ -88,6 +96,8 @@ def status(as_json: bool) -> None:
         "log": None if is_managed else _log(Path(directory)),
         **held,
         **{limit: facts.get(limit, getattr(settings, limit)) for limit in ("max_size", "max_entries", "max_age")},
+        "limits_from": {name: facts.get(f"{name}_from", settings.sources[name]) for name in LIMITS},
+        "ignored": ignored,
         "free": facts.get("free") if facts.get("to_stay_free") else None,
         "to_stay_free": facts.get("to_stay_free"),
         "damaged_databases": _damaged(settings),
@@ -101,6 +111,14 @@ def status(as_json: bool) -> None:
         emit(found)
     else:
         _print(found)
+    passing = [name for name, source in found["limits_from"].items() if facts and source == "environment"]
+    if passing and not settings.daemon_user:
+        note(
+            f"the daemon has {', '.join(passing)} from the environment in which it was started, and the next one need"
+            f" not have it; a line in {settings.kept_in} keeps it"
+        )
+    if ignored:
+        note(f"{told_of_ignored(ignored)}; to start it with the settings of now: xcache restart")
     for path in found["damaged_databases"]:
         note(f"a damaged database was set aside and a fresh one begun; inspect or delete it: {path}")
     wanted = {tier.public_url for tier in settings.tiers()}

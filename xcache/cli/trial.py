@@ -71,14 +71,14 @@ def _judged(cold: dict[str, Any] | str, warm: dict[str, Any] | str) -> Verdict:
         return Verdict(True, "one process compiled a program, and the next one found it")
     advice = "XCACHE_LOG=debug shows each step, and docs/not-cached.md what is not cached."
     for ran, which in ((cold, "first"), (warm, "second")):
-        if reasons := [*ran["uncacheable"], *ran["errors"]]:
+        if reasons := ran[_SAID] or [*ran["uncacheable"], *ran["errors"]]:
             return Verdict(False, f"the {which} process could not use the cache: {', '.join(reasons)}", advice)
     causes = ", ".join(warm["causes"]) or "the cache was not asked"
     return Verdict(False, f"the second process compiled the program of the first again: {causes}", advice)
 
 
 def _run(number: str) -> dict[str, Any] | str:
-    """Return the statistics of a process that compiled the program, or the reason why there are none."""
+    """Return the statistics of a process that compiled the program, and what it said; or why there are none."""
     command = [sys.executable, "-c", _PROGRAM, number]
     # A file of settings may forbid compiles, too.
     variables = os.environ | {"XCACHE": "1", "XCACHE_ON_MISS": "allow"}
@@ -89,10 +89,11 @@ def _run(number: str) -> dict[str, Any] | str:
         return f"a small program did not end within {_SECONDS} s"
     except (ValueError, IndexError):
         found = {}
-    if found:
-        return found
     lines = done.stderr.strip().splitlines()
-    ours = [line.removeprefix(_SAID) for line in lines if line.startswith(_SAID)]
+    # A warning may come twice: as it happens, and at the end.
+    ours = list(dict.fromkeys(line.removeprefix(_SAID) for line in lines if line.startswith(_SAID)))
+    if found:
+        return found | {_SAID: ours}
     return (ours or lines or [f"the program ended with status {done.returncode}"])[-1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 
 from xcache.client.connection import Connection, left
 from xcache.client.launcher import Launcher
@@ -30,7 +31,7 @@ class Connector:
         self._finder = launcher or Launcher(config)
         self._trusted: set[int] | None = None
         self._is_leaving = False
-        # Whether the remote stores of the daemon were compared with those of the settings.
+        # Whether the daemon's settings were compared with this program's.
         self._is_compared = False
 
     def start_no_more(self) -> None:
@@ -78,7 +79,7 @@ class Connector:
                 if self._launcher is not None:
                     # The daemon is ready; its start has nothing more to report.
                     self._launcher.close()
-                self._warn_of_left_out(connection.welcome)
+                self._warn_of_differences(connection.welcome)
                 return connection
             if theirs > protocol.VERSION or replaced or self._launcher is None:
                 connection.close()
@@ -90,16 +91,23 @@ class Connector:
                 connection.wait_for_end(left(deadline))
             replaced = True
 
-    def _warn_of_left_out(self, welcome: protocol.Welcome) -> None:
-        """Warn once of remote stores that this program's settings name, and the daemon was started without."""
+    def _warn_of_differences(self, welcome: protocol.Welcome) -> None:
+        """Warn once of settings of this program that the daemon does not have, and of what keeps it from sharing."""
         if welcome.remotes is None or self._is_compared:
             return
         self._is_compared = True
-        tiers = self._config.tiers()
-        theirs = set(map(_plain, welcome.remotes))
-        missing = [tier.public_url for tier in tiers if _plain(tier.public_url) not in theirs]
         restart = "to start it with the settings of now: xcache restart"
         remedy = restart if self._config.daemon_uid() is None else "the machine's daemon has settings of its own"
+        if ignored := self._config.ignored_by(welcome.settings or {}):
+            logger.warning("%s; %s", told_of_ignored(ignored), remedy)
+        self._warn_of_tiers(welcome, remedy)
+
+    def _warn_of_tiers(self, welcome: protocol.Welcome, remedy: str) -> None:
+        tiers = self._config.tiers()
+        theirs = set(map(_plain, welcome.remotes or ()))
+        missing = [tier.public_url for tier in tiers if _plain(tier.public_url) not in theirs]
+        for problem in (welcome.problems or ()) if tiers else ():
+            logger.warning("%s; `xcache doctor` says what to do", problem)
         if tiers and not missing and welcome.namespace != self._config.namespace:
             logger.warning(
                 "the daemon was started with %s, and the settings of this program name %s, so what it compiles is"
@@ -115,6 +123,13 @@ class Connector:
                 ", ".join(missing),
                 remedy,
             )
+
+
+def told_of_ignored(ignored: Mapping[str, str]) -> str:
+    """Return, in words, which settings do not count here, and what the daemon has in their place."""
+    given = ", ".join(f"XCACHE_{name.upper()}" for name in ignored)
+    theirs = ", ".join(f"{name}={value!r}" for name, value in ignored.items())
+    return f"{given} as given here {'do' if len(ignored) > 1 else 'does'} not count: the daemon runs with {theirs}"
 
 
 def _said(namespace: str | None) -> str:

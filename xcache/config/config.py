@@ -28,6 +28,8 @@ MACHINE_SOCKET = Path("/run/xcache/xcached.sock")
 _MODES = {"1": "on", "on": "on", "0": "off", "off": "off", "": "off", "readonly": "readonly", "refresh": "refresh"}
 # The similarity of two spellings (difflib's) of which one is probably meant to be the other.
 _NEARLY_RIGHT = 0.8
+# A difference in remote stores is told by their names. The log is the daemon's own affair, a key's source a secret.
+_NOT_COMPARED = {"remote", "bundles", "namespace", "daemon_user", "log", "signing_key"}
 _MODES_SAID = "1, on, 0, off, readonly or refresh"
 
 
@@ -93,6 +95,25 @@ class Config(NamedTuple):
         with self.blamed("daemon_user"):
             return uid_of_account(self.daemon_user)
 
+    def of_daemon(self) -> dict[str, str]:
+        """Return, as text, the settings that count in a daemon, but those that tell which one it is, and keys."""
+        return {
+            setting.name: _as_text(getattr(self, setting.name))
+            for setting in SETTINGS
+            if setting.used_by != "program" and setting.name not in _NOT_COMPARED
+        }
+
+    def ignored_by(self, daemon: Mapping[str, str]) -> dict[str, str]:
+        """Return what a daemon has in place of settings that this process's code or environment gave other values."""
+        given = [name for name in daemon if self.sources.get(name) in ("environment", "code")]
+        mine = self.of_daemon() if given else {}
+        return {name: daemon[name] for name in given if mine.get(name, daemon[name]) != daemon[name]}
+
+    @property
+    def kept_in(self) -> Path:
+        """The file in which a setting stays, whoever starts the daemon."""
+        return self.named or (SYSTEM_FILE if self.daemon_user else files()[0])
+
     @property
     def has_tiers(self) -> bool:
         """Whether the daemon looks for entries anywhere else than in its store."""
@@ -150,7 +171,7 @@ def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
 def load_usable(environ: Mapping[str, str] | None = None) -> tuple[Config, list[str]]:
     """Return the settings, with defaults for those that are wrong, and the problems: enough to find the daemon."""
     environ = os.environ if environ is None else environ
-    problems: list[str] = []
+    problems: list[ConfigError] = []
     settings = _load(environ, {}, problems)
     unread = len(problems)
     with _noted(problems):
@@ -158,10 +179,10 @@ def load_usable(environ: Mapping[str, str] | None = None) -> tuple[Config, list[
     if len(problems) > unread:
         settings = _load(environ, {"daemon_user": ""}, [])
         settings = settings._replace(sources={**settings.sources, "daemon_user": "default"})
-    return settings, problems
+    return settings, list(map(str, problems))
 
 
-def _load(environ: Mapping[str, str], overrides: Mapping[str, Any], problems: list[str] | None) -> Config:
+def _load(environ: Mapping[str, str], overrides: Mapping[str, Any], problems: list[ConfigError] | None) -> Config:
     known = {setting.name: setting for setting in SETTINGS}
     for name in overrides:
         if name not in known:
@@ -204,6 +225,13 @@ def _load(environ: Mapping[str, str], overrides: Mapping[str, Any], problems: li
     )
 
 
+def guards(environ: Mapping[str, str] | None = None) -> bool:
+    """Return whether compiles are to fail: ``on_miss`` says so, or says what cannot be understood."""
+    problems: list[ConfigError] = []
+    settings = _load(os.environ if environ is None else environ, {}, problems)
+    return settings.on_miss == "fail" or any(each.setting.startswith("on_miss") for each in problems)
+
+
 def files(environ: Mapping[str, str] | None = None) -> list[Path]:
     """Return the files that settings are read from, existing or not; the first one that has a setting wins."""
     environ = os.environ if environ is None else environ
@@ -213,14 +241,14 @@ def files(environ: Mapping[str, str] | None = None) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _noted(problems: list[str] | None) -> Iterator[None]:
+def _noted(problems: list[ConfigError] | None) -> Iterator[None]:
     """Append a ConfigError to ``problems`` and go on; raise it if there is no such list."""
     try:
         yield
     except ConfigError as error:
         if problems is None:
             raise
-        problems.append(str(error))
+        problems.append(error)
 
 
 def _check(setting: Setting, value: Any, source: str) -> Any:
@@ -231,7 +259,13 @@ def _check(setting: Setting, value: Any, source: str) -> Any:
         return setting.parse(text)
     except (ValueError, OverflowError, RuntimeError) as error:
         told, why = _told(setting.name, text, source), f": {error}" if isinstance(error, UnfitError) else ""
-        raise ConfigError(f"{told} cannot be used{why}; it must be {setting.allowed}") from None
+        raise _unusable(setting, f"{told} cannot be used{why}") from None
+
+
+def _unusable(setting: Setting, told: str) -> ConfigError:
+    error = ConfigError(f"{told}; it must be {setting.allowed}")
+    error.setting = setting.name
+    return error
 
 
 def _told(name: str, text: str, source: str) -> str:
@@ -251,7 +285,7 @@ def _as_text(value: Any) -> str:
     return f"{decimal.Decimal(repr(value)):f}" if isinstance(value, float) else str(value)
 
 
-def _files(environ: Mapping[str, str], problems: list[str] | None) -> list[Path]:
+def _files(environ: Mapping[str, str], problems: list[ConfigError] | None) -> list[Path]:
     named = environ.get("XCACHE_CONFIG")
     with _noted(problems):
         if named and not Path(named).is_file():
@@ -260,7 +294,7 @@ def _files(environ: Mapping[str, str], problems: list[str] | None) -> list[Path]
     return [path for path in files(environ) if os.path.isfile(path)]  # noqa: PTH113
 
 
-def _read_file(path: Path, known: Mapping[str, Setting], problems: list[str] | None) -> dict[str, Any]:
+def _read_file(path: Path, known: Mapping[str, Setting], problems: list[ConfigError] | None) -> dict[str, Any]:
     content: dict[str, Any] = {}
     with _noted(problems):
         try:
@@ -274,7 +308,7 @@ def _read_file(path: Path, known: Mapping[str, Setting], problems: list[str] | N
             if name not in known:
                 raise ConfigError(f"{path}: {name!r} is not a setting{_alike(name, known)}")
             if type(value) not in TYPES[known[name].kind]:
-                raise ConfigError(f"{name}={value!r} ({path}) cannot be used; it must be {known[name].allowed}")
+                raise _unusable(known[name], f"{name}={value!r} ({path}) cannot be used")
             right[name] = _from_folder_of(path, value) if known[name].kind == "path" else value
     return right
 
@@ -303,6 +337,8 @@ def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _alike(name: str, known: Mapping[str, Setting]) -> str:
     """Return a suggestion for a misspelt name, or all names."""
+    if name == "mode":
+        return f", because only the environment says whether a program uses the cache: XCACHE={_MODES_SAID}"
     # Most programs misspell nothing, and need not import this.
     import difflib
 

@@ -69,6 +69,18 @@ def parse_duration(text: str) -> float:
     return _parse_quantity(text, _DURATIONS)
 
 
+def parse_duration_from(least: float) -> Callable[[str], float]:
+    """Return a parser of times of at least so many seconds, or 0, which means never."""
+
+    def parse(text: str) -> float:
+        seconds = parse_duration(text)
+        if 0 < seconds < least:
+            raise ValueError(text)
+        return seconds
+
+    return parse
+
+
 def parse_duration_or_none(text: str) -> float | None:
     """Return the seconds of a time, or None for an empty text."""
     return parse_duration(text) if text.strip() else None

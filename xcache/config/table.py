@@ -195,7 +195,8 @@ SETTINGS = (
         1800.0,
         "the daemon exits after this long without a request",
         "a time such as 30m, and a second at least; 0 for never",
-        parsing.parse_duration,
+        # With less, a daemon could be gone before the program that started it connects.
+        parsing.parse_duration_from(1.0),
     ),
     Setting(
         "stale_grace",

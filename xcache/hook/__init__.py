@@ -15,6 +15,7 @@ from xcache import logs
 from xcache._version import __version__
 from xcache.config import config
 from xcache.errors import UnsupportedError, XcacheError
+from xcache.hook import deferred
 from xcache.signals import reraise_if_the_programs
 
 if TYPE_CHECKING:
@@ -209,6 +210,7 @@ def _uninstall() -> None:
     """Uninstall the hook, if any, and close a cache that ``xcache.compile`` may have made."""
     from xcache import process_cache
 
+    deferred.allow_compiles()
     if _installed is not None:
         _installed.uninstall()
     process_cache.use_none()
@@ -287,7 +289,7 @@ def current_stages() -> stages.Stages | None:
 
 
 def install_from_environment() -> None:
-    """Switch the cache on as ``XCACHE`` says, or log in one line why not."""
+    """Switch the cache on as ``XCACHE`` says, or log in one line why not; compiles that are to fail do so then."""
     try:
         mode = config.mode()
         if mode != "off":
@@ -298,4 +300,7 @@ def install_from_environment() -> None:
     except (XcacheError, OSError) as error:
         # A signal handler of the program's may raise TimeoutError, which is an OSError.
         reraise_if_the_programs(error)
+        if config.guards():
+            # Without the cache nothing would hold the program back.
+            deferred.forbid_compiles(str(error))
         logs.complain("%s; xcache is off", error)

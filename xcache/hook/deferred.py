@@ -1,9 +1,14 @@
-"""An exception that jax would swallow, kept until it can reach the program."""
+"""Exceptions that jax would swallow, kept until they can reach the program: at a compile."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
+
+from xcache.errors import CompileInGuardError
+
+_lift: Callable[[], None] | None = None
 
 
 def raise_at_next_compile(error: BaseException) -> None:
@@ -22,3 +27,30 @@ def raise_at_next_compile(error: BaseException) -> None:
         raise error.with_traceback(None)
 
     compiler.compile_or_get_cached = interrupted
+
+
+def forbid_compiles(why: str) -> None:
+    """Make each of jax's compiles raise CompileInGuardError, until ``allow_compiles``."""
+    global _lift
+    from jax._src import compiler
+
+    original = compiler.compile_or_get_cached
+
+    @functools.wraps(original)
+    def forbidden(*_: Any, **__: Any) -> Any:
+        raise CompileInGuardError(f"nothing is compiled, because XCACHE_ON_MISS cannot be kept: {why}; xcache is off")
+
+    def lift() -> None:
+        if compiler.compile_or_get_cached is forbidden:
+            compiler.compile_or_get_cached = original
+
+    _lift = lift
+    compiler.compile_or_get_cached = forbidden
+
+
+def allow_compiles() -> None:
+    """Undo ``forbid_compiles``, if it was called: the program has decided for itself."""
+    global _lift
+    if _lift is not None:
+        _lift()
+        _lift = None

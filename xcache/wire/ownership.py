@@ -9,7 +9,7 @@ from collections.abc import Container
 from pathlib import Path
 from typing import NamedTuple
 
-from xcache.errors import ConfigError, StoreError, UntrustedError
+from xcache.errors import ConfigError, SharedUidError, StoreError, UntrustedError
 from xcache.wire.bounded import text_of
 
 _USUAL_OVERFLOW_UID = 65534
@@ -53,10 +53,10 @@ def at_once(path: str, flags: int) -> int:
 
 
 def own_uid() -> int:
-    """Return the uid of this process; raise UntrustedError for an overflow uid, which strangers may share."""
+    """Return the uid of this process; raise SharedUidError for an overflow uid, which strangers may share."""
     uid = os.getuid()
     if uid in overflow_uids():
-        raise UntrustedError(
+        raise SharedUidError(
             f"this process runs as uid {uid}, which the kernel also reports for every user without a uid here, so"
             " other users could not be told from this one"
         )

@@ -85,7 +85,8 @@ class Welcome(NamedTuple):
     """The daemon's answer to Hello, even if the two versions cannot talk to each other.
 
     ``remotes`` are the addresses of the remote stores and bundles that it was started with, and ``namespace`` is what
-    it calls its objects there; None if it does not say.
+    it calls its objects there; None if it does not say. ``settings`` are those that it has now, as text, and
+    ``problems`` say what keeps it from sharing entries.
     """
 
     protocol: int
@@ -94,6 +95,8 @@ class Welcome(NamedTuple):
     directory: str
     remotes: list[str] | None = None
     namespace: str | None = None
+    settings: dict[str, str] | None = None
+    problems: list[str] | None = None
 
 
 class Get(NamedTuple):

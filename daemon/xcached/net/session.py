@@ -204,7 +204,7 @@ class Session:
                 raise ProtocolError("its first message was not Hello")
             self._greeted = True
             self.caller.program = message.program[:200]
-            self._send(request, Reply(self._service.welcome))
+            self._send(request, Reply(self._service.welcome()))
             return
         files = message.files if isinstance(message, _WITH_FILES) else 0
         least = protocol.MAX_FRAME if isinstance(message, _LARGE) else LEAST_CHARGE

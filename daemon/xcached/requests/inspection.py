@@ -65,6 +65,7 @@ class Inspection:
             "entries": totals["entries"],
             "bytes": totals["bytes"],
             **{name: getattr(settings, name) for name in LIMITS},
+            **{f"{name}_from": settings.sources[name] for name in LIMITS},
             "free": free,
             "to_stay_free": to_stay_free,
             "namespace": settings.namespace,

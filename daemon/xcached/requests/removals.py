@@ -62,8 +62,7 @@ class Removals:
             for start in range(0, len(entries), _REMOVED_PER_STEP):
                 gone = _added(gone, removed(self._store, entries[start : start + _REMOVED_PER_STEP], "clear"))
                 yield
-            with self._store.transaction():
-                self._store.forget_marks(uid)
+            self._store.free(lambda: self._store.forget_marks(uid))
             for clear_data in self._clear_other_data:
                 clear_data(uid)
             return gone

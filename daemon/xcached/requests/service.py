@@ -29,7 +29,7 @@ class Service:
         loads: Loads,
         watchers: Watchers,
         fetches: Fetches | None,
-        welcome: protocol.Welcome,
+        welcome: Callable[[], protocol.Welcome],
         damaged: Callable[[Exception], None],
         finish: Callable[[float], bool],
         observe: Callable[[str, float], None] | None = None,
@@ -45,7 +45,7 @@ class Service:
         self._watchers = watchers
         self._fetches = fetches
         self.welcome = welcome
-        """The answer to Hello."""
+        """Returns the answer to Hello."""
         self._damaged = damaged
         self._observe = observe
         self.finish = finish

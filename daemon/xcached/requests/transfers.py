@@ -78,12 +78,19 @@ class TransferRequests:
         return self._thread is None or not self._thread.is_alive()
 
     def _history(self, caller: Caller, message: commands.AskHistory) -> Answer:
-        reading, position = self._store.database.reading, message.position
-        found = history_at(reading, caller.uid, position) if 0 <= position < _MOST_HISTORIES else None
+        reading, position, uids = self._store.database.reading, message.position, self._writers_of_histories(caller)
+        found = history_at(reading, uids, position) if 0 <= position < _MOST_HISTORIES else None
         if found is None:
             return Reply(commands.WantedBefore("", "", [], 0))
-        keys = keys_of_history(reading, caller.uid, *found)
+        keys = keys_of_history(reading, uids, *found)
         return Reply(commands.WantedBefore(*found, keys, position + 1))
+
+    def _writers_of_histories(self, caller: Caller) -> list[int]:
+        """Return whose histories go along.
+
+        A program that wants what a bundle said has nothing to add, so that the history stays that of its signer.
+        """
+        return [caller.uid, *self._trust.signer_uids()]
 
     def _export_entry(self, caller: Caller, message: commands.ExportEntry) -> Answer:
         if not self._trust.administers(caller.uid):
@@ -106,7 +113,8 @@ class TransferRequests:
         from xcache.wire.runs import Run
 
         wanted = protocol.Predict(message.program, message.arguments)
-        items, options = newest_history(self._store.database.reading, [caller.uid], wanted)
+        uids = self._writers_of_histories(caller)
+        items, options = newest_history(self._store.database.reading, uids, wanted)
         hits = []
         for item in items:
             hits += self._lookup.readable(caller, str(item["key"]))[:1]

@@ -63,8 +63,8 @@ class AliasRows:
 
     def clear(self, uid: int | None) -> None:
         """Forget the aliases of one user (None: of all)."""
-        with self._store.transaction(frees=True):
-            self._db.execute("DELETE FROM aliases WHERE writer_uid = coalesce(?, writer_uid)", (uid,))
+        sql = "DELETE FROM aliases WHERE writer_uid = coalesce(?, writer_uid)"
+        self._store.free(lambda: self._db.execute(sql, (uid,)))
 
     def _has_entry(self, program: str, uid: int) -> bool:
         rows = self._db.execute("SELECT writer_uid FROM programs WHERE digest = ?", (program,)).fetchall()

@@ -13,7 +13,7 @@ from pathlib import Path
 from xcache.errors import NewerStoreError, RefusedError, StoreError
 from xcache.wire import protocol
 from xcache.wire.schema import SCHEMA_VERSION
-from xcached.store.disk import Reserve
+from xcached.store.disk import Reserve, usage_of
 
 logger = logging.getLogger("xcached")
 
@@ -41,7 +41,15 @@ def is_damage(error: BaseException) -> bool:
 def is_full(error: BaseException) -> bool:
     """Return whether an error says that the disk is full."""
     code = getattr(error, "sqlite_errorcode", None)
-    return code is not None and code & 0xFF == sqlite3.SQLITE_FULL
+    # The journal's index has a file of its own.
+    return code is not None and (code & 0xFF == sqlite3.SQLITE_FULL or code == sqlite3.SQLITE_IOERR_SHMSIZE)
+
+
+def _full(why: str) -> sqlite3.OperationalError:
+    """Return the error that SQLite would raise on a full disk."""
+    error = sqlite3.OperationalError(f"the disk is full: {why}")
+    error.sqlite_errorcode = sqlite3.SQLITE_FULL
+    return error
 
 
 class Database:
@@ -94,20 +102,50 @@ class Database:
         """Commit everything inside, durably, or nothing of it.
 
         Raise RefusedError while the journal is too large; a transaction that ``frees`` room may grow it to twice that.
+        Without the reserve only such transactions are taken: what others wrote could take the room that these need.
         """
         self._check_in_place()
         self._check_journal(MOST_JOURNAL_BYTES * (2 if frees else 1))
+        if not frees and not self.may_grow():
+            raise _full("what little room there is is kept for removals")
         try:
             with self._between("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):
                 yield
+                if not frees:
+                    self._check_room()
         except sqlite3.Error as error:
             if is_full(error):
                 self.checkpoint()
             raise
 
+    def may_grow(self) -> bool:
+        """Return whether the reserve is there, or was made now: what is written then cannot take its room."""
+        if not self.reserve.size:
+            self.keep_reserve()
+        return bool(self.reserve.size)
+
     def keep_reserve(self) -> int:
         """Make the reserve, unless the store is being deleted; return how many bytes were written for it now."""
-        return self.reserve.keep() if self.is_in_place() else 0
+        size = self.reserve.size
+        written = self.reserve.keep() if self.is_in_place() else 0
+        if self.reserve.size != size:
+            self._bound_journal()
+        return written
+
+    def _bound_journal(self) -> None:
+        """Have SQLite checkpoint so often that half of the reserve suffices to do it on a full disk."""
+        most = self.reserve.size // 2 or _USUAL_JOURNAL_BYTES
+        ((page_size,),) = self.writing.execute("PRAGMA page_size").fetchall()
+        for pragma in (f"wal_autocheckpoint = {most // page_size}", f"journal_size_limit = {most}"):
+            self.writing.execute(f"PRAGMA {pragma}").fetchall()
+
+    def _check_room(self) -> None:
+        """Raise an error of a full disk, at the end of a transaction, unless its checkpoint will have room as well."""
+        ((pages, page_size),) = self.writing.execute("SELECT * FROM pragma_page_count, pragma_page_size")
+        growth = pages * page_size - _size_of(self.path)
+        # Its pages are written to the journal first.
+        if growth > 0 and usage_of(self.path.parent).free < 2 * growth:
+            raise _full("the database cannot grow by what was to be written")
 
     def use_reserve(self) -> bool:
         """Delete the reserve and empty the journal, to make room on a full disk; return whether there was a reserve."""
@@ -213,6 +251,9 @@ class Database:
         self.writing.execute("PRAGMA auto_vacuum = INCREMENTAL")
         self.writing.execute("PRAGMA journal_mode = WAL")
         migrations.apply(Tables(self.writing, execute_plugins=False))
+        # On a small disk the journal of all that leaves too little room for the reserve.
+        with contextlib.suppress(sqlite3.OperationalError):
+            self.writing.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
         with contextlib.suppress(OSError):
             self.path.chmod(0o600)
 

@@ -12,10 +12,9 @@ from typing import NamedTuple
 _ASK_EVERY_SECONDS = 1.0
 # A percentage never means more than this, on a disk of many terabytes either.
 _MOST_FREE_BY_SHARE_BYTES = 20 * 1024**3
-# Twice the usual journal: one half to checkpoint, the other for the writes that follow.
-_RESERVE_BYTES = 8 * 1024 * 1024
-# The reserve is taken only if this many times its size is free.
-_RESERVE_MARGIN = 4
+# The reserve is this fraction (1/n) of what is free, within these bounds: one half of it is for a checkpoint, the other
+# for the removal that follows. The least is what the removal of one entry may take.
+_RESERVE_DIVISOR, _LEAST_RESERVE_BYTES, _MOST_RESERVE_BYTES = 4, 512 * 1024, 8 * 1024 * 1024
 # Judge only after evicting this much whether the disk gains from it: the journal grows meanwhile and could hide less.
 ENOUGH_TO_JUDGE_BYTES = 16 * 1024**2
 # Pause after evictions that gained nothing.
@@ -36,36 +35,45 @@ def usage_of(directory: Path) -> DiskUsage:
 
 
 class Reserve:
-    """A file that is deleted when the disk is full: evicting entries has to write to the journal first."""
+    """A file that is deleted when the disk is full: removing entries has to write to the journal first."""
 
     def __init__(self, directory: Path) -> None:
         self._path = directory / "reserve"
-        # A reserve that somebody else deleted is not made again: they are probably deleting the store.
-        self._wanted = True
+        # Its bytes; 0 if there is none.
+        self.size = 0
 
     def keep(self) -> int:
-        """Make the reserve if the disk has plenty of space; return how many bytes were written for it now."""
-        if not self._wanted:
+        """Make the reserve, or a larger one once the disk has room for that; return how many bytes it has grown."""
+        if self.size == _MOST_RESERVE_BYTES:
             return 0
         try:
-            self._wanted = not self._path.exists()
-            if not self._wanted or shutil.disk_usage(self._path.parent).free < _RESERVE_MARGIN * _RESERVE_BYTES:
+            there = self._path.stat().st_size if self._path.exists() else 0
+            if self.size and not there:
+                # Somebody else has deleted it, and is probably deleting the store.
                 return 0
-            with open(self._path, "xb", opener=_private) as file:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, _RESERVE_BYTES)
-                else:
-                    # macOS has no posix_fallocate.
-                    file.write(bytes(_RESERVE_BYTES))
+            self.size = there
+            wanted = _reserve_of(shutil.disk_usage(self._path.parent).free + there)
+            # Not for each little that comes free.
+            if wanted and wanted >= 2 * there:
+                self._write(wanted)
         except OSError:
-            self.give_up()
+            if not self.size:
+                self.give_up()
             return 0
-        self._wanted = False
-        return _RESERVE_BYTES
+        return self.size - there
+
+    def _write(self, size: int) -> None:
+        with open(self._path, "r+b", opener=_private) as file:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+            else:
+                # macOS has no posix_fallocate.
+                file.write(bytes(size))
+        self.size = size
 
     def give_up(self) -> bool:
-        """Delete the reserve until ``keep``; return whether there was one."""
-        self._wanted = True
+        """Delete the reserve until ``keep`` finds room for it; return whether there was one."""
+        self.size = 0
         try:
             self._path.unlink()
         except OSError:
@@ -147,7 +155,14 @@ class Progress:
 
 
 def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+    return os.open(path, flags | os.O_CREAT, 0o600)
+
+
+def _reserve_of(free: int) -> int:
+    """Return the size of the reserve on a disk with so many bytes free; 0 if there is no room for one."""
+    if free < _LEAST_RESERVE_BYTES:
+        return 0
+    return min(_MOST_RESERVE_BYTES, max(_LEAST_RESERVE_BYTES, free // _RESERVE_DIVISOR))
 
 
 def _to_stay_free(min_free: str, disk: int) -> int:

@@ -80,22 +80,25 @@ class Histories:
             self.after_remember(uid, message)
 
 
-def history_at(connection: sqlite3.Connection, uid: int, position: int) -> tuple[str, str] | None:
-    """Return the program and the arguments of a user's history, in a fixed order; None after the last."""
+def history_at(connection: sqlite3.Connection, uids: Sequence[int], position: int) -> tuple[str, str] | None:
+    """Return the program and the arguments of a history of these users, in a fixed order; None after the last."""
     found: tuple[str, str] | None = connection.execute(
-        "SELECT DISTINCT program, arguments FROM histories WHERE uid = ? ORDER BY program, arguments LIMIT 1 OFFSET ?",
-        (uid, position),
+        "SELECT DISTINCT program, arguments FROM histories WHERE uid IN (SELECT value FROM json_each(?))"
+        " ORDER BY program, arguments LIMIT 1 OFFSET ?",
+        (json.dumps([*uids]), position),
     ).fetchone()
     return found
 
 
-def keys_of_history(connection: sqlite3.Connection, uid: int, program: str, arguments: str) -> list[str]:
-    """Return the keys that a program of a user wanted last time."""
+def keys_of_history(
+    connection: sqlite3.Connection, uids: Sequence[int], program: str, arguments: str
+) -> list[str]:
+    """Return the keys that a program of these users wanted last time."""
     sql = (
         "SELECT key FROM wanted WHERE history = (SELECT max(id) FROM histories"
-        " WHERE uid = ? AND program = ? AND arguments = ?) ORDER BY position"
+        " WHERE uid IN (SELECT value FROM json_each(?)) AND program = ? AND arguments = ?) ORDER BY position"
     )
-    return [str(key) for (key,) in connection.execute(sql, (uid, program, arguments))]
+    return [str(key) for (key,) in connection.execute(sql, (json.dumps([*uids]), program, arguments))]
 
 
 def newest_history(

@@ -63,8 +63,8 @@ class Quarantine:
 
     def clear(self, uid: int | None) -> None:
         """Forget the quarantined entries of one user (None: of all)."""
-        with self._store.transaction():
-            self._db.execute("DELETE FROM quarantined WHERE writer_uid = coalesce(?, writer_uid)", (uid,))
+        sql = "DELETE FROM quarantined WHERE writer_uid = coalesce(?, writer_uid)"
+        self._store.free(lambda: self._db.execute(sql, (uid,)))
         self.trim()
 
     def trim(self) -> None:
@@ -77,8 +77,7 @@ class Quarantine:
             rows.remove(one)
             gone.append((one.id,))
         if gone:
-            with self._store.transaction():
-                self._db.executemany("DELETE FROM quarantined WHERE id = ?", gone)
+            self._store.free(lambda: self._db.executemany("DELETE FROM quarantined WHERE id = ?", gone))
         kept = {row.file for row in rows}
         for path in self._folder.iterdir():
             if path.name not in kept:

@@ -28,13 +28,11 @@ class RowGroups:
 
     def clear(self, uid: int | None) -> None:
         """Forget the groups of one user (None: of all)."""
-        with self._store.transaction():
-            self.forget("uid = coalesce(?, uid)", uid)
+        self._store.free(lambda: self.forget("uid = coalesce(?, uid)", uid))
 
     def trim(self) -> None:
         """Forget the oldest groups until the rest fits."""
-        with self._store.transaction():
-            self.forget_what_is_too_large()
+        self._store.free(self.forget_what_is_too_large)
 
     def forget_older(self, most: int, where: str, *values: Any) -> None:
         """Within a transaction: of the groups with a property, keep the newest ``most``."""

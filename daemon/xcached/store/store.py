@@ -104,6 +104,17 @@ class Store:
             yield
         self.after_commit()
 
+    def free(self, work: Callable[[], object]) -> None:
+        """Do in a transaction of its own what frees room; on a full disk, the reserve goes for it."""
+        try:
+            with self.transaction(frees=True):
+                work()
+        except sqlite3.Error as error:
+            if not is_full(error) or not self.database.use_reserve():
+                raise
+            with self.transaction(frees=True):
+                work()
+
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[None]:
         """Undo everything inside at the end."""
@@ -287,7 +298,7 @@ class Store:
 
         ``reason`` is a cause of later misses.
         """
-        at, together, files = 0, len(entries), 0
+        at, together, files, files_went_first = 0, len(entries), 0, False
         while at < len(entries):
             going = entries[at : at + together]
             try:
@@ -296,14 +307,25 @@ class Store:
                     if counted_as:
                         self.statistics.add({counted_as: len(going)})
             except sqlite3.Error as error:
-                if not is_full(error) or not (self.database.use_reserve() or together > 1):
+                if not is_full(error):
                     raise
+                if not self.database.use_reserve() and together == 1:
+                    # After a crash now, rows without files are no entries either.
+                    if files_went_first or not (gone := self._delete_files_of(entries[at:])):
+                        raise
+                    files, files_went_first = files + gone, True
                 # A smaller transaction may fit into the space there is.
                 together = max(1, together // 2)
             else:
                 files += self.delete_files(maybe_orphaned)
                 at += together
         return files
+
+    def _delete_files_of(self, entries: Iterable[EntryKey]) -> int:
+        """Delete the files that only these entries have, before their rows; return how many."""
+        with self.rehearsal():
+            digests = [digest for digest in self.remove(entries) if not self._is_in_file(digest)]
+        return sum(map(self.files.delete, digests))
 
     def delete_files(self, digests: Iterable[str]) -> int:
         """After a commit: delete the files among these digests that nothing refers to; return how many."""

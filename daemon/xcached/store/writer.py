@@ -335,6 +335,9 @@ class WriterThread:
 
     def _flush(self) -> bool:
         """Write some of the noted uses and all counts, which are lost if that fails; return whether more is left."""
+        if not self._store.database.may_grow():
+            # They stay noted until there is room.
+            return False
         with self._lock:
             uses = {entry: self._uses.pop(entry) for entry in list(itertools.islice(self._uses, _USES_PER_FLUSH))}
             self._more_to_do |= (more := bool(self._uses))

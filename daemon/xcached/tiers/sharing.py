@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Callable
 from typing import NamedTuple
 
+from xcache.config.config import Config
 from xcache.wire import protocol
 from xcache.wire.names import Names
 from xcached.host.reload import LiveSettings
@@ -39,6 +40,20 @@ class Sharing(NamedTuple):
     def describe(self) -> list[dict[str, protocol.Scalar]]:
         """Return the state of each tier, and how much waits to be uploaded there, for people."""
         return [each | {"waiting": waiting(self.reading, str(each["name"]))[0]} for each in self.tiers.describe()]
+
+    def problems(self, config: Config) -> list[str]:
+        """Return what keeps entries from being shared for lack of keys."""
+        by_key = [remote for remote in config.tiers() if remote.trust != "tier"]
+        read, written = (
+            ", ".join(remote.public_url for remote in by_key if not getattr(remote, only))
+            for only in ("writeonly", "readonly")
+        )
+        found = []
+        if read and (why := self.signers.why_nobody()):
+            found.append(f"nothing of {read} is used: {why}")
+        if written and not config.has_signing_key:
+            found.append(f"nothing is uploaded to {written}: no key signs here (`xcache key new NAME` makes one)")
+        return found
 
 
 def share(

@@ -29,6 +29,10 @@ class Signers:
         """Return whether what this key has signed may be loaded now."""
         return uid in self.uids()
 
+    def why_nobody(self) -> str:
+        """Return why no key is trusted now; empty if one is."""
+        return self._identity.trusted().why_nobody(time.time())
+
     def why_not(self, uid: int) -> str:
         """Return why what this writer has signed may not be loaded now; empty if it may."""
         if uid in self.uids():

@@ -121,7 +121,7 @@ class ToolchainRows:
         if entries:
             self._store.let_go(entries, "stale", "stale_removed")
         else:
-            with self._store.transaction():
+            with self._store.transaction(frees=True):
                 self._db.execute("DELETE FROM installations WHERE toolchain = ? AND uid = ?", (toolchain, uid))
                 self._db.execute(
                     "DELETE FROM toolchains WHERE digest = :one"
@@ -136,7 +136,7 @@ class ToolchainRows:
 
     def invalidated(self, reason: str, removed: commands.Removed, uid: int) -> None:
         """Record entries removed by a user, with the reason given."""
-        with self._store.transaction():
+        with self._store.transaction(frees=True):
             self._note(reason, removed.entries, removed.bytes, uid)
             self._store.statistics.add({"invalidated_by_hand": removed.entries})
 

@@ -69,7 +69,8 @@ BAD = {
     "log": ["loud", ""],
     "autostart": ["maybe", "2", ""],
     "timeout": ["0", "-1s", "soon", "0ms", ""],
-    "idle_exit": ["never", "-5", "5 years"],
+    "idle_exit": ["never", "-5", "5 years", "1ms", "0.5"],
+    "on_miss": ["forbid", ""],
     "signing_key": ["relative/path", "env:", "env:A B", "command:", "command: 'unfinished", "kms:arn"],
     "trusted_keys": [""],
 }
@@ -96,6 +97,10 @@ def test_a_bad_value_names_the_setting_its_source_and_what_is_allowed(surroundin
         ("colour = 3", "'colour' is not a setting; there are dir, socket"),
         ("XCACHE_MAX_SIZ = 3", "'XCACHE_MAX_SIZ' is not a setting; did you mean max_size"),
         ("[xcache]\nmax_size = 3", "'xcache' is not a setting"),
+        (
+            'mode = "readonly"',
+            "only the environment says whether a program uses the cache: XCACHE=1, on, 0, off, readonly",
+        ),
         ("max_size = [1, 2]", ALLOWED["max_size"]),
         ("max_size = inf", ALLOWED["max_size"]),
         ("timeout = nan", ALLOWED["timeout"]),
@@ -259,7 +264,7 @@ def test_any_text_is_a_quantity_or_an_error_of_value(text):
 @given(
     max_size=st.just(0) | st.integers(16384, 2**62),
     timeout=st.floats(1e-6, 1e9, allow_nan=False),
-    idle_exit=st.floats(0, 1e18, allow_nan=False),
+    idle_exit=st.just(0) | st.floats(1, 1e18, allow_nan=False),
     autostart=st.booleans(),
     log=st.sampled_from(["debug", "info", "warning", "error"]),
 )
@@ -422,3 +427,21 @@ def test_the_time_after_which_compiles_are_forbidden_may_be_none_or_zero(surroun
     settings = config.load(env | given)
     assert settings.on_miss_after == seconds
     assert config.load(env | settings.as_environment()).on_miss_after == seconds
+
+
+@pytest.mark.parametrize(
+    ("variables", "guards"),
+    [
+        ({}, False),
+        ({"XCACHE_ON_MISS": "warn", "XCACHE_MAX_SIZE": "big"}, False),
+        ({"XCACHE_ON_MISS": "fail", "XCACHE_MAX_SIZE": "big"}, True),
+        ({"XCACHE_ON_MISS": "forbid"}, True),
+        ({"XCACHE_ON_MISS_AFTER": "soon"}, True),
+    ],
+)
+def test_a_guard_is_asked_for_also_where_it_cannot_be_understood(surroundings, variables, guards):
+    env, files = surroundings
+    assert config.guards(env | variables) == guards
+    settings = {name.removeprefix("XCACHE_").lower(): value for name, value in variables.items()}
+    files["user"].write_text("".join(f'{name} = "{value}"\n' for name, value in settings.items()))
+    assert config.guards(env) == guards

@@ -218,7 +218,7 @@ def test_limits_and_times_are_those_of_now(place, file):
             silent.settimeout(20)
             assert silent.recv(1000) == b""
             another.close()
-    write(place, 'idle_exit = "200ms"')
+    write(place, 'idle_exit = "1s"')
     assert until(lambda: not place.answers()), log(place)
 
 

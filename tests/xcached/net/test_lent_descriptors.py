@@ -143,7 +143,9 @@ def test_where_the_kernel_sends_no_more_the_answer_is_a_refusal(monkeypatch, tmp
     lent = os.open(os.devnull, os.O_RDONLY)
     hello = protocol.Hello(protocol.VERSION, "test", os.getpid(), "test.py")
     found = Reply(protocol.Found(digest(b"a"), 1, 1.0, None), (lent,))
-    service = SimpleNamespace(welcome=protocol.Welcome(protocol.VERSION, "test", 1, "/test"), handle=lambda *_: found)
+    service = SimpleNamespace(
+        welcome=lambda: protocol.Welcome(protocol.VERSION, "test", 1, "/test"), handle=lambda *_: found
+    )
     server = SimpleNamespace(
         last_request=0.0,
         settings=SimpleNamespace(now=SimpleNamespace(max_requests=8)),
@@ -168,7 +170,7 @@ def test_where_the_kernel_sends_no_more_the_answer_is_a_refusal(monkeypatch, tmp
         here.setblocking(False)
         there.setblocking(False)
         (_, greeting), (_, answer) = asyncio.run(asyncio.wait_for(ask(here, there), PATIENCE))
-    assert greeting == service.welcome
+    assert greeting == service.welcome()
     assert (type(answer), answer.kind) == (protocol.Refused, "too many descriptors")
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(lent)

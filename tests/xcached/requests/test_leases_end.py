@@ -96,7 +96,7 @@ def test_all_waiters_compile_when_the_daemon_leaves(place, speakers):
 
 
 def test_a_daemon_does_not_leave_while_somebody_compiles_for_others(place):
-    child = place.start_daemon(XCACHE_IDLE_EXIT="500ms")
+    child = place.start_daemon(XCACHE_IDLE_EXIT="1s")
     with talking(place) as holder:
         take(holder)
         time.sleep(1.5)

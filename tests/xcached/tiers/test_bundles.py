@@ -375,3 +375,31 @@ def test_people_see_what_is_in_a_bundle(bundle):
         assert SMALL[:12] in told
         verified = Shell(there).say("bundle", "verify", str(bundle))
         assert "3 objects: all are whole" in verified
+
+
+def test_what_programs_want_goes_along_from_one_bundle_to_the_next(tmp_path):
+    """As on CI runners: each run reads the last one's bundle in place, and exports what it used."""
+    path = tmp_path / "0.xcb"
+    with host(signer=None) as here:
+        fill(here)
+        exported = Shell(here).json("export", "--unsigned", "-o", str(path))
+    for number in range(1, 4):
+        with serving(path, "?trust=tier", signer=None) as there:
+            assert has_all(there) and predicts_all(there)
+            path = tmp_path / f"{number}.xcb"
+            again = Shell(there).json("export", "--unsigned", "-o", str(path))
+            assert (again["entries"], again["programs"]) == (exported["entries"], exported["programs"]), number
+
+
+def test_a_machine_vouches_for_what_it_signed_itself(tmp_path):
+    path = tmp_path / "cache.xcb"
+    with host() as here:
+        fill(here)
+        shell = Shell(here)
+        shell.say("export", "-o", str(path))
+        trust(here)
+        said = shell.say("bundle", "verify", str(path))
+        assert "all are whole, and signed by this machine's own key" in said
+        assert f"xcache key trust '{OURS.public}'" in said
+        trust(here, f"{OURS.public} revoked=2020-01-01")
+        assert "was revoked" in shell.say("bundle", "verify", str(path), code=1)
