@@ -62,6 +62,7 @@ _HEAP_TYPE = 1 << 9
 _IDENTITIES = ("flax.ids.FlaxId",)
 # Names of attributes in which objects remember their hash.
 _REMEMBERED_HASH = re.compile(r"(_\w+)?_{1,2}(cached_?)?hash(_?(value|code|cache))?_*")
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+(?=>)")
 # What Python adds to a class or module: where it is, and what follows from the rest.
 _OF_PYTHON = frozenset((
     "__module__", "__dict__", "__weakref__", "__file__", "__path__", "__cached__", "__loader__", "__spec__",
@@ -134,6 +135,8 @@ class ProgramEncoding(Encoding):
     def digest(self) -> str:
         """Return the digest of all that was written, and of what this led to."""
         self._write_the_rest()
+        if "numpy" in self._packages:
+            self.encode((np.get_printoptions(), np.geterr()))
         for told in origins.of_libraries(self._packages, self.own):
             self.write(told)
         if self.has_path and (reading := self.named & _READING):
@@ -321,7 +324,9 @@ def _class_content(encoding: ProgramEncoding, value: type) -> None:
         for name, held in vars(value).items():
             if name not in _OF_PYTHON:
                 encoding.write(text(name))
-                encoding.encode(held)
+                # A dataclass has there what Python shows of its defaults.
+                is_shown = name == "__doc__" and type(held) is str
+                encoding.encode(_ADDRESS.sub("", held) if is_shown else held)
     node = tree_util._registry.get(value)
     if node is not None and origins.origin(value.__module__) not in (JAX, PYTHON):
         encoding.encode_all(node)
@@ -460,10 +465,8 @@ def _object(encoding: ProgramEncoding, value: Any) -> None:
     if type_name(kind) in _IDENTITIES:
         return
     # Python's own classes have a dictionary or slots, be they empty; C's may have neither.
-    is_readable = "__slots__" in vars(kind) or kind.__dictoffset__ or issubclass(kind, tuple(_ITEMS))
-    if kind is not object and (
-        not is_readable or any(base not in _READABLE and _is_native(base) for base in kind.__mro__)
-    ):
+    is_readable = kind in _READABLE or "__slots__" in vars(kind) or kind.__dictoffset__
+    if not is_readable or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
         raise CannotSkipError(f"unknown type: {type_name(kind)}")
     encoding.encode_all(item for item in attributes(value) if not is_hash(value, *item))
     for base, items in _ITEMS.items():
@@ -596,5 +599,6 @@ _BY_BASE: tuple[tuple[Any, Callable[[Any, Any], None]], ...] = (
     (type(functools.lru_cache(len)), _cached),
     (pathlib.PurePath, _path),
     (type(os.environ), _environment),
+    (functools.partial, _object),
     ((core.Jaxpr, getattr(core, "ClosedJaxpr", core.Jaxpr)), _unknown),
 )
