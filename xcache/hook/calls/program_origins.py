@@ -14,29 +14,34 @@ from typing import Any
 
 import jax
 
-from xcache.hook.calls import sources
+from xcache.clock import process_began
 from xcache.hook.calls.program_code import code_of
 from xcache.hook.structure.code import is_of_jax
 from xcache.hook.structure.encoding import CannotSkipError, are_same, text
 
+# Python reads no source file so soon after its start; the clocks of processes and files have this resolution.
+_GRACE_SECONDS = 0.01
 PROGRAM, LIBRARY, PYTHON, JAX = "program", "library", "python", "jax"
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _STANDARD = f"{Path(os.__file__).parent}{os.sep}"
 # Modules of Python's whose functions read nothing but their arguments, and whose objects keep all in attributes.
 _PURE = frozenset((
-    "_abc", "_bisect", "_collections", "_functools", "_heapq", "_operator", "_struct", "_typing", "abc",
-    "_thread._local", "argparse.Namespace", "array", "base64", "binascii", "bisect", "builtins", "cmath", "collections",
-    "collections.abc", "contextlib", "copy", "dataclasses", "enum", "fractions", "functools", "heapq", "inspect.BoundArguments", "inspect.Parameter",
-    "inspect.Signature", "inspect._ParameterKind", "inspect._empty", "inspect.signature", "itertools",
-    "json", "json.decoder", "json.encoder", "keyword", "math", "numbers", "operator", "re", "reprlib", "string",
-    "struct", "textwrap", "types", "typing", "unicodedata", "warnings", "_warnings", "zlib",
+    "_abc", "_bisect", "_collections", "_functools", "_heapq", "_operator", "_struct", "_thread._local", "_typing",
+    "_warnings", "abc", "argparse.Namespace", "array", "base64", "binascii", "bisect", "builtins", "cmath",
+    "collections", "collections.abc", "contextlib", "copy", "dataclasses", "enum", "fractions", "functools", "heapq",
+    "inspect.BoundArguments", "inspect.Parameter", "inspect.Signature", "inspect._ParameterKind", "inspect._empty",
+    "inspect.signature", "itertools", "json", "json.decoder", "json.encoder", "keyword", "math", "numbers", "operator",
+    "re", "reprlib", "string", "struct", "textwrap", "types", "typing", "unicodedata", "warnings", "zlib",
 ))  # fmt: skip
 _IMPURE = frozenset((
     "builtins.open", "builtins.input", "builtins.eval", "builtins.exec", "builtins.compile", "builtins.globals",
     "builtins.id", "builtins.hash", "builtins.__import__", "builtins.breakpoint", "typing.get_type_hints",
 ))  # fmt: skip
-# What the modules of libraries held when that was found to be theirs, by the module's name, and what of it counts.
-_examined: dict[str, tuple[list[Any], bytes]] = {}
+# What the modules of libraries held when that was found to be theirs, by the module's name, with what was generated of
+# it, and what may be a setting.
+_MOST_SETTINGS = 100
+_examined: dict[str, tuple[list[Any], bytes, dict[str, Any]]] = {}
+_CONTAINERS = (dict, list, tuple, set)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -108,14 +113,20 @@ def is_named(value: Any) -> bool:
     return found is value or value is jax.Array
 
 
+def is_a_library_s(value: Any, own: frozenset[str] = frozenset()) -> bool:
+    """Return whether a name in a module of a library's leads to this: its files say what it is."""
+    return is_named(value) and origin(value.__module__, own) != PROGRAM
+
+
 @functools.cache
 def file_digest(file: str) -> str:
     """Return the digest of a library's file; raise CannotSkipError if the process may run what it held before."""
     try:
-        content, has_changed = sources.read(Path(file))
+        content, status = Path(file).read_bytes(), Path(file).stat()
     except OSError:
         return ""
-    if has_changed:
+    # A rename changes ctime, and no mtime.
+    if status.st_ctime > process_began() + _GRACE_SECONDS:
         raise CannotSkipError(f"changed source file: {file}")
     return hashlib.sha256(content).hexdigest()
 
@@ -123,7 +134,7 @@ def file_digest(file: str) -> str:
 def of_libraries(packages: Iterable[str], own: frozenset[str]) -> Iterator[bytes]:
     """Yield what counts of the modules of these packages beside their files; raise CannotSkipError if one is patched.
 
-    That is their plain values, and the code that Python and libraries generate. All other code has to be a library's.
+    That is their settings, and the code that Python and libraries generate. All other code has to be a library's.
     """
     wanted = {*packages}
     for name, module in sorted(sys.modules.copy().items()):
@@ -134,19 +145,45 @@ def of_libraries(packages: Iterable[str], own: frozenset[str]) -> Iterator[bytes
             held += itertools.chain.from_iterable(vars(kind).values() for kind in kinds)
             known = _examined.get(name)
             if known is None or not are_same(known[0], held):
-                counts = [f"{key} {value!r}" for key, value in names.items()
-                          if type(value) in _PLAIN and not key.startswith("__")]  # fmt: skip
-                for each in {id(each): each for each in held}.values():
-                    for function in _functions_of(each):
-                        if _is_programs(function, own):
-                            replaced = f"{name}.{function.__qualname__}"
-                            raise CannotSkipError(f"function of a library replaced: {replaced}")
-                        if function.__code__.co_filename.startswith("<"):
-                            counts.append(f"{function.__qualname__} {code_of(function.__code__).digest.hex()}")
-                digest = hashlib.blake2b("\n".join(sorted(counts)).encode("utf-8", "replace"), digest_size=16)
-                known = _examined[name] = held, digest.digest() if counts else b""
-            if known[1]:
-                yield text(name) + known[1]
+                settings = {
+                    key: value for key, value in names.items() if not key.startswith("__") and _is_setting(value)
+                }
+                known = _examined[name] = held, _generated(name, held, own), settings
+            told = [f"{key} {said}" for key, value in known[2].items() if (said := _said(value))]
+            if known[1] or told:
+                yield text(name) + known[1] + text("\n".join(told))
+
+
+def _generated(module: str, held: Iterable[Any], own: frozenset[str]) -> bytes:
+    """Return a digest of the generated functions among these values; refuse a function that is the program's."""
+    found = []
+    for function in {id(each): each for value in held for each in _functions_of(value)}.values():
+        if _is_programs(function, own):
+            raise CannotSkipError(f"function of a library replaced: {module}.{function.__qualname__}")
+        if function.__code__.co_filename.startswith("<"):
+            found.append(code_of(function.__code__).digest)
+    return hashlib.blake2b(b"".join(found), digest_size=16).digest() if found else b""
+
+
+def _is_setting(value: Any) -> bool:
+    kind = type(value)
+    return kind in _PLAIN or kind in _CONTAINERS or origin(kind.__module__) == LIBRARY
+
+
+def _said(value: Any, depth: int = 4) -> str | None:
+    """Return a text of plain values and what holds nothing else; None of what is empty, large or holds others."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return repr(value)
+    if kind not in _CONTAINERS:
+        value = getattr(value, "__dict__", None) if _is_setting(value) else None
+    if not isinstance(value, _CONTAINERS) or not 0 < len(value) <= _MOST_SETTINGS or depth == 0:
+        return None
+    parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    said = [_said(each, depth - 1) for each in parts]
+    if None in said:
+        return None
+    return f"{kind.__name__} {sorted(map(str, said)) if kind is set else said}"
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
