@@ -62,7 +62,7 @@ def attribute(value: Any, name: str) -> Any:
     """Return an attribute of a module or object if it is nothing but an entry of its dictionary, or MISSING."""
     kind = type(value)
     is_module = issubclass(kind, types.ModuleType)
-    plain = types.ModuleType.__getattribute__ if is_module else object.__getattribute__
+    plain: Any = types.ModuleType.__getattribute__ if is_module else object.__getattribute__
     if kind.__getattribute__ is not plain or any(name in vars(base) for base in kind.__mro__):
         return MISSING
     try:
@@ -124,7 +124,7 @@ PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     operator.attrgetter: lambda value: value.__reduce__()[:2],
     operator.itemgetter: lambda value: value.__reduce__()[:2],
     operator.methodcaller: lambda value: value.__reduce__()[:2],
-    type(collections.namedtuple("_", "a").a): lambda value: value.__reduce__()[1],
+    type(collections.namedtuple("_", "a").__dict__["a"]): lambda value: value.__reduce__()[1],
     types.MethodType: lambda value: (value.__func__, value.__self__),
     property: lambda value: (value.fget, value.fset, value.fdel, value.__doc__),
     staticmethod: lambda value: (value.__func__,),

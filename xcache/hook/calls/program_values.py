@@ -7,7 +7,6 @@ What C code may keep elsewhere, and what leads out of the program, raises Cannot
 
 from __future__ import annotations
 
-import _abc
 import builtins
 import collections
 import contextlib
@@ -241,7 +240,7 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
         encoding.library(value.__module__, value.__qualname__)
     else:
         encoding.encode_all((type(value), *value.__bases__))
-        if "_abc_impl" in vars(value) and _abc._get_dump(value)[0]:
+        if "_abc_impl" in vars(value) and sys.modules["_abc"]._get_dump(value)[0]:
             raise CannotSkipError(f"class with registered subclasses: {type_name(value)}")
         documentation = vars(value).get("__doc__")
         encoding.encode(_ADDRESS.sub("", documentation) if type(documentation) is str else documentation)
