@@ -75,6 +75,25 @@ print(json.dumps({"results": [*results, float(after(3.0))]}))
         assert said(place, program, **settings)["results"] == [6.0] * 3
 
 
+@pytest.mark.once
+def test_what_the_program_binds_when_it_runs_counts_or_the_call_is_traced(place):
+    script = place.root / "script.py"
+    script.write_text(program_text("call_what_is_bound"))
+
+    def ran(argument, **settings):
+        return said(
+            place, f"import runpy, sys; sys.argv = ['', '{argument}']; runpy.run_path({str(script)!r})", **settings
+        )
+
+    one, other = ran(1), ran(2)
+    for argument in (1, 2, 1):
+        found = ran(argument, **ON)
+        assert found["results"] == (one if argument == 1 else other)["results"]
+        assert "error" not in found["calls"]
+    if RECORDS:
+        assert found["calls"]["skipped"] >= 30
+
+
 SCRIPT = """
 import functools, json, jax, xcache
 jit = functools.partial(xcache.jit, version="1")
@@ -137,34 +156,43 @@ called(1)
     assert "dispatch.py" not in ran.stderr
 
 
+@pytest.fixture
+def library(place):
+    """Install a library whose function reads the environment; return the settings that a program finds it with."""
+    folder = place.root / "site-packages"
+    folder.mkdir()
+    text = "import os\n\n\ndef scaled(x):\n    return x * float(os.environ['FACTOR'])\n"
+    (folder / "library_of_a_test.py").write_text(text)
+    return {**ON, "PYTHONPATH": f"{place.env['PYTHONPATH']}:{folder}"}
+
+
 ALIKE = """
-import dataclasses, json, xcache
-spaces = [{"helper": lambda x: 2 * x}, {"helper": lambda x: 3 * x}]
-for space in spaces:
-    exec("def function(x): return helper(x)", space)
-print(json.dumps({"results": [float(xcache.jit(space["function"], version="1")(10.0)) for space in spaces],
-                  "stats": dataclasses.asdict(xcache.stats())}))
+import dataclasses, json, os, library_of_a_test, xcache
+def function(x):
+    return library_of_a_test.scaled(x)
+results = []
+for os.environ["FACTOR"] in "23":
+    results.append(float(xcache.jit(lambda x: function(x), version="1")(10.0)))
+print(json.dumps({"results": results, "stats": dataclasses.asdict(xcache.stats())}))
 """
 
 
 @pytest.mark.once
-def test_two_functions_that_xcache_cannot_tell_apart_have_no_record(place):
-    """They call other functions of one name, for which the version stands."""
+def test_two_functions_that_xcache_cannot_tell_apart_have_no_record(place, library):
+    """A library's files stand for its functions, whatever these read."""
     for _ in range(3):
-        ran = said(place, ALIKE, **ON)
+        ran = said(place, ALIKE, **library)
         assert ran["results"] == [20, 30]
         assert ran["stats"]["calls"]["calls that cannot be told apart"] == 1
 
 
 PROGRAM = """
-import dataclasses, json, os, xcache
-def scaled(x):
-    return x * float(os.environ["FACTOR"])
+import dataclasses, json, os, library_of_a_test, xcache
 traced = []
 @xcache.jit(version=os.environ.get("VERSION", "1"))
 def function(x):
     traced.append(1)
-    return scaled(x) + 1
+    return library_of_a_test.scaled(x) + 1
 try:
     result = float(function(2.0))
 except xcache.errors.WrongVersionError as error:
@@ -175,42 +203,42 @@ print(json.dumps({"result": result, "traced": len(traced), "stats": dataclasses.
 
 @pytest.mark.once
 @pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
-def test_checking_finds_a_version_that_did_not_change_with_its_code(place):
-    assert said(place, PROGRAM, **ON, FACTOR="3")["result"] == 7
-    # The version is the program's word: nobody looks into what it calls.
-    assert said(place, PROGRAM, **ON, FACTOR="4")["result"] == 7
-    assert said(place, PROGRAM, **ON, FACTOR="4", VERSION="2")["result"] == 9
-    found = said(place, PROGRAM, **ON, FACTOR="4", XCACHE_JIT="check")["result"]
+def test_checking_finds_a_version_that_did_not_change_with_its_code(place, library):
+    assert said(place, PROGRAM, **library, FACTOR="3")["result"] == 7
+    # The version is the program's word: nobody looks into what a library's function reads.
+    assert said(place, PROGRAM, **library, FACTOR="4")["result"] == 7
+    assert said(place, PROGRAM, **library, FACTOR="4", VERSION="2")["result"] == 9
+    found = said(place, PROGRAM, **library, FACTOR="4", XCACHE_JIT="check")["result"]
     assert "function at" in found
     assert "another program" in found
     assert "version '1'" in found
     # The right record has taken the place of the wrong one.
-    after = said(place, PROGRAM, **ON, FACTOR="4")
+    after = said(place, PROGRAM, **library, FACTOR="4")
     assert (after["result"], after["stats"]["calls"]) == (9, {"skipped": 1})
-    assert said(place, PROGRAM, **ON, FACTOR="4", XCACHE_JIT="check")["stats"]["calls"] == {"checked": 1}
+    assert said(place, PROGRAM, **library, FACTOR="4", XCACHE_JIT="check")["stats"]["calls"] == {"checked": 1}
 
 
 @pytest.mark.once
 @pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
-@pytest.mark.parametrize("settings", [{}, {**ON, "XCACHE_LOWERING": "check"}], ids=["off", "lowering checked"])
-def test_a_check_that_compares_nothing_says_so(place, settings):
-    ran = place.run(PROGRAM, **settings, FACTOR="3", XCACHE_JIT="check")
+@pytest.mark.parametrize("settings", [{"XCACHE": "0"}, {"XCACHE_LOWERING": "check"}], ids=["off", "lowering checked"])
+def test_a_check_that_compares_nothing_says_so(place, library, settings):
+    ran = place.run(PROGRAM, **library | settings, FACTOR="3", XCACHE_JIT="check")
     assert ran.returncode == 0
     assert ran.stderr.count("XCACHE_JIT=check compares no calls here") == 1
 
 
 @pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
-def test_a_call_is_traced_where_there_is_no_record_to_use(place):
-    for settings in ({**ON, "XCACHE_JIT": "off"}, {**ON, "XCACHE": "readonly"}, {**ON, "XCACHE_LOWERING": "off"}, ON):
+def test_a_call_is_traced_where_there_is_no_record_to_use(place, library):
+    for settings in ({"XCACHE_JIT": "off"}, {"XCACHE": "readonly"}, {"XCACHE_LOWERING": "off"}, {}):
         # Only a call that is to be recorded is traced twice.
-        assert said(place, PROGRAM, **settings, FACTOR="3")["traced"] == (2 if settings is ON else 1)
-    assert said(place, PROGRAM, **ON, FACTOR="3")["traced"] == 0
+        assert said(place, PROGRAM, **library | settings, FACTOR="3")["traced"] == (1 if settings else 2)
+    assert said(place, PROGRAM, **library, FACTOR="3")["traced"] == 0
     for watched in ("JAX_DEBUG_NANS", "JAX_LOG_COMPILES", "JAX_CHECK_TRACER_LEAKS"):
-        assert said(place, PROGRAM, **ON, FACTOR="3", **{watched: "1"})["traced"] >= 1
-    Shell(place).say("clear", "--yes")
-    ran = said(place, PROGRAM, **ON, FACTOR="3")
+        assert said(place, PROGRAM, **library, FACTOR="3", **{watched: "1"})["traced"] >= 1
+    Shell(place, library).say("clear", "--yes")
+    ran = said(place, PROGRAM, **library, FACTOR="3")
     assert (ran["result"], ran["stats"]["misses"]) == (7, 1)
-    assert said(place, PROGRAM, **ON, FACTOR="3")["traced"] == 0
+    assert said(place, PROGRAM, **library, FACTOR="3")["traced"] == 0
 
 
 def test_what_is_prepared_is_neither_traced_nor_compiled_when_it_is_called(place):

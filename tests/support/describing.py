@@ -27,7 +27,7 @@ def reading(text, **names):
 
 
 class Plain:
-    """An object of the program's: only its class counts among globals."""
+    """An object of the program's."""
 
     def __init__(self, rate):
         self.rate = rate

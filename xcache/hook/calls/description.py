@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
+import types
 from typing import Any, NamedTuple
 
 import jax
@@ -13,16 +13,16 @@ from jax._src import mesh as meshes
 from jax._src.interpreters import pxla
 from jax._src.lib import jax_jit
 
+from xcache.hook.calls.program_origins import LIBRARY, PROGRAM, origin, package_of
 from xcache.hook.calls.program_values import ProgramEncoding
 from xcache.hook.calls.trees import REGISTRY
 from xcache.hook.structure import ambient
-from xcache.hook.structure.code import NATIVE, is_of_jax
 from xcache.hook.structure.encoding import CannotSkipError, text
 from xcache.hook.structure.patches import patches
 from xcache.hook.structure.primitives import rules_in_tables
 
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 10
+_FORMAT = 11
 # They only name the function, whose content is encoded below.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
 _ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)
@@ -49,7 +49,7 @@ def describe(
     rules_in_tables.check()
     patches.check()
     signature, leaves = parsed(options, arguments, keywords)
-    encoding = ProgramEncoding()
+    encoding = ProgramEncoding(_own_packages(fun))
     encoding.write(b"xcache call %d " % _FORMAT)
     for part in (ambient.jax_files(), version, ambient.backend(xla_bridge.get_backend())):
         encoding.write(text(part))
@@ -71,14 +71,17 @@ def describe(
             raise CannotSkipError("argument that is no array")
         _encode_argument(encoding, leaf)
     encoding.encode(fun)
-    while isinstance(fun, functools.partial):
-        fun = fun.func
-    # An object that is called counts by its class and attributes, and these are the functions.
-    made_by = (fun.__new__, inspect.getattr_static(fun, "__init__")) if isinstance(fun, type) else ()
-    for call in (getattr(type(fun), "__call__", None), *made_by):  # noqa: B004 - the function, not whether there is one
-        if not isinstance(call, NATIVE) and not is_of_jax(type(fun).__module__):
-            encoding.encode(call)
     return Call(encoding.digest(), leaves, list(signature.dynamic_arg_treedefs))
+
+
+def _own_packages(fun: Any) -> frozenset[str]:
+    """Return the package of the function itself, which is the program's own where it is installed, too."""
+    while (inner := fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", None)) is not None:
+        fun = inner
+    owner = getattr(fun, "__self__", fun)
+    owner = owner if isinstance(owner, (type, types.FunctionType)) else type(owner)
+    package = package_of(owner.__module__)
+    return frozenset((package,) if origin(package) in (PROGRAM, LIBRARY) else ())
 
 
 def parsed(options: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, list[Any]]:

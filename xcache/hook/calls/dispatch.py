@@ -25,7 +25,7 @@ from xcache import logs
 from xcache.errors import UnsupportedError, WrongVersionError
 from xcache.hook import current_calls, current_stages, late_module
 from xcache.hook.call_records import CallRecords
-from xcache.hook.calls import record_format, second_trace, sources, trees
+from xcache.hook.calls import record_format, second_trace, trees
 from xcache.hook.calls.description import Call, describe, parsed
 from xcache.hook.skipping import SKIPPED
 from xcache.hook.structure.code import is_of_jax
@@ -255,7 +255,6 @@ class RecordedFunction:
             raise CannotSkipError("no alias")
         if is_new:
             second_trace.compare(traced, lambda: self.jitted.trace(*positional, **keywords))
-        sources.check(getattr(self._version, "files", {}))
         parts = trees.parts_of(call.trees, parsed(self._options, *arguments)[0].dynamic_arg_treedefs)
         record = record_format.encode(lowered._lowering, traced.out_tree, parts, imported)
         if len(record) > _MOST_BYTES:

@@ -1,72 +1,105 @@
-"""The names, attributes, imports and sets that a function's code uses."""
+"""What a code object does, and what it reads from outside of itself."""
 
 from __future__ import annotations
 
 import dis
-import functools
+import hashlib
 import itertools
-import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from xcache.hook.structure.encoding import CannotSkipError, Encoding
 
 
 class Import(NamedTuple):
-    """An import in a function's body: the number of dots, the module's name, and the names imported from it."""
+    """An import in a function's body: the number of dots, and the module's name."""
 
     level: int
     name: str
-    parts: tuple[str, ...]
 
 
-@functools.cache
-def iterated_sets(value: types.CodeType) -> frozenset[Any]:
-    """Return the sets among code's constants of which it does more than test whether something is in them."""
-    steps = _steps(value)
-    return frozenset(
+class Code(NamedTuple):
+    """A code object, the digest of its content, and what it reads.
+
+    Each of ``reads`` is a global's name or an import, and the names of the attributes that are read from it in turn.
+    """
+
+    held: types.CodeType
+    digest: bytes
+    reads: tuple[tuple[Any, ...], ...]
+    makes_sets: bool
+
+
+# Attributes that lead from a value to what holds it, or to what the process has made: no value has all of that in it.
+_DOORS = frozenset((
+    "__globals__", "__builtins__", "__subclasses__", "f_globals", "f_builtins", "f_locals", "f_back", "tb_frame",
+    "gi_frame", "cr_frame", "ag_frame",
+))  # fmt: skip
+# All other instructions with a name read a global, or may.
+_ATTRIBUTES = ("ATTR", "METHOD", "STORE_", "DELETE_", "IMPORT_")
+# By id; each holds its code object, whose id is in use as long.
+_known: dict[int, Code] = {}
+
+
+def code_of(value: types.CodeType) -> Code:
+    """Return what a code object does and reads; raise CannotSkipError if it may read anything."""
+    known = _known.get(id(value))
+    if known is None:
+        inner = [code_of(each) for each in value.co_consts if isinstance(each, types.CodeType)]
+        steps = [step for step in dis.get_instructions(value) if step.opname != "EXTENDED_ARG"]
+        if doors := _DOORS.intersection((*value.co_names, *(each for each in value.co_consts if type(each) is str))):
+            raise CannotSkipError(f"outside the program: {min(doors)}")
+        reads = dict.fromkeys(itertools.chain(_reads(steps), *(each.reads for each in inner)))
+        if value.co_name == "__hash__":
+            # A hash serves to find things; the order of a set counts elsewhere.
+            reads.pop(("hash",), None)
+        makes_sets = any(step.opname == "BUILD_SET" for step in steps) or any(each.makes_sets for each in inner)
+        known = _known[id(value)] = Code(value, _digest(value, steps), tuple(reads), makes_sets)
+    return known
+
+
+def _reads(steps: list[dis.Instruction]) -> Iterator[tuple[Any, ...]]:
+    """Yield what each instruction reads from outside of the function, with the attributes that follow."""
+    for number, step in enumerate(steps):
+        if step.opname == "IMPORT_NAME":
+            yield from _imports(steps, number)
+        elif step.opcode in dis.hasname and not any(part in step.opname for part in _ATTRIBUTES):
+            following = itertools.takewhile(
+                lambda step: step.opname in ("LOAD_ATTR", "LOAD_METHOD"), itertools.islice(steps, number + 1, None)
+            )
+            yield step.argval, *(step.argval for step in following)
+
+
+def _imports(steps: list[dis.Instruction], number: int) -> Iterator[tuple[Any, ...]]:
+    level, parts, name = steps[number - 2].argval, steps[number - 1].argval, steps[number].argval
+    if parts:
+        yield from ((Import(level, name), part) for part in parts)
+        return
+    yield (Import(level, name),)
+    if steps[number + 1].opname != "IMPORT_FROM":
+        # With ``import a.b`` the function has ``a``.
+        yield (Import(level, name.partition(".")[0]),)
+
+
+def _digest(value: types.CodeType, steps: list[dis.Instruction]) -> bytes:
+    """Return a digest of what code does, and not of where it stands."""
+    encoding = Encoding()
+    encoding.encode_all((
+        value.co_name, value.co_code, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars,
+        value.co_flags, value.co_argcount, value.co_kwonlyargcount, value.co_posonlyargcount, value.co_exceptiontable,
+    ))  # fmt: skip
+    # One that is only searched has no order that counts.
+    iterated = [
         step.argval
         for step, following in itertools.pairwise(steps)
         if type(step.argval) is frozenset and following.opname != "CONTAINS_OP"
-    )
-
-
-@functools.cache
-def names_in(value: types.CodeType) -> tuple[frozenset[str], frozenset[str], frozenset[Import]]:
-    """Return the names of globals and of attributes that code uses, and its imports, inner functions included."""
-    used, named, imported = set[str](), set[str](), set[Import]()
-    before: Any = None
-    constant: Any = None
-    for step in _steps(value):
-        if isinstance(step.argval, types.CodeType):
-            inner = names_in(step.argval)
-            used, named, imported = used | inner[0], named | inner[1], imported | inner[2]
-        elif step.opname.startswith(("LOAD_GLOBAL", "LOAD_NAME")):
-            used.add(step.argval)
-        elif "ATTR" in step.opname or "METHOD" in step.opname or step.opname == "IMPORT_FROM":
-            named.add(step.argval)
-        elif step.opname == "IMPORT_NAME":
-            imported.add(Import(before, step.argval, constant or ()))
-        elif step.opname == "MATCH_CLASS" and isinstance(constant, tuple):
-            # The names of the pattern's attributes were loaded just before.
-            named |= {*constant}
-        before, constant = constant, step.argval
-    if "vars" in used:
-        named.add("__dict__")
-    return frozenset(used), frozenset(named), frozenset(imported)
-
-
-def modules_of(imported: Iterable[Import], package: str | None) -> dict[str, types.ModuleType]:
-    """Return the modules that imports in the body of a function of this package lead to, by name."""
-    found = set[str]()
-    for level, name, parts in imported:
-        if level:
-            above = (package or "").rsplit(".", level - 1)[0]
-            name = f"{above}.{name}" if name else above
-        # With ``import a.b`` the function has ``a``.
-        found.update(itertools.accumulate(name.split("."), "{}.{}".format))
-        found.update(f"{name}.{part}" for part in parts)
-    return {name: sys.modules[name] for name in found if isinstance(sys.modules.get(name), types.ModuleType)}
-
-
-def _steps(value: types.CodeType) -> list[dis.Instruction]:
-    return [step for step in dis.get_instructions(value) if step.opname != "EXTENDED_ARG"]
+    ]
+    for constant in value.co_consts:
+        if isinstance(constant, types.CodeType):
+            encoding.encode(code_of(constant).digest)
+        elif type(constant) is frozenset and constant in iterated:
+            encoding.encode(("in order", *constant))
+        else:
+            encoding.encode(constant)
+    return hashlib.blake2b(bytes.fromhex(encoding.digest()), digest_size=16).digest()

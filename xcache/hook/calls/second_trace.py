@@ -1,11 +1,15 @@
 """Trace a function once more, with nothing that jax remembers, and refuse a record if the program differs.
 
-This finds a function that reads a random number, the time, or a value that it changes itself.
+This finds a function that reads a random number, the time, a file, or a value that it changes itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import functools
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -26,6 +30,14 @@ if _CONTEXT is None and hasattr(jax, "make_user_context"):
     _CONTEXT = jax.make_user_context()
 
 
+# What Python reports of code that reads from outside of its process.
+_READING = frozenset((
+    "open", "os.listdir", "os.scandir", "os.system", "os.fork", "os.posix_spawn", "subprocess.Popen", "mmap.__new__",
+    "socket.connect", "socket.getaddrinfo", "sqlite3.connect",
+))  # fmt: skip
+_CODE = (".py", ".pyc", ".so")
+# A list for each thread whose reports are wanted.
+_watching = threading.local()
 DIFFERS = "another program when it is traced again"
 
 
@@ -35,11 +47,39 @@ def check() -> None:
         raise UnsupportedError("this jax cannot trace a function again")
 
 
+@functools.cache
+def _listen() -> None:
+    """Have Python report, from now on: it has no way to stop."""
+    sys.addaudithook(_note)
+
+
+def _note(event: str, arguments: tuple[Any, ...]) -> None:
+    found = getattr(_watching, "found", None)
+    if found is not None and event in _READING and not str(arguments[0]).endswith(_CODE):
+        found.append(event)
+
+
+@contextlib.contextmanager
+def _what_is_read() -> Iterator[list[str]]:
+    """Collect what this thread reads from outside of the process, but code."""
+    _listen()
+    _watching.found = found = list[str]()
+    try:
+        yield found
+    finally:
+        _watching.found = None
+
+
 def compare(traced: Any, trace: Callable[[], Any]) -> None:
     """Raise CannotSkipError unless ``trace`` gives what was traced, without a warning, and shares no array with it."""
     if traced.jaxpr.effects:
         raise CannotSkipError("effects")
-    with _CONTEXT(_jax.PjitFunctionCache(capacity=4096)), collected_warnings() as warnings, errors_of_numpy() as errors:
+    with (
+        _CONTEXT(_jax.PjitFunctionCache(capacity=4096)),
+        collected_warnings() as warnings,
+        errors_of_numpy() as errors,
+        _what_is_read() as read,
+    ):
         try:
             again = trace()
         except SystemExit as error:
@@ -47,6 +87,8 @@ def compare(traced: Any, trace: Callable[[], Any]) -> None:
                 raise
             # The function does not want to be traced twice.
             raise CannotSkipError(DIFFERS) from None
+    if read:
+        raise CannotSkipError(f"outside the program: {read[0]}")
     if warnings or errors:
         # Python may hide it: by default it shows a DeprecationWarning only of the program's main module.
         raise CannotSkipError(f"it warns: {_shown((*warnings, *errors)[0])}")

@@ -5,21 +5,16 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
-import logging
 import os
 import re
 import sys
 import sysconfig
 import types
 import zipfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from xcache.hook.calls import sources
-
-logger = logging.getLogger("xcache")
 
 _CODE = (".py", ".so", ".pyc")
 # At the beginning of any statement, or by name; text that only looks like an import does no harm.
@@ -36,10 +31,9 @@ _STANDARD = tuple(f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("s
 
 
 class Version(str):
-    """A version for ``xcache.jit``; ``covered`` lists all that it was made from, ``files`` the local files."""
+    """A version for ``xcache.jit``; ``covered`` lists all that it was made from."""
 
     covered: tuple[str, ...] = ()
-    files: Mapping[Path, tuple[int, int]] = types.MappingProxyType({})
 
 
 def version_of(*modules: types.ModuleType | str, config: Any = None) -> Version:
@@ -52,7 +46,6 @@ def version_of(*modules: types.ModuleType | str, config: Any = None) -> Version:
     """
     if not modules:
         raise TypeError("version_of needs a module or package")
-    files: dict[Path, tuple[int, int]] = {}
     covered = {} if config is None else {f"the config ({type(config).__qualname__})": _content_of(config)}
     named = [_top_package(module) for module in modules]
     if "__main__" in named:
@@ -73,14 +66,13 @@ def version_of(*modules: types.ModuleType | str, config: Any = None) -> Version:
             part = found.pop()
             if part.label not in covered:
                 covered[part.label] = part.digest
-                files |= part.files
                 waiting += part.imports
                 missing = (part.requires & installed) - required
                 found += _cover_distributions(missing)
                 required |= missing
     lines = sorted(f"{label}\0{digest}" for label, digest in covered.items())
     version = Version(hashlib.sha256("\0\0".join(lines).encode()).hexdigest()[:32])
-    version.covered, version.files = tuple(sorted(covered)), files
+    version.covered = tuple(sorted(covered))
     return version
 
 
@@ -91,7 +83,6 @@ class _Covered(NamedTuple):
     digest: str
     imports: tuple[str, ...] = ()
     requires: frozenset[str] = frozenset()
-    files: Mapping[Path, tuple[int, int]] = types.MappingProxyType({})
 
 
 def _content_of(config: Any) -> str:
@@ -125,23 +116,14 @@ def _cover(name: str) -> Iterator[_Covered]:
 def _cover_files(name: str, places: list[Path]) -> _Covered:
     imports: list[str] = []
     digest, files = hashlib.sha256(), _code_at(places)
-    has_changed, states = False, {}
     for file in files:
-        archive = _archive(file)
-        states[archive] = sources.state(archive)
-        content, is_newer = sources.read(archive)
-        has_changed |= is_newer
+        content = _archive(file).read_bytes()
         digest.update(b"%s\0%d\0" % (_relative_name(file, places[0]).encode(), len(content)))
         digest.update(content)
         if file.suffix == ".py":
             imports += _imported(content if file.is_file() else _read_in_archive(file))
     label = f"{name} ({len(files)} file{'s' * (len(files) != 1)})"
-    if has_changed:
-        # The code that was loaded may be older, so this version is for this process alone.
-        logger.info("%s has changed since this program began: its version fits no other process", name)
-        digest.update(os.urandom(16))
-        label += ", changed since this program began"
-    return _Covered(label, digest.hexdigest(), tuple(dict.fromkeys(imports)), files=states)
+    return _Covered(label, digest.hexdigest(), tuple(dict.fromkeys(imports)))
 
 
 def _installed_names() -> frozenset[str]:

@@ -1,41 +1,61 @@
-"""The names, imports and sets that a function's code uses, read from its bytecode."""
+"""What a code object does and reads, told from its bytecode."""
 
 from __future__ import annotations
-
-import sys
-import types
 
 import pytest
 from support.describing import of_text
 
-from xcache.hook.calls.program_code import Import, iterated_sets, modules_of, names_in
+from xcache.hook.calls.program_code import Import, code_of
+from xcache.hook.structure.encoding import CannotSkipError
 
 # So many constants that Python writes the numbers of later ones in two steps.
 MANY = "".join(f"    x = x + {number}.5\n" for number in range(300))
 
 
-@pytest.mark.parametrize("before", ["", MANY])
-def test_a_set_that_is_only_searched_has_no_order(before):
-    searched = of_text(f"def function(x, mode):\n{before}    return x if mode in {{'a', 'b'}} else 0")
-    iterated = of_text(f"def function(x):\n{before}    return [x for name in {{'a', 'b'}}]")
-    assert not iterated_sets(searched.__code__)
-    assert iterated_sets(iterated.__code__) in ({frozenset("ab")}, set())
+def read_by(text, before=""):
+    return set(code_of(of_text(f"def function(x):\n{before}    {text}\n").__code__).reads)
 
 
 @pytest.mark.parametrize("before", ["", MANY])
 def test_an_import_is_found_with_its_level_and_names(before):
-    lines = "import a.b", "from c import d", "from . import e", "from ..f import g, h"
-    text = f"def function(x):\n{before}" + "".join(f"    {line}\n" for line in lines)
-    assert names_in(of_text(text).__code__)[2] == {
-        Import(0, "a.b", ()),
-        Import(0, "c", ("d",)),
-        Import(1, "", ("e",)),
-        Import(2, "f", ("g", "h")),
-    }
+    for text, reads in {
+        "import a.b": {(Import(0, "a.b"),), (Import(0, "a"),)},
+        "import a.b as c": {(Import(0, "a.b"),)},
+        "from c import d": {(Import(0, "c"), "d")},
+        "from . import e": {(Import(1, ""), "e")},
+        "from ..f import g, h": {(Import(2, "f"), "g"), (Import(2, "f"), "h")},
+    }.items():
+        assert read_by(text, before) == reads
 
 
-def test_an_import_leads_to_all_modules_that_the_function_can_name(monkeypatch):
-    for name in ("a", "a.b", "top", "top.pack", "top.pack.e", "top.f", "top.f.g", "e"):
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-    imports = Import(0, "a.b", ()), Import(1, "", ("e",)), Import(2, "f", ("g", "h"))
-    assert modules_of(imports, "top.pack").keys() == {"a", "a.b", "top", "top.pack", "top.pack.e", "top.f", "top.f.g"}
+@pytest.mark.parametrize("before", ["", MANY])
+def test_a_global_is_found_with_the_attributes_that_are_read_from_it(before):
+    for text, reads in {
+        "return a.b.c + x.d": {("a", "b", "c")},
+        "return a.b(x).c": {("a", "b")},
+        "return [a.b for y in x]": {("a", "b")},
+        "return lambda: (lambda: a)": {("a",)},
+        "a.b = x": {("a",)},
+        "class C(a.b): c = d.e": {("a", "b"), ("d", "e"), ("__name__",)},
+    }.items():
+        assert read_by(text, before) == reads
+
+
+def test_a_set_that_is_only_searched_has_no_order():
+    searched, iterated = (
+        [
+            code_of(of_text(f"def function(x, mode):\n    return {text}").__code__).digest
+            for text in (f"{uses} {{'a', 'b'}}", f"{uses} {{'b', 'a'}}")
+        ]
+        for uses in ("mode in", "[0 for x in x] in")
+    )
+    assert searched[0] == searched[1]
+    assert iterated[0] == iterated[1]
+    assert code_of(of_text("def function(x): return {*x}").__code__).makes_sets
+    assert not code_of(of_text("def function(x, mode): return mode in {1, 2}").__code__).makes_sets
+
+
+@pytest.mark.parametrize("text", ["x.__globals__", "x.f_back", "object.__subclasses__()", "getattr(x, '__globals__')"])
+def test_code_that_may_read_anything_is_refused(text):
+    with pytest.raises(CannotSkipError, match="outside the program"):
+        read_by(f"return {text}")

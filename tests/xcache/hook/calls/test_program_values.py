@@ -7,7 +7,6 @@ import collections
 import copy
 import dataclasses
 import datetime
-import decimal
 import enum
 import fractions
 import functools
@@ -55,23 +54,6 @@ class Point(collections.namedtuple("Point", "x y")):
 class Hashing:
     num_hashes: int
     use_hash: bool = True
-
-
-class Remembering:
-    """Remembers its hash, as some libraries' classes do; it differs in each process."""
-
-    def __init__(self, value):
-        self.value = value
-        self._hash = None
-
-    def __hash__(self):
-        if self._hash is None:
-            self._hash = hash(("a text", self.value))
-        return self._hash
-
-    def hashed(self):
-        hash(self)
-        return self
 
 
 class Cached:
@@ -221,7 +203,6 @@ SAME = {
     "tree": lambda: jax.tree.structure({"a": Point(1, [2])}),
     "code": lambda: of_text("def function(x): return x + 1"),
     "recursive": lambda: recursive(),
-    "remembered hash": lambda: Remembering(1).hashed(),
     "field named as a hash": lambda: Hashing(2),
     "derivative": lambda: with_derivative(2.0),
     "bound method of C's": lambda: {"a": 2.0}.get,
@@ -271,7 +252,6 @@ DIFFERENT = {
             ("numpy scalar", np.float32(2), np.float32(3)),
             ("dictionary with a function", {"a": 1, "f": max}, {"a": 2, "f": max}),
             ("fraction", fractions.Fraction(1), fractions.Fraction(2)),
-            ("decimal", decimal.Decimal(1), decimal.Decimal(2)),
             ("text of another class", Shouting("a"), Shouting("b")),
             ("dictionary with defaults", collections.defaultdict(int, a=1), collections.defaultdict(int, a=2)),
             ("range", range(2), range(3)),
@@ -324,7 +304,6 @@ DIFFERENT = {
             (collections.deque([1], 2), collections.deque([1], 3)),
             (collections.defaultdict(int, a=1), collections.defaultdict(list, a=1)),
             (datetime.timedelta(1), datetime.timedelta(2)),
-            (decimal.Decimal(1), decimal.Decimal(2)),
             (pathlib.Path("/a"), pathlib.Path("/b")),
             (re.compile("a"), re.compile("a", re.IGNORECASE)),
         )
@@ -393,19 +372,35 @@ def local_class(number):
     return type("Local", (), {"number": number})
 
 
+def pair(fields):
+    return collections.namedtuple("Pair", fields)(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("one", "again", "other"),
+    [
+        (local_class(1), local_class(1), local_class(2)),
+        (local_class(1)(), local_class(1)(), local_class(2)()),
+        (pair("x y"), pair("x y"), pair("y x")),
+        (jax.tree.structure(pair("x y")), jax.tree.structure(pair("x y")), jax.tree.structure(pair("y x"))),
+        (Rated(jnp.sin, 2), Rated(jnp.sin, 2), Rated(jnp.sin, 3)),
+        (operator.itemgetter("a"), operator.itemgetter("a"), operator.itemgetter("b")),
+        (memoryview(b"a"), memoryview(b"a"), memoryview(b"b")),
+        (np.poly1d([1]), np.poly1d([1]), np.poly1d([2])),
+    ],
+)
+def test_what_its_name_does_not_lead_to_counts_by_its_content(one, again, other):
+    assert told(one) == told(again) != told(other)
+
+
 @pytest.mark.parametrize(
     "value",
     [
-        local_class(1),
-        local_class(1)(),
-        collections.namedtuple("Pair", "x y")(1, 2),
         random.Random(1),
-        types.ModuleType("settings"),
         np.frompyfunc(lambda x: x, 1, 1),
-        jax.tree.structure(collections.namedtuple("Pair", "x y")(1, 2)),
     ],
 )
-def test_what_its_name_does_not_tell_cannot_be_described(value):
+def test_what_c_code_holds_cannot_be_described(value):
     with pytest.raises(CannotSkipError):
         told(value)
 
@@ -413,14 +408,9 @@ def test_what_its_name_does_not_tell_cannot_be_described(value):
 @pytest.mark.parametrize(
     "value",
     [
-        object(),
         iter(()),
         (each for each in ()),
         np.random.default_rng(0),
-        np.poly1d([1]),
-        operator.itemgetter("a"),
-        memoryview(b"a"),
-        Rated(jnp.sin, 2),
         np.zeros(10_000_000, np.int8),
         jax.make_jaxpr(jnp.sin)(1.0),
         Slotted(jnp.zeros(10_000_000, np.int8)),
