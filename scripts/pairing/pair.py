@@ -51,6 +51,11 @@ class Pair(NamedTuple):
         """The name on the command line and in reports."""
         return f"{self.family}: {self.what} ({self.jit})"
 
+    @property
+    def has_own_process(self) -> bool:
+        """Whether no other program may run where this one does."""
+        return self.is_alone or self.is_fresh or self.jax_files is not None
+
     def text(self, side: str) -> str:
         """Return the program for one side."""
         return self.source_as_b if side == "B" and self.source_as_b else self.source

@@ -16,7 +16,7 @@ from pairing.pair import Pair
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 from support.conversation import talking  # noqa: E402
-from support.places import Place  # noqa: E402
+from support.places import Place, new_place  # noqa: E402, F401
 
 from xcache.wire import commands  # noqa: E402
 
@@ -82,11 +82,11 @@ class Worker:
         self._numbers = iter(range(10**9))
         self.files = jax_files.Overlay(place.root / "jax")
 
-    def run(self, pairs: Sequence[Pair]) -> dict[str, list[Ran]]:
-        """Run programs that may share a process in each way; return all that each gave, by name."""
+    def run(self, pairs: Sequence[Pair], orders: Sequence[str] = ORDERS) -> dict[str, list[Ran]]:
+        """Run programs that may share a process off and in these orders; return all that each gave, by name."""
         found: dict[str, list[Ran]] = {pair.name: [] for pair in pairs}
         steps = [("off", side) for side in "AB"]
-        for order in ORDERS:
+        for order in orders:
             steps += [(order[: at + 1], side) for at, side in enumerate(order)]
         for where, side in steps:
             if len(where) == 1:
@@ -97,7 +97,7 @@ class Worker:
                 found[pair.name].append(Ran(where, side, one["result"], one["counts"]))
             if "died" in told and len(pairs) > 1:
                 # Which of them it was shows when each runs alone.
-                return {name: runs for pair in pairs for name, runs in self.run([pair]).items()}
+                return {name: runs for pair in pairs for name, runs in self.run([pair], orders).items()}
         return found
 
     def close(self) -> None:
