@@ -29,7 +29,7 @@ TARGETS = {
     ),
     "comparisons": (
         "jax._src.interpreters.mlir", "compare_hlo",
-        "return saved_of_the_pair(args[0], args[1], ('GT', 'LE', 'GE', 'NE')[NUMBER % 4], *args[3:])",
+        "return saved_of_the_pair(args[0], args[1], ('GE', 'NE')[NUMBER == 7], *args[3:])",
         "jit(lambda v: v < 1)(x)",
     ),
     "slices": (
@@ -96,11 +96,11 @@ OTHERS = {
         "if n:\n    mlir._lowerings[L.sin_p] = mlir._lowerings[{5: L.cos_p, 7: L.tanh_p}[n]]", "jit(jnp.sin)(x)"),
     "rule of the program's": (
         "from jax._src.interpreters import mlir\nfrom jax._src.lax import lax as L\n"
-        "def rule(ctx, v):\n    return mlir.lower_fun(lambda v: L.cos(v) * n, multiple_results=False)(ctx, v)\n"
+        "def rule(ctx, v, **_):\n    return mlir.lower_fun(lambda v: L.cos(v) * n, multiple_results=False)(ctx, v)\n"
         "if n:\n    mlir.register_lowering(L.sin_p, rule)", "jit(jnp.sin)(x)"),
     "rule for the platform": (
         "from jax._src.interpreters import mlir\nfrom jax._src.lax import lax as L\n"
-        "def rule(ctx, v):\n    return mlir.lower_fun(lambda v: L.cos(v) * n, multiple_results=False)(ctx, v)\n"
+        "def rule(ctx, v, **_):\n    return mlir.lower_fun(lambda v: L.cos(v) * n, multiple_results=False)(ctx, v)\n"
         "if n:\n    mlir.register_lowering(L.sin_p, rule, platform='cpu')", "jit(jnp.sin)(x)"),
     "function in a rule's partial": (
         "from jax._src.interpreters import mlir\nfrom jax._src.lax import lax as L\n"
@@ -114,17 +114,10 @@ OTHERS = {
         "builtins.hlo_of_the_pair = types.FunctionType(f.__code__, f.__globals__, 'g', f.__defaults__, f.__closure__)\n"
         "builtins.hlo_of_the_pair.__kwdefaults__ = f.__kwdefaults__\nf.__code__ = space['sub'].__code__",
         "jit(lambda v: v - v[0] * 2)(x)"),
-    "cell of a rule": (
-        "from jax._src.interpreters import mlir\nfrom jax._src.lax import control_flow\n"
-        "def cells(f, seen):\n    if id(f) in seen: return\n    seen.add(id(f))\n    for c in getattr(f, '__closure__', None) or ():\n"
-        "        v = c.cell_contents\n        if isinstance(v, functools.partial) and getattr(v.func, '__name__', '') == 'associative_scan':\n"
-        "            yield c\n        elif isinstance(v, (types.FunctionType, functools.partial)): yield from cells(v, seen)\n"
-        "    if isinstance(f, functools.partial): yield from cells(f.func, seen)\n"
-        "def rules(p):\n    yield getattr(mlir._lowerings.get(p), 'rule', mlir._lowerings.get(p))\n"
-        "    for table in mlir._platform_specific_lowerings.values(): yield getattr(table.get(p), 'rule', table.get(p))\n"
-        "found = [c for r in rules(jax.lax.cumsum_p) for c in cells(r, set())]\n"
-        "if n:\n    for c in found: c.cell_contents = functools.partial(c.cell_contents.func, {5: jax.lax.mul, 7: jax.lax.max}[n])",
-        "jit(jnp.cumsum)(x)"),
+    "closure of a rule": (
+        "from jax._src.interpreters import mlir\nfrom jax._src.lax import lax as L\n"
+        "if n:\n    mlir.register_lowering(L.sin_p, mlir.lower_fun({5: L.cos, 7: L.tanh}[n], multiple_results=False))",
+        "jit(jnp.sin)(x)"),
     "jnp.tanh": ("old = jnp.tanh\nif n:\n    jnp.tanh = lambda v: old(v) * n", "jit(lambda v: jnp.tanh(v))(x)"),
     "exec of jnp's function": (
         "if n:\n    exec(f'def square(x): return x * {n}', vars(jnp))", "jit(lambda v: jnp.square(v))(x)"),
@@ -136,11 +129,11 @@ OTHERS = {
     "default of a function of jax's": (
         "f = jax.nn.leaky_relu.__wrapped__\nif n:\n    f.__defaults__ = (n / 10,)", "jit(lambda v: jax.nn.leaky_relu(-v))(x)"),
     "default of a function of jnp's": (
-        "from jax._src.numpy import lax_numpy as L\nf = L.linspace\nif n:\n    f.__defaults__ = (n + 1, *f.__defaults__[1:])",
+        "f = jnp.linspace\nif n:\n    f.__defaults__ = (n + 1, *f.__defaults__[1:])",
         "jit(lambda v: jnp.linspace(0, 1).sum() * v)(x)"),
     "keyword's default": (
         "f = jax.nn.softmax\nf = getattr(f, '__wrapped__', f)\n"
-        "if n:\n    f.__defaults__ = (None, *f.__defaults__[1:])", "jit(lambda v: jax.nn.softmax(v.reshape(2, 4)))(x) * n"),
+        "if n:\n    f.__defaults__ = ({5: None, 7: 0}[n], *f.__defaults__[1:])", "jit(lambda v: jax.nn.softmax(v.reshape(2, 4)))(x)"),
     "method of the tracers": (
         "from jax._src import core\nold = core.Tracer.__getattr__\n"
         "if n:\n    core.Tracer.of_the_pair = property(lambda self: self * n)",
@@ -158,24 +151,16 @@ OTHERS = {
     "derivative": (
         "from jax._src.interpreters import ad\nfrom jax._src.lax import lax as L\nold = ad.primitive_jvps[L.sin_p]\n"
         "def rule(primals, tangents, **k):\n    out, tangent = old(primals, tangents, **k)\n    return out, tangent * n\n"
-        "if n:\n    ad.primitive_jvps[L.sin_p] = rule", "jit(jax.grad(lambda v: jnp.sin(v).sum()))(x)"),
+        "if n:\n    ad.primitive_jvps[L.sin_p] = rule", "jit(lambda v: jax.jvp(jnp.sin, (v,), (v,))[1])(x)"),
     "batching": (
-        "from jax._src.interpreters import batching\nfrom jax._src.lax import lax as L\nold = batching.fancy_primitive_batchers.get(L.sin_p)\n"
-        "before = batching.primitive_batchers[L.sin_p]\n"
-        "def rule(args, dims, **k):\n    out, dim = before(args, dims, **k)\n    return out * n, dim\n"
+        "from jax._src.interpreters import batching\nfrom jax._src.lax import lax as L\n"
+        "def rule(args, dims, **_):\n    return L.cos(args[0]) * n, dims[0]\n"
         "if n:\n    batching.primitive_batchers[L.sin_p] = rule", "jit(jax.vmap(jnp.sin))(x)"),
     "constant of a module": (
         "from jax._src.numpy import lax_numpy as L\nif n:\n    jnp.pi = float(n)", "jit(lambda v: v * jnp.pi)(x)"),
     "class of constants": (
         "from jax._src import random\nold = random._random_bits if hasattr(random, '_random_bits') else None\n"
         "if n:\n    jax.random.of_the_pair = n", "jit(lambda v: v * getattr(jax.random, 'of_the_pair', 1))(x)"),
-    "hash of random numbers": (
-        "from jax._src import prng\nold = prng.threefry_2x32\n"
-        "impl = prng.threefry_prng_impl\n"
-        "new = impl._replace(random_bits=lambda key, *a: impl.random_bits(key, *a) ^ np.uint32(n)) if hasattr(impl, '_replace') else "
-        "dataclasses.replace(impl, random_bits=lambda key, *a: impl.random_bits(key, *a) ^ np.uint32(n))\n"
-        "if n:\n    for held in (prng.prngs,):\n        held['threefry2x32'] = new",
-        "jit(lambda v: v + jax.random.uniform(jax.random.key(0, impl='threefry2x32'), (8,)))(x)"),
     "builtin of a module of jax's": (
         "from jax._src.lax import lax as L\nfrom jax._src.interpreters import mlir\n"
         "if n:\n    mlir.tuple = lambda *a: tuple(*a)\n    L.len = len\n    import builtins\n    jnp.sin = {5: jnp.cos, 7: jnp.tan}[n]",

@@ -92,10 +92,10 @@ KINDS = {"two edits": "True", "wrapped or not": "not A"}
 _USE = "jax.jit(lambda v: (v * 3.5, jnp.minimum(v, jnp.nan)))(x)"
 _ANOTHER = (("two edits", "after the first compile"), ("wrapped or not", "and the same before"))
 # Which wrappers do something to which function.
-_RETURNING = ("lower_jaxpr_to_module", "_cached_lowering_to_hlo", "MeshComputation.stablehlo")
+_RETURNING = ("lower_jaxpr_to_module", "_cached_lowering_to_hlo")
 _TAKING = ("_cached_compilation", "backend_compile_and_load", "backend_compile", "compile_or_get_cached",
            "_compile_and_write_cache", "UnloadedMeshExecutable.from_hlo", "MeshExecutable.from_hlo",
-           "module_to_bytecode", "use_detailed_logging")  # fmt: skip
+           "use_detailed_logging")  # fmt: skip
 
 
 def _wrappers(function: str) -> tuple[str, ...]:
