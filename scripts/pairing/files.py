@@ -113,7 +113,9 @@ def pairs() -> Iterator[Pair]:
         use = "@jit\ndef step(v): return act(v) + 1\nout = step(x)\n"
         for jit in ("jax.jit", "xcache.jit"):
             whole = [program(text + use, jit) for text in (a, b)]
-            yield Pair("text", f"{name}, another checkout", whole[0], jit, source_as_b=whole[1], is_same=name == "comment")
+            yield Pair(
+                "text", f"{name}, another checkout", whole[0], jit, source_as_b=whole[1], is_same=name == "comment"
+            )
             module = "helper_" + name.replace(" ", "_") + jit[0]
             yield Pair(
                 "text", f"{name} in a module, another checkout", program(f"from {module} import act\n{use}", jit), jit,

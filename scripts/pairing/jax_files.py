@@ -1,4 +1,4 @@
-"""Copies of jax whose files are edited: before the program, in its way, or while it runs. No installed file is touched."""
+"""Copies of jax whose files are edited, before a program starts or while it runs. No installed file is touched."""
 
 from __future__ import annotations
 

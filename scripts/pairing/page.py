@@ -12,7 +12,8 @@ from typing import Any
 
 BEGIN, END = "<!-- written by scripts/pairs -->", "<!-- scripts/pairs until here -->"
 _COLUMNS = (
-    "pairs", "differ", "same on purpose", "with a shortcut", "runs", "lowerings skipped", "calls not traced", "hits", "wrong",
+    "pairs", "differ", "same on purpose", "with a shortcut",
+    "runs", "lowerings skipped", "calls not traced", "hits", "wrong",
 )  # fmt: skip
 
 
@@ -24,17 +25,19 @@ def counted(records: Iterable[dict[str, Any]]) -> Counter[str]:
             continue
         told = record["counts"]
         skipped, untraced = told.get("lowerings: skipped", 0), told.get("calls: skipped", 0)
-        counts.update({
-            "pairs": 1,
-            "differ": record["differs"],
-            "same on purpose": not record["differs"],
-            "with a shortcut": bool(skipped or untraced),
-            "runs": record["runs"],
-            "lowerings skipped": skipped,
-            "calls not traced": untraced,
-            "hits": told.get("hits", 0),
-            "wrong": record["verdict"] == "wrong",
-        })
+        counts.update(
+            {
+                "pairs": 1,
+                "differ": record["differs"],
+                "same on purpose": not record["differs"],
+                "with a shortcut": bool(skipped or untraced),
+                "runs": record["runs"],
+                "lowerings skipped": skipped,
+                "calls not traced": untraced,
+                "hits": told.get("hits", 0),
+                "wrong": record["verdict"] == "wrong",
+            }
+        )
     return counts
 
 

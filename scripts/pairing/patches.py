@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from jax._src.interpreters import mlir
-
 from pairing.pair import Pair, program
 
 # A replacement calls what it replaces through this, because code without a closure can hold nothing else.

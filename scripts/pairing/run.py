@@ -16,7 +16,6 @@ from queue import SimpleQueue
 from typing import Any
 
 import jax
-
 from pairing.judging import judged
 from pairing.pair import Pair
 from pairing.running import ORDERS, Programs, Worker, new_place

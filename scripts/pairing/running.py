@@ -15,10 +15,10 @@ from pairing import jax_files
 from pairing.pair import Pair
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
-from support.conversation import talking  # noqa: E402
-from support.places import Place, new_place  # noqa: E402, F401
+from support.conversation import talking
+from support.places import Place, new_place  # noqa: F401
 
-from xcache.wire import commands  # noqa: E402
+from xcache.wire import commands
 
 SCRIPTS = Path(__file__).parents[1]
 # Each step is the side; a new list begins with an empty store.
@@ -124,10 +124,8 @@ class Worker:
             "side": side, "told": str(told), "said": str(said), "seconds": _SECONDS,
             "environment": {**pair.environments["AB".index(side)], "XCACHE": "1" if is_on else "0"},
         }  # fmt: skip
-        if pair.is_fresh or pair.jax_files is not None:
-            code = self._fresh(pair, request)
-        else:
-            code = self._forked(request)
+        is_fresh = pair.is_fresh or pair.jax_files is not None
+        code = self._fresh(pair, request) if is_fresh else self._forked(request)
         if told.exists():
             found = json.loads(told.read_text())
             told.unlink()
@@ -142,8 +140,8 @@ class Worker:
     def _forked(self, request: dict[str, Any]) -> int:
         if self._zygote is None:
             self._zygote = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pairing.zygote"], env=self._environment(), cwd=self._place.root, text=True,
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                [sys.executable, "-P", "-m", "pairing.zygote"], env=self._environment(), cwd=self._place.root,
+                text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             )  # fmt: skip
             assert self._zygote.stdout.readline() == "ready\n"
         self._zygote.stdin.write(json.dumps(request) + "\n")
@@ -165,7 +163,7 @@ class Worker:
         asked.unlink()
         return done.returncode
 
-    def _environment(self, more: Mapping[str, str] = {}) -> dict[str, str]:  # noqa: B006 - it is not changed
+    def _environment(self, more: Mapping[str, str] = {}) -> dict[str, str]:
         kept = {name: value for name, value in self._place.env.items() if not name.startswith(("JAX", "XLA", "PYTHON"))}
         kept |= {
             "PYTHONPATH": os.pathsep.join([self._place.env["PYTHONPATH"], str(SCRIPTS)]),

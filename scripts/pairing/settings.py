@@ -94,7 +94,9 @@ def pairs() -> Iterator[Pair]:
         if isinstance(a, (bool, str)) and b != "second":
             environments = {name.upper(): str(a)}, {name.upper(): str(b)}
             text = program(f"out = {use}\n", "jax.jit")
-            yield Pair("setting", f"{name}, by its variable", text, is_alone=True, is_fresh=True, environments=environments)
+            yield Pair(
+                "setting", f"{name}, by its variable", text, is_alone=True, is_fresh=True, environments=environments
+            )
     for name, a, b, use in FLAGS:
         for jit in ("jax.jit", "xcache.jit"):
             text = program(f"out = {use}\n", jit)
@@ -107,4 +109,6 @@ def pairs() -> Iterator[Pair]:
             text = program(f"{definition}\n{use}", "xcache.jit")
             environments = {"PAIRS_K": "2"}, {"PAIRS_K": "3"}
             is_alone = "jax." in name or "devices" in name or "jax.config" in definition
-            yield Pair("surroundings", f"{name}, {shape}", text, "xcache.jit", is_alone=is_alone, environments=environments)
+            yield Pair(
+                "surroundings", f"{name}, {shape}", text, "xcache.jit", is_alone=is_alone, environments=environments
+            )

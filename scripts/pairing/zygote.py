@@ -19,10 +19,9 @@ def main() -> None:
     import jax
     import jax.numpy
     import numpy as np  # noqa: F401
+    from pairing import child
 
     import xcache  # noqa: F401 - it imports nothing else yet
-
-    from pairing import child
 
     warnings.simplefilter("ignore")
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not be in the children"  # noqa: PTH208
@@ -44,7 +43,7 @@ def main() -> None:
                 child.run(request)
                 atexit._run_exitfuncs()
                 code = 0
-            except BaseException:
+            except BaseException:  # noqa: BLE001 - the child ends here, whatever it is
                 import traceback
 
                 traceback.print_exc()

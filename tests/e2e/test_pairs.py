@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from pairing import page
-
 from support.places import REPOSITORY
 
 SCRIPTS = Path(page.__file__).parents[1]
