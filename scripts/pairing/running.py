@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -24,7 +26,7 @@ SCRIPTS = Path(__file__).parents[1]
 # Each step is the side; a new list begins with an empty store.
 ORDERS = ("ABAB", "BA")
 # Bounds a hang.
-_SECONDS = 150
+_SECONDS = 300
 
 
 class Ran(NamedTuple):
@@ -103,7 +105,8 @@ class Worker:
     def close(self) -> None:
         """Stop the zygote."""
         if self._zygote is not None:
-            self._zygote.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self._zygote.stdin.close()
             self._zygote.wait(_SECONDS)
             self._zygote.stdout.close()
             self._zygote = None
@@ -154,14 +157,16 @@ class Worker:
             more |= self.files.prepared(pair.jax_files["AB".index(request["side"])])
         asked = Path(request["told"]).with_suffix(".asked")
         asked.write_text(json.dumps(request))
-        with open(request["said"], "w") as said:
+        code = -signal.SIGALRM
+        with open(request["said"], "w") as said, contextlib.suppress(subprocess.TimeoutExpired):
             done = subprocess.run(
                 [sys.executable, "-P", "-m", "pairing.child", asked],
                 env=self._environment(more), cwd=self._place.root, stdin=subprocess.DEVNULL, stdout=said, stderr=said,
                 timeout=_SECONDS, check=False,
             )  # fmt: skip
+            code = done.returncode
         asked.unlink()
-        return done.returncode
+        return code
 
     def _environment(self, more: Mapping[str, str] = {}) -> dict[str, str]:
         kept = {name: value for name, value in self._place.env.items() if not name.startswith(("JAX", "XLA", "PYTHON"))}
