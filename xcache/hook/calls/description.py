@@ -17,9 +17,10 @@ from xcache.hook.calls.program_origins import LIBRARY, PROGRAM, origin, package_
 from xcache.hook.calls.program_values import ProgramEncoding
 from xcache.hook.calls.trees import REGISTRY
 from xcache.hook.structure import ambient
+from xcache.hook.structure.description import NATIVE
 from xcache.hook.structure.encoding import CannotSkipError, text
-from xcache.hook.structure.patches import patches
-from xcache.hook.structure.primitives import rules_in_tables
+from xcache.hook.structure.libraries import is_of_jax
+from xcache.hook.structure.pristine import pristine
 
 # This number is part of every digest. It changes with every change of what is written, or how.
 _FORMAT = 11
@@ -46,15 +47,14 @@ def describe(
     """
     if jax.process_count() > 1:
         raise CannotSkipError("several processes")
-    rules_in_tables.check()
-    patches.check()
+    pristine.refresh()
     signature, leaves = parsed(options, arguments, keywords)
     encoding = ProgramEncoding(_own_packages(fun))
     encoding.write(b"xcache call %d " % _FORMAT)
     for part in (ambient.jax_files(), version, ambient.backend(xla_bridge.get_backend())):
         encoding.write(text(part))
-    encoding.write(rules_in_tables.digest(with_imported_later=True))
-    encoding.write(patches.digest(with_imported_later=True))
+    # Tracing may call anything of jax's.
+    encoding.write(pristine.digest(pristine.all_modules()))
     with encoding.unordered():
         encoding.encode(ambient.trace_context())
         encoding.write(ambient.configuration.digest())

@@ -23,7 +23,7 @@ from jax._src import util
 
 from xcache.hook.calls.program_code import Import, code_of
 from xcache.hook.calls.program_origins import JAX, namespace, origin
-from xcache.hook.structure.code import NATIVE
+from xcache.hook.structure.description import NATIVE
 from xcache.hook.structure.encoding import CannotSkipError
 
 MISSING: Any = object()

@@ -39,7 +39,7 @@ from xcache.hook.calls.program_parts import (
     is_native,
 )
 from xcache.hook.structure import digest  # noqa: F401 - it completes the table of types
-from xcache.hook.structure.code import NATIVE
+from xcache.hook.structure.description import NATIVE
 from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
 from xcache.hook.structure.values import content
 
