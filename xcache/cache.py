@@ -181,8 +181,8 @@ class Cache:
     ) -> Outcome:
         """Return the executable, from the cache if possible; only the compiler's own exceptions leave.
 
-        ``request`` says what to ask for. It may raise UncacheableError; the program then compiles by ``without_key``, if
-        that is given.
+        ``request`` says what to ask for. It may raise UncacheableError; the program then compiles by ``without_key``,
+        if that is given.
         """
         # A signal handler may compile in the middle of another request of the same thread.
         with elsewhere(), self._lease() as lease:

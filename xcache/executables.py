@@ -186,6 +186,7 @@ def _answering(original: Callable[..., bytes]) -> Callable[..., bytes]:
 
 
 def _as_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
     def show(executable: Any) -> Any:
         generation = _loaded.get(id(executable))
         return original(executable) if generation is None else generation.show(original, executable)

@@ -41,7 +41,8 @@ class Run(NamedTuple):
     def settings(self) -> dict[str, str]:
         """The settings of jax that change programs, by name."""
         with contextlib.suppress(ValueError, TypeError):
-            return {str(name): str(value) for name, value in dict(json.loads(self.facts.get("settings", "{}"))).items()}
+            facts = dict(parsed_json(self.facts.get("settings", "{}"), MAX_FRAME))
+            return {str(name): str(value) for name, value in facts.items()}
         return {}
 
     @property

@@ -223,7 +223,9 @@ compiler.backend_compile_and_load = compile
 """
 
 
-@pytest.mark.parametrize("source", [_REPLACED + COMPILE, COMPILE.partition("\n")[0] + _REPLACED + COMPILE], ids=["first", "later"])
+@pytest.mark.parametrize(
+    "source", [_REPLACED + COMPILE, COMPILE.partition("\n")[0] + _REPLACED + COMPILE], ids=["first", "later"]
+)
 def test_a_replaced_compile_function_of_jaxs_goes_jaxs_own_way_with_its_own_cache(place, source):
     own = place.root / "jax-cache"
     environment = {"JAX_COMPILATION_CACHE_DIR": str(own), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}

@@ -90,9 +90,7 @@ def history_at(connection: sqlite3.Connection, uids: Sequence[int], position: in
     return found
 
 
-def keys_of_history(
-    connection: sqlite3.Connection, uids: Sequence[int], program: str, arguments: str
-) -> list[str]:
+def keys_of_history(connection: sqlite3.Connection, uids: Sequence[int], program: str, arguments: str) -> list[str]:
     """Return the keys that a program of these users wanted last time."""
     sql = (
         "SELECT key FROM wanted WHERE history = (SELECT max(id) FROM histories"

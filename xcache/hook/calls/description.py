@@ -17,9 +17,7 @@ from xcache.hook.calls.program_origins import LIBRARY, PROGRAM, origin, package_
 from xcache.hook.calls.program_values import ProgramEncoding
 from xcache.hook.calls.trees import REGISTRY
 from xcache.hook.structure import ambient
-from xcache.hook.structure.description import NATIVE
 from xcache.hook.structure.encoding import CannotSkipError, text
-from xcache.hook.structure.libraries import is_of_jax
 from xcache.hook.structure.pristine import pristine
 
 # This number is part of every digest. It changes with every change of what is written, or how.

@@ -28,8 +28,8 @@ from xcache.hook.call_records import CallRecords
 from xcache.hook.calls import record_format, second_trace, trees
 from xcache.hook.calls.description import Call, describe, parsed
 from xcache.hook.skipping import SKIPPED
-from xcache.hook.structure.libraries import is_of_jax
 from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.libraries import is_of_jax
 from xcache.request import Alias
 from xcache.signals import reraise_if_the_programs
 from xcache.threads import usual_stack

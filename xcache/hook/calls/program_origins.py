@@ -16,8 +16,8 @@ import jax
 
 from xcache.clock import process_began
 from xcache.hook.calls.program_code import code_of
-from xcache.hook.structure.libraries import is_of_jax
 from xcache.hook.structure.encoding import CannotSkipError, are_same, text
+from xcache.hook.structure.libraries import is_of_jax
 
 # Python reads no source file so soon after its start; the clocks of processes and files have this resolution.
 _GRACE_SECONDS = 0.01

@@ -42,7 +42,14 @@ NATIVE = (
 _MAX_ARRAY_BYTES = 64 * 1024
 # What of a code object decides what it does. Lines and the names of local variables do not.
 _behaviour_of = operator.attrgetter(
-    "co_code", "co_qualname", "co_names", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_exceptiontable"
+    "co_code",
+    "co_qualname",
+    "co_names",
+    "co_argcount",
+    "co_posonlyargcount",
+    "co_kwonlyargcount",
+    "co_flags",
+    "co_exceptiontable",
 )
 _names_of = operator.attrgetter("co_names")
 _made_of = operator.attrgetter("__code__", "__globals__", "__defaults__", "__kwdefaults__", "__closure__")
@@ -66,7 +73,8 @@ class Description:
         self.functions: list[types.FunctionType] = []
         self.dictionaries: list[dict[Any, Any]] = []
         self.is_complete = is_complete
-        self._home, self._file = (None, None) if home is None else (home.__name__, getattr(home, "__file__", None))
+        self._home: str | None = None if home is None else home.__name__
+        self._file: str | None = getattr(home, "__file__", None)
         self._names = None if home is None else vars(home)
         self._codes: list[types.CodeType] = []
         # Where each object was written first, by its id, which is in use as long as the object is kept.
@@ -217,7 +225,7 @@ class Description:
             self.write(owner)
 
     def write_object(self, value: Any) -> None:
-        """Write an object: its class, and its attributes; where this need not be complete, only the functions of them."""
+        """Write an object: its class, and its attributes, of which only functions count if this is not complete."""
         kind = type(value)
         if is_xcaches(value):
             self.write(value.__wrapped__)
@@ -226,7 +234,13 @@ class Description:
             raise CannotSkipError(f"object outside jax: {type_name(kind)}")
         # A decorated function has a name, too.
         module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if qualified and is_of_jax(module) and module != self._home and self._write_name(module, qualified, value):
+        if (
+            qualified
+            and module
+            and is_of_jax(module)
+            and module != self._home
+            and self._write_name(module, qualified, value)
+        ):
             return
         self.write(kind)
         must_tell = self.is_complete or is_of_jax(kind.__module__)
@@ -289,7 +303,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
         found = dict(object.__getattribute__(value, "__dict__"))
     except AttributeError:
         found = {}
-    found.update((slot, getattr(value, slot)) for slot in _slots_of(type(value)) if hasattr(value, slot))
+    kind: Any = type(value)
+    found.update((slot, getattr(value, slot)) for slot in _slots_of(kind) if hasattr(value, slot))
     return found
 
 

@@ -14,7 +14,9 @@ import jaxlib
 
 ROOTS = tuple(f"{Path(package.__file__).resolve().parent}/" for package in (jax, jaxlib))
 # Packages that jax or jaxlib requires or brings, whose objects stand in its modules.
-_REQUIRED = frozenset(("numpy", "ml_dtypes", "scipy", "opt_einsum", "typing_extensions", "nanobind", "absl", "flatbuffers"))
+_REQUIRED = frozenset(
+    ("numpy", "ml_dtypes", "scipy", "opt_einsum", "typing_extensions", "nanobind", "absl", "flatbuffers")
+)
 _STANDARD = f"{Path(os.__file__).resolve().parent}/"
 _INSTALLED = ("site-packages", "dist-packages")
 # Methods that Python generates for dataclasses and named tuples, from no file.
@@ -52,10 +54,10 @@ def _is_installed(place: str) -> bool:
 def is_xcaches(value: Any) -> bool:
     """Return whether xcache has put an object in the place of one of jax's, which its ``__wrapped__`` is."""
     if type(value) is not types.FunctionType:
-        return type(value).__module__.startswith("xcache.")
+        return type(value).__module__.startswith("xcache.") and hasattr(value, "__wrapped__")
     names = value.__globals__
     module = names.get("__name__", "")
-    return module.startswith("xcache.") and names is vars(sys.modules[module])
+    return module.startswith("xcache.") and names is vars(sys.modules[module]) and hasattr(value, "__wrapped__")
 
 
 def is_known_module(module: types.ModuleType) -> bool:

@@ -45,7 +45,8 @@ class Marks:
             count = len(self._dictionaries)
             differ = np.frombuffer(now, np.uint64) != np.frombuffer(before, np.uint64)
             parts = differ[count:].reshape(-1, len(_offsets())).any(axis=1)
-            return np.nonzero(np.concatenate([differ[:count], parts]))[0].tolist()
+            found: list[int] = np.nonzero(np.concatenate([differ[:count], parts]))[0].tolist()
+            return found
         return [at for at, (these, those) in enumerate(zip(now, before, strict=True)) if not _same(these, those)]
 
     def _read(self) -> Any:

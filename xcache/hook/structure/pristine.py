@@ -1,18 +1,18 @@
 """Describe jax's modules as they are in this process, and notice when one has changed.
 
-A digest of the modules that a program's lowering rules can reach is part of the program's own. It is made of the content
-of their functions, classes and constants, so that two processes have one digest only if lowering does the same in both.
+A digest of the modules that a program's lowering rules can reach is part of the program's own. It is made of the
+content of their functions, classes and constants, so that two processes have one digest only if lowering does the same
+in both.
 Where a module holds code that is not jax's, programs that can reach it are lowered.
 """
 
 from __future__ import annotations
 
 import hashlib
-import operator
 import sys
 import threading
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -201,7 +201,7 @@ class Pristine:
             (f"{name} {label}", entry)
             for record in records
             for name, table in record.tables
-            for label, entry in _entries(table, names, primitives)
+            for label, entry in _entries(table, names, primitives.keys())
         ]
         entries += (
             (f"{primitive.name} {name}", function)
@@ -277,7 +277,9 @@ def _describe(name: str, module: types.ModuleType) -> tuple[_Module, Description
             reason = reason or f"function of jax replaced: {name}.{key}: {found}"
     digest = description.digest()
     code_names = description.names()
-    return _Module(module, digest, frozenset(description.uses), reason, tables, primitives, aliases, code_names | imported), description
+    return _Module(
+        module, digest, frozenset(description.uses), reason, tables, primitives, aliases, code_names | imported
+    ), description
 
 
 def _imported(names: frozenset[str]) -> set[str]:
@@ -286,7 +288,7 @@ def _imported(names: frozenset[str]) -> set[str]:
     return found.union(*({f"{name}.{part}" for part in _loaded[name] & names} for name in found))
 
 
-def _entries(table: dict[Any, Any], modules: Any, primitives: set[int]) -> Iterator[tuple[str, Any]]:
+def _entries(table: dict[Any, Any], modules: Container[str], primitives: Container[int]) -> Iterator[tuple[str, Any]]:
     """Yield the functions for these modules' primitives and classes, and for the classes of libraries.
 
     Only a program that has a primitive or class of its own meets an entry for it.

@@ -23,7 +23,7 @@ def test_a_primitive_of_the_program_has_to_be_lowered(structures):
     shadow.def_abstract_eval(lambda x: x)
     mlir.register_lowering(shadow, mlir.lower_fun(lambda x: jnp.cos(x), multiple_results=False))
     try:
-        assert structures.of(lambda x: shadow.bind(x), X) .startswith("<lowering rule outside jax: sin")
+        assert structures.of(lambda x: shadow.bind(x), X).startswith("<lowering rule outside jax: sin")
         # Other programs do not use it.
         assert not structures.of(lambda x: x * 2, X).startswith("<")
     finally:
@@ -126,6 +126,6 @@ def test_a_rule_that_borrows_the_name_of_jax_s_makes_all_be_lowered(structures):
     exec("def patched(*a, **k):\n    return own(*a, **k)\npatched.__module__ = 'jax._src.lax.lax'", named)  # noqa: S102
     mlir.register_lowering(lax.exp_p, named["patched"])
     try:
-        assert structures.of(lambda x: x * 2, X) .startswith("<rule of jax replaced: exp")
+        assert structures.of(lambda x: x * 2, X).startswith("<rule of jax replaced: exp")
     finally:
         mlir._lowerings[lax.exp_p] = own

@@ -7,7 +7,6 @@ import sys
 import types
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
