@@ -197,7 +197,7 @@ class Description:
         found: Any = sys.modules.get(module)
         for part in qualified.split("."):
             found = getattr(found, part, None)
-        if (found.__wrapped__ if is_xcaches(found) else found) is not value:
+        if found is not value and not (is_xcaches(found) and found.__wrapped__ is value):
             return False
         self.parts.append(f"{module}.{qualified}")
         self._use(module)

@@ -6,8 +6,7 @@ from typing import Any
 
 from jax._src import core
 
-from xcache.hook.structure.code import described
-from xcache.hook.structure.description import rules_of
+from xcache.hook.structure.description import Description, rules_of
 from xcache.hook.structure.encoding import CannotSkipError, Encoding, tagged
 from xcache.hook.structure.pristine import pristine
 
@@ -67,12 +66,13 @@ def unused(primitive: Any) -> tuple[str, ...]:
 def _examine(primitive: Any, *, in_kernel: bool) -> tuple[bytes, set[str]] | str:
     if not any(rules_of(primitive)) and not in_kernel:
         return f"no lowering rule: {primitive.name}"
-    encoding = Encoding()
+    description = Description(is_complete=True)
     try:
-        digest = described(encoding, primitive)
+        description.write(primitive)
     except CannotSkipError as reason:
         return f"lowering rule outside jax: {primitive.name}: {reason}"
-    return tagged(b"p", primitive.name.encode() + b" " + digest), encoding.uses
+    pristine.watch(description)
+    return tagged(b"p", primitive.name.encode() + b" " + description.digest()), description.uses
 
 
 def _primitive(encoding: Encoding, value: Any) -> None:

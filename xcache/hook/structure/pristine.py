@@ -2,8 +2,7 @@
 
 A digest of the modules that a program's lowering rules can reach is part of the program's own. It is made of the
 content of their functions, classes and constants, so that two processes have one digest only if lowering does the same
-in both.
-Where a module holds code that is not jax's, programs that can reach it are lowered.
+in both. Where a module holds code that is not jax's, programs that can reach it are lowered.
 """
 
 from __future__ import annotations
@@ -61,6 +60,8 @@ class Pristine:
         # By id: the names of the modules to describe again after a change; none for the list of all modules.
         self._owners: dict[int, str] = {}
         self._unmarked: list[tuple[str, Description]] = []
+        # Whether all that has been noticed is taken into account.
+        self._is_settled = False
         # How often something had changed.
         self.changes = 0
         # By the modules whose code a program names: the digest, or the reason why there is none.
@@ -72,9 +73,12 @@ class Pristine:
 
     def refresh(self) -> None:
         """Describe again what has changed since the last call."""
-        if not self._marks or any(marks.have_changed() for marks, _ in self._marks):
+        # In this order: another thread may just have taken the changes, and not be done with them.
+        if any(marks.have_changed() for marks, _ in self._marks) or not self._is_settled:
             with self._lock:
+                self._is_settled = False
                 self._describe_changed()
+                self._is_settled = True
 
     def digest(self, homes: Iterable[str]) -> bytes:
         """Return the digest of the modules that code of these can reach; raise CannotSkipError if one is not jax's own.
@@ -97,6 +101,12 @@ class Pristine:
             record = self._described(module)
             self._mark_described()
         return None if record is None else record.reason
+
+    def watch(self, description: Description) -> None:
+        """Count a change whenever something changes that this description of a lowering rule depends on."""
+        with self._lock:
+            self._unmarked.append((_LOWERING, description))
+            self._mark_described()
 
     def all_modules(self) -> frozenset[str]:
         """Return the names of jax's modules that are imported."""
@@ -262,6 +272,7 @@ def _describe(name: str, module: types.ModuleType) -> tuple[_Module, Description
                     continue
             elif isinstance(value, core.Primitive):
                 primitives.append(value)
+                description.dictionaries.append(vars(value))
             elif isinstance(value, dict):
                 for number, table in enumerate((value, *value.values())):
                     if isinstance(table, dict) and any(isinstance(each, (type, core.Primitive)) for each in table):
