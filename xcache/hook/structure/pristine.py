@@ -8,6 +8,7 @@ in both. Where a module holds code that is not jax's, programs that can reach it
 from __future__ import annotations
 
 import hashlib
+import os
 import sys
 import threading
 import types
@@ -70,6 +71,13 @@ class Pristine:
         self._tables: dict[frozenset[str], bytes] = {}
         # By id: the entries of tables, which are kept, each with its digest.
         self._entries: dict[int, tuple[Any, bytes]] = {}
+
+    def begin_in_child(self) -> None:
+        """Forget all in a forked child if another thread of the parent was changing it."""
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self.__init__()  # type: ignore[misc] # it is as new
 
     def refresh(self) -> None:
         """Describe again what has changed since the last call."""
@@ -313,3 +321,4 @@ def _entries(table: dict[Any, Any], modules: Container[str], primitives: Contain
 
 
 pristine = Pristine()
+os.register_at_fork(after_in_child=pristine.begin_in_child)
