@@ -91,7 +91,9 @@ class _Recording:
     def count_uncacheable(self, reason: str) -> None:
         self.last = {"no key": reason}
 
-    def get_or_compile(self, compile_now: Callable[[], Any], make_request: Callable[[], Any]) -> Outcome:
+    def get_or_compile(
+        self, compile_now: Callable[[], Any], make_request: Callable[[], Any], _: Callable[[], Any]
+    ) -> Outcome:
         try:
             key = make_request().key
             self.last = {"key": key.digest, "components": dict(key.components)}

@@ -248,11 +248,16 @@ def test_the_log_stays_bounded(place):
     assert "39999" in (place.dir / "daemon.log").read_text()
 
 
-def test_a_log_that_cannot_be_written_stops_nobody(place):
+@pytest.mark.parametrize("what", ["a full device", "a directory", "a link to nowhere"])
+def test_a_log_that_cannot_be_written_stops_nobody(place, what):
     place.start_daemon()
     place.stop()
-    (place.dir / "daemon.log").unlink()
-    (place.dir / "daemon.log").symlink_to("/dev/full")
+    log = place.dir / "daemon.log"
+    log.unlink()
+    if what == "a directory":
+        log.mkdir()
+    else:
+        log.symlink_to("/dev/full" if what == "a full device" else place.root / "missing" / "log")
     place.start_daemon()
     with talking(place) as talk:
         rude = Conversation(place)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import io
 import logging
@@ -35,8 +36,9 @@ def start_logging(config: Config, *, to_stderr: bool) -> None:
     if leads_to_journal(2):
         log_to(logging.StreamHandler(), ForJournal())
     else:
-        log_to(_LogFile(config.dir / LOG, maxBytes=_FILE_BYTES, backupCount=1), line)
-        if to_stderr:
+        with contextlib.suppress(OSError):
+            log_to(_LogFile(config.dir / LOG, maxBytes=_FILE_BYTES, backupCount=1), line)
+        if to_stderr or not logger.handlers:
             log_to(logging.StreamHandler(), line)
     for source in (logger, logging.getLogger("asyncio")):
         source.addFilter(Sparing())
@@ -46,7 +48,7 @@ def start_logging(config: Config, *, to_stderr: bool) -> None:
 
 
 class _LogFile(logging.handlers.RotatingFileHandler):
-    """A bounded file; anything else under its name, such as a pipe that nobody reads, is refused at once."""
+    """A bounded file; a pipe or socket under its name, whose reader could make the daemon wait, is refused at once."""
 
     def _open(self) -> io.TextIOWrapper:
         try:
@@ -56,7 +58,7 @@ class _LogFile(logging.handlers.RotatingFileHandler):
             if error.errno == errno.ENXIO:
                 raise StoreError(_NO_FILE.format(self.baseFilename)) from None
             raise
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        if stat.S_ISFIFO(os.fstat(file.fileno()).st_mode):
             file.close()
             raise StoreError(_NO_FILE.format(self.baseFilename))
         return file

@@ -141,7 +141,9 @@ class Database:
 
     def _check_room(self) -> None:
         """Raise an error of a full disk, at the end of a transaction, unless its checkpoint will have room as well."""
-        ((pages, page_size),) = self.writing.execute("SELECT * FROM pragma_page_count, pragma_page_size")
+        pages, page_size = (
+            self.writing.execute(f"PRAGMA {name}").fetchall()[0][0] for name in ("page_count", "page_size")
+        )
         growth = pages * page_size - _size_of(self.path)
         # Its pages are written to the journal first.
         if growth > 0 and usage_of(self.path.parent).free < 2 * growth:

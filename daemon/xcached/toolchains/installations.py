@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from xcache.wire.hashing import file_digest
-from xcache.wire.protocol import LONGEST_DESCRIPTION, MAX_NAME, InstalledFile
+from xcache.wire.protocol import InstalledFile
 from xcached.toolchains.sight import Sight
 
 # Installed; not visible from here (in a container, or to another user); no longer installed.
@@ -22,8 +22,8 @@ _LARGEST_FILE_BYTES = 8 * 1024**3
 _MOST_FILES = 500
 # Bytes of a mark's numbers and digest, roughly, besides its path.
 _MARK_BYTES = 200
-# The texts of its toolchain's row, counted in full, since no other place may share them; rows.py cuts them.
-_MOST_TEXTS_BYTES = 2 * MAX_NAME + LONGEST_DESCRIPTION
+# Bytes of its rows besides the marks and texts, roughly; the place may be as long as a path.
+_ROW_BYTES = 5000
 # Errors that prove a file to be gone. Others (an unreachable disk, an expired ticket, too few descriptors) say nothing
 # about the file.
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -43,6 +43,8 @@ class Installation:
     reason: str = ""
     # When it was found gone, by the steady clock.
     gone_at: float = 0.0
+    # Bytes of its toolchain's texts, counted in full, since no other place may share them.
+    text_bytes: int = 0
     # Files that were read and had another content, with their mtime and inode then, so that they are not read again.
     known_wrong: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
 
@@ -107,7 +109,7 @@ class Installation:
         """The bytes it takes to remember it, roughly."""
         # As JSON, in which quotation marks and backslashes count twice.
         marks = sum(len(json.dumps(mark.path, ensure_ascii=False).encode()) + _MARK_BYTES for mark in self.files)
-        return marks + _MOST_TEXTS_BYTES
+        return marks + _ROW_BYTES + self.text_bytes
 
 
 def _digest_of(path: Path, expected: os.stat_result) -> str:

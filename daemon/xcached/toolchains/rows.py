@@ -34,7 +34,11 @@ class ToolchainRows:
 
     def installations(self) -> list[Installation]:
         """Return all remembered installations."""
-        rows = self._reading.execute("SELECT toolchain, uid, files, state, seen_at FROM installations")
+        rows = self._reading.execute(
+            "SELECT toolchain, uid, files, state, seen_at, (SELECT length(CAST(platform AS BLOB))"
+            " + length(CAST(jaxlib_version AS BLOB)) + length(CAST(description AS BLOB))"
+            " FROM toolchains WHERE digest = toolchain) FROM installations"
+        )
         found = [_installation(*row) for row in rows]
         return [installation for installation in found if installation is not None]
 
@@ -63,18 +67,16 @@ class ToolchainRows:
 
     def _describe(self, toolchain: str, message: protocol.Announce, seen_at: float) -> None:
         """Keep what a toolchain is, if the announcement proves it: others have it, too."""
-        words = message.platform, message.jaxlib_version, message.description
-        is_proven = is_text_of(message.description, toolchain) and f"jaxlib={words[1]!r}" in words[2].split("\n")
-        is_proven &= bool(_PLATFORM.fullmatch(message.platform)) and len(words[2].encode()) <= LONGEST_DESCRIPTION
+        words = proven_words(message)
         kept: tuple[float, float | None] = seen_at, None
-        if is_proven:
+        if any(words):
             # In place of what an older daemon, or an announcement without a proof, has left.
             sql = "DELETE FROM toolchains WHERE digest = ? AND description IS NOT ? RETURNING first_seen, stale_since"
             kept = self._db.execute(sql, (toolchain, words[2])).fetchone() or kept
         self._db.execute(
             "INSERT OR IGNORE INTO toolchains (digest, platform, jaxlib_version, description, first_seen, stale_since)"
             " VALUES (?, ?, ?, ?, ?, ?)",
-            (toolchain, *(words if is_proven else ("", "", "")), *kept),
+            (toolchain, *words, *kept),
         )
 
     def forget(self, installation: Installation) -> None:
@@ -171,13 +173,29 @@ class ToolchainRows:
 _MOST_FILES = 16 * 1024**2
 
 
-def _installation(toolchain: Any, uid: Any, files: Any, state: Any, seen_at: Any) -> Installation | None:
+def proven_words(message: protocol.Announce) -> tuple[str, str, str]:
+    """Return the platform, jaxlib's version and the description if the announcement proves them, or empty texts."""
+    words = message.platform, message.jaxlib_version, message.description
+    is_proven = (
+        is_text_of(words[2], message.toolchain)
+        and f"jaxlib={words[1]!r}" in words[2].split("\n")
+        and _PLATFORM.fullmatch(words[0]) is not None
+        and len(words[2].encode()) <= LONGEST_DESCRIPTION
+    )
+    return words if is_proven else ("", "", "")
+
+
+def _installation(
+    toolchain: Any, uid: Any, files: Any, state: Any, seen_at: Any, text_bytes: Any
+) -> Installation | None:
     """Return a row's installation; None if it is malformed: any program that may write the file can alter it."""
     try:
         marks = marks_of(
             [dict(zip(protocol.InstalledFile._fields, file, strict=True)) for file in parsed_json(files, _MOST_FILES)]
         )
         right = type(toolchain) is str and type(uid) is int and state in (HERE, ELSEWHERE, GONE)
-        return Installation(toolchain, uid, marks, state, float(seen_at)) if marks and right else None
+        if not marks or not right:
+            return None
+        return Installation(toolchain, uid, marks, state, float(seen_at), text_bytes=int(text_bytes or 0))
     except (ValueError, TypeError):
         return None

@@ -26,7 +26,7 @@ from xcached.host.watching import MOST_WATCHES, Depth, Watcher, folders_of
 from xcached.store.writer import WriterThread
 from xcached.toolchains.file_checks import FileChecks
 from xcached.toolchains.installations import ELSEWHERE, GONE, HERE, Installation, marks_of
-from xcached.toolchains.rows import ToolchainRows
+from xcached.toolchains.rows import ToolchainRows, proven_words
 
 logger = logging.getLogger("xcached")
 
@@ -217,6 +217,11 @@ class Toolchains:
 
     def _remember(self, new: Installation, message: protocol.Announce, started: float) -> None:
         known = self._installations.get(_key(new))
+        known_bytes = known.text_bytes if known is not None else 0
+        # All places of a toolchain share its texts, whoever proved them.
+        sharers = [new, *(one for one in self._installations.values() if one.toolchain == new.toolchain)]
+        new.text_bytes = sum(len(word.encode()) for word in proven_words(message))
+        new.text_bytes = max(one.text_bytes for one in sharers)
         if known is None and not self._has_room(new):
             return
         before = ELSEWHERE
@@ -237,7 +242,11 @@ class Toolchains:
             # A long-running program may announce files that are already gone; that does not revive the toolchain.
             # A program started since then has a different view of the file systems, such as from a container.
             new.state, new.gone_at = GONE, known.gone_at
+        for one in sharers:
+            one.text_bytes = new.text_bytes
+        # A proof of what the toolchain is comes late if the first announcement had none.
         same = known is not None and (known.state, known.files) == (new.state, new.files)
+        same &= known_bytes == new.text_bytes
         # Save seldom, so that a program started every second does not cause a write every second.
         if known is not None and same and abs(new.seen_at - known.seen_at) < _SAVE_AGAIN_SECONDS:
             return

@@ -31,7 +31,8 @@ class Serving:
         self._loop = asyncio.get_running_loop()
         self._stack = contextlib.ExitStack()
         self._service = SimpleNamespace(
-            welcome=protocol.Welcome(protocol.VERSION, "test", 1, "/test"), handle=lambda _, message: handle(message)
+            welcome=lambda: protocol.Welcome(protocol.VERSION, "test", 1, "/test"),
+            handle=lambda _, message: handle(message),
         )
         self._server = SimpleNamespace(
             last_request=0.0,

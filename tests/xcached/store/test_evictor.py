@@ -350,8 +350,11 @@ def test_all_that_is_stale_goes_before_anything_else_does(tmp_path, limit):
         for number in range(100):
             fill(made, [f"live {number}"], 5000, compile_seconds=0.1, components=others)
         for number in range(150):
-            dear = others | {"toolchain": digest(b"stale")}
-            fill(made, [f"stale {number}"], 5000, compile_seconds=100.0, components=dear)
+            dear = {
+                "components": others | {"toolchain": digest(b"stale")},
+                "details": {name: name for name in protocol.DESCRIBED_COMPONENTS} | {"toolchain": "stale"},
+            }
+            fill(made, [f"stale {number}"], 5000, compile_seconds=100.0, **dear)
         made.stale = {(digest(b"stale"), WRITER.uid)}
         total = made.store.reader.totals()["bytes"]
         made.limit(**{limit: total - total // 250 * 120})

@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from support.conversation import key_of
+from support.places import digest
 from support.stores import Shelf, quick_folder
 
 from xcache.wire import protocol
@@ -27,11 +28,9 @@ names = st.sampled_from("abcd")
 
 def surroundings(flags: str) -> dict[str, dict[str, str]]:
     """Components of a key, of which one differs, and what they were."""
-    names = ("program", *protocol.DESCRIBED_COMPONENTS)
-    return {
-        "components": {name: key_of(name) for name in names} | {"flags": key_of(flags)},
-        "details": {name: name for name in protocol.DESCRIBED_COMPONENTS},
-    }
+    details = {name: name for name in protocol.DESCRIBED_COMPONENTS} | {"flags": flags}
+    components = {name: digest(text.encode()) for name, text in {"program": "program", **details}.items()}
+    return {"components": components, "details": details}
 
 
 class Sequences(RuleBasedStateMachine):

@@ -27,6 +27,10 @@ _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
 _ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)
 
 
+# ``import jax`` imports these.
+_PUBLIC = ("jax", "jax.lax", "jax.nn", "jax.numpy", "jax.random", "jax.tree_util")
+
+
 class Call(NamedTuple):
     """A call's digest, its dynamic arguments, and the trees of these."""
 
@@ -51,8 +55,9 @@ def describe(
     encoding.write(b"xcache call %d " % _FORMAT)
     for part in (ambient.jax_files(), version, ambient.backend(xla_bridge.get_backend())):
         encoding.write(text(part))
-    # Tracing may call anything of jax's.
-    encoding.write(pristine.digest(pristine.all_modules()))
+    # Tracing may call anything of jax's; what it imports late must not count.
+    pristine.check_all()
+    encoding.write(pristine.digest(_PUBLIC))
     with encoding.unordered():
         encoding.encode(ambient.trace_context())
         encoding.write(ambient.configuration.digest())

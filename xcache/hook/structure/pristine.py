@@ -65,6 +65,9 @@ class Pristine:
         self._is_settled = False
         # How often something had changed.
         self.changes = 0
+        # Why one of all modules is not jax's own, as it was after so many changes.
+        self._checked = -1
+        self._reason: str | None = None
         # By the modules whose code a program names: the digest, or the reason why there is none.
         self._digests: dict[frozenset[str], bytes | str] = {}
         # By the modules that are reached from those: the digest of their tables.
@@ -116,9 +119,16 @@ class Pristine:
             self._unmarked.append((_LOWERING, description))
             self._mark_described()
 
-    def all_modules(self) -> frozenset[str]:
-        """Return the names of jax's modules that are imported."""
-        return frozenset(self._modules)
+    def check_all(self) -> None:
+        """Raise CannotSkipError if any module of jax's that is imported holds code that is not jax's."""
+        if self._checked != self.changes:
+            with self._lock:
+                records = [self._described(name) for name in sorted(self._modules)]
+                self._mark_described()
+                self._reason = next((record.reason for record in records if record is not None and record.reason), None)
+                self._checked = self.changes
+        if self._reason is not None:
+            raise CannotSkipError(self._reason)
 
     def _describe_changed(self) -> None:
         stale: set[str] = set()
@@ -226,12 +236,12 @@ class Pristine:
             for primitive in primitives.values()
             for name, function in functions_of(primitive).items()
         )
-        # A class under another name than its own may be the variable of a loop over a set.
+        # A class under a name in lower case may be the variable of a loop over a set, which no code of the module reads.
         told = [
             b"%b %b" % (key.encode(), alias)
             for record in records
             for key, alias in record.aliases.items()
-            if any(key in each.names for each in records)
+            if key in record.names or not key.islower()
         ]
         told += (label.encode() + self._entry(label, entry) for label, entry in entries)
         self._mark_described()
