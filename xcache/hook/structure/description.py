@@ -7,6 +7,7 @@ description of the module there (``pristine``) says the rest, and ``uses`` tells
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 import gc
@@ -39,6 +40,7 @@ NATIVE = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, np.ufunc,
 )  # fmt: skip
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _MAX_ARRAY_BYTES = 64 * 1024
 # What of a code object decides what it does. Lines and the names of local variables do not.
 _behaviour_of = operator.attrgetter(
@@ -183,6 +185,9 @@ class Description:
         names = namespace_of(kind)
         self.dictionaries.append(names)
         for name, held in names.copy().items():
+            if isinstance(held, type) and type(kind).__module__ == "nanobind":
+                # jaxlib makes the class of an iterator when the first one is needed.
+                continue
             if type(held) in _NO_CONTENT or (name.startswith("__") and type(held) not in _CODE):
                 continue
             self.parts.append(name)
@@ -289,6 +294,14 @@ def _sorting(value: Any) -> str:
     if isinstance(value, type):
         return type_name(value)
     raise CannotSkipError(f"rule that holds an object: {type_name(type(value))}")
+
+
+def assigned_globals(code: types.CodeType) -> set[str]:
+    """Return the globals that this code assigns: they are state, and differ from moment to moment."""
+    found = set[str]()
+    if _STORE_GLOBAL in code.co_code[::2]:
+        found.update(each.argval for each in dis.get_instructions(code) if each.opcode == _STORE_GLOBAL)
+    return found.union(*(assigned_globals(each) for each in code.co_consts if type(each) is types.CodeType))
 
 
 def namespace_of(kind: type) -> dict[str, Any]:

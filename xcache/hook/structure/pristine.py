@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax._src import core
 
-from xcache.hook.structure.description import Description, functions_of
+from xcache.hook.structure.description import Description, assigned_globals, functions_of
 from xcache.hook.structure.encoding import CannotSkipError, type_name
 from xcache.hook.structure.libraries import is_known_module, is_of_a_library, is_of_jax
 from xcache.hook.structure.marks import Marks
@@ -236,7 +236,7 @@ class Pristine:
             for primitive in primitives.values()
             for name, function in functions_of(primitive).items()
         )
-        # A class under a name in lower case may be the variable of a loop over a set, which no code of the module reads.
+        # A class under a name in lower case, which no code of the module reads, may be the variable of a loop over a set.
         told = [
             b"%b %b" % (key.encode(), alias)
             for record in records
@@ -271,10 +271,17 @@ def _describe(name: str, module: types.ModuleType) -> tuple[_Module, Description
     description = Description(is_complete=False, home=module)
     description.dictionaries.append(names)
     reason, tables, primitives, aliases, imported = None, [], [], {}, set()
-    for key, value in names.copy().items():
+    found = names.copy()
+    own = (each.__code__ for each in found.values() if type(each) is types.FunctionType and each.__globals__ is names)
+    state = set[str]().union(*map(assigned_globals, own))
+    for key, value in found.items():
         kind = type(value)
         if kind is not types.FunctionType:
-            if key in _IMPORT_NAMES or (kind is types.ModuleType and value.__name__ == f"{name}.{key}"):
+            if (
+                key in _IMPORT_NAMES
+                or (key in state and not callable(value))
+                or (kind is types.ModuleType and value.__name__ == f"{name}.{key}")
+            ):
                 continue
             if kind is types.ModuleType and "__getattr__" in names and is_known_module(value):
                 # Such a module may import others when they are asked for.
@@ -285,8 +292,8 @@ def _describe(name: str, module: types.ModuleType) -> tuple[_Module, Description
                     # This may be the variable of a loop over a set.
                     try:
                         aliases[key] = description.apart(value)
-                    except CannotSkipError as found:
-                        reason = reason or f"function of jax replaced: {name}.{key}: {found}"
+                    except CannotSkipError as refused:
+                        reason = reason or f"function of jax replaced: {name}.{key}: {refused}"
                     continue
             elif isinstance(value, core.Primitive):
                 primitives.append(value)
@@ -302,8 +309,8 @@ def _describe(name: str, module: types.ModuleType) -> tuple[_Module, Description
                 description.write_array(value)
             else:
                 description.write(value)
-        except CannotSkipError as found:
-            reason = reason or f"function of jax replaced: {name}.{key}: {found}"
+        except CannotSkipError as refused:
+            reason = reason or f"function of jax replaced: {name}.{key}: {refused}"
     digest = description.digest()
     code_names = description.names()
     return _Module(
