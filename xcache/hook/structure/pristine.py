@@ -236,7 +236,7 @@ class Pristine:
             for primitive in primitives.values()
             for name, function in functions_of(primitive).items()
         )
-        # A class under a name in lower case, which no code of the module reads, may be the variable of a loop over a set.
+        # A class under a name in lower case that no code of the module reads may be the variable of a loop over a set.
         told = [
             b"%b %b" % (key.encode(), alias)
             for record in records
