@@ -53,7 +53,7 @@ def cause_of(place, shell: Shell, **environment: str) -> str:
 
 def test_never_seen(place, shell):
     assert cause_of(place, shell) == "new"
-    assert "no program of this name was stored before" in shell.run("why").stdout
+    assert "nothing is wrong: 1 program is new to the store" in shell.run("why").stdout
 
 
 def test_another_program(place, shell):

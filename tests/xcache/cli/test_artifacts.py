@@ -169,7 +169,12 @@ def test_an_entry_is_found_by_a_part_of_its_name(shell):
 
 def test_show_names_the_options(shell):
     key = shell.put("jit_f")
-    shell.change("UPDATE components SET description = '3.3.99=1' || char(10) || '3.4=2' WHERE name = 'options'")
+    named = digest(b"3.3.99=1\n3.4=2")
+    shell.change(
+        "UPDATE components SET description = '3.3.99=1' || char(10) || '3.4=2',"
+        f" digest = '{named}' WHERE name = 'options'"
+    )
+    shell.change(f"UPDATE entries SET options_component = '{named}'")
     shown = shell.json("show", key)["components"]["options"]
     assert shown["named"] == ["xla_cpu_enable_fast_math = true", "num_replicas = 2"]
     assert shown["description"] == "3.3.99=1\n3.4=2"

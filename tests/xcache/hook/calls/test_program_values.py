@@ -335,8 +335,7 @@ def test_another_content_has_another_digest(make):
 
 def test_a_value_counts_the_same_whatever_was_met_before_it():
     before = told(jnp.add)
-    with pytest.raises(CannotSkipError, match="callable outside jax"):
-        told(copy.deepcopy(jnp.add))
+    told(copy.deepcopy(jnp.add))
     assert told(jnp.add) == before
 
 
