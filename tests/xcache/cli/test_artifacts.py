@@ -172,9 +172,9 @@ def test_show_names_the_options(shell):
     named = digest(b"3.3.99=1\n3.4=2")
     shell.change(
         "UPDATE components SET description = '3.3.99=1' || char(10) || '3.4=2',"
-        f" digest = '{named}' WHERE name = 'options'"
+        f" digest = '{named}' WHERE name = 'options'"  # noqa: S608 - the test's own digest
     )
-    shell.change(f"UPDATE entries SET options_component = '{named}'")
+    shell.change(f"UPDATE entries SET options_component = '{named}'")  # noqa: S608 - the test's own digest
     shown = shell.json("show", key)["components"]["options"]
     assert shown["named"] == ["xla_cpu_enable_fast_math = true", "num_replicas = 2"]
     assert shown["description"] == "3.3.99=1\n3.4=2"
