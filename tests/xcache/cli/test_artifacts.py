@@ -170,10 +170,8 @@ def test_an_entry_is_found_by_a_part_of_its_name(shell):
 def test_show_names_the_options(shell):
     key = shell.put("jit_f")
     named = digest(b"3.3.99=1\n3.4=2")
-    shell.change(
-        "UPDATE components SET description = '3.3.99=1' || char(10) || '3.4=2',"
-        f" digest = '{named}' WHERE name = 'options'"  # noqa: S608 - the test's own digest
-    )
+    text = "description = '3.3.99=1' || char(10) || '3.4=2'"
+    shell.change(f"UPDATE components SET {text}, digest = '{named}' WHERE name = 'options'")  # noqa: S608 - its own text
     shell.change(f"UPDATE entries SET options_component = '{named}'")  # noqa: S608 - the test's own digest
     shown = shell.json("show", key)["components"]["options"]
     assert shown["named"] == ["xla_cpu_enable_fast_math = true", "num_replicas = 2"]
