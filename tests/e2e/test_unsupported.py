@@ -38,7 +38,7 @@ WINDOWS = 'import sys, shutil, tempfile; sys.platform = "win32"'
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (NEW_PARAMETER, "compile_or_get_cached takes"),
+        (NEW_PARAMETER, "another library has replaced a compile function of jax's"),
         (MOVED, "no attribute 'backend_compile_and_load'"),
         (WINDOWS, "does not run on Windows"),
     ],
