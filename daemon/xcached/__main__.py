@@ -229,7 +229,7 @@ async def leave_when_idle(
 async def finish(server: Server, service: Service) -> None:
     """Finish and answer the requests in flight, then close."""
     service.begin_to_leave()
-    # What is being looked up must not find the store closed.
+    # A look-up in progress must not find the store closed.
     deadline = time.monotonic() + 1.0
     while server.working() and time.monotonic() < deadline:
         await asyncio.sleep(0.01)

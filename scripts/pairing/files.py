@@ -27,7 +27,7 @@ def swap():
     os.symlink("NE", current + ".swap")
     os.rename(current + ".swap", current)
 """
-# What the program does as A, and how jax stands when it starts as A and as B.
+# Each row: the program's work as A, and the state of jax when it starts as A and as B.
 _WHILE_IT_RUNS = {
     "between the import and the first compile": ("edit()", "in place"),
     "between the import and the first compile, with its times": ("edit(keeps_times=True)", "in place"),

@@ -17,7 +17,7 @@ def saved(module, name):
     builtins.saved_of_the_pair = kept
     return f
 """
-# What is replaced: the module, the name, the replacement's body (NUMBER is another one as A and as B), and a use.
+# Each patch: the module, the name, the replacement's body (A and B have another NUMBER), and a use.
 TARGETS = {
     "constants": (
         "jax._src.interpreters.mlir", "_ir_constant" if hasattr(mlir, "_ir_constant") else "ir_constant",

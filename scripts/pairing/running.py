@@ -30,7 +30,7 @@ _SECONDS = 300
 
 
 class Ran(NamedTuple):
-    """What one run of one program gave."""
+    """The results of one run of one program."""
 
     where: str
     side: str

@@ -53,7 +53,7 @@ _LABELED = {
     "calls": ("calls", "outcome", "calls of xcache.jit: skipped, or why not"),
 }
 _UNKNOWN_CAUSE = "causes:unknown"
-# What follows the colon in a reason is a file, a type or a function.
+# A reason names a file, a type or a function after its colon.
 _PHRASE, _OTHER = re.compile(r"[A-Za-z][A-Za-z0-9 ,()'_-]{0,59}"), "other"
 # Labels of one kind: more than xcache has reasons.
 _MOST_LABELS = 100

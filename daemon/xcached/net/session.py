@@ -318,7 +318,7 @@ class Session:
         try:
             frame = memoryview(framing.encode(request, reply.message))
         except ProtocolError as error:
-            # Whoever asked waits for an answer.
+            # The client waits for an answer.
             close_all(reply.descriptors)
             logger.error("an answer cannot be sent: %s", error, extra={"uid": self.caller.uid})
             reply = Reply(protocol.Refused("protocol error", f"the answer cannot be sent: {str(error)[:200]}"))

@@ -90,7 +90,7 @@ class Fetches:
         self._questions: dict[str, _Question] = {}
         # By process: the question that its prediction waits for, which will probably bring most of its programs.
         self._histories: dict[Process, str] = {}
-        # What each connection waits for, and how many waits each user has.
+        # The waits of each connection, and their number for each user.
         self._of_caller: dict[Caller, list[_Question]] = {}
         self._wait_counts: Counter[int] = Counter()
         self._ticking = self._closed = False

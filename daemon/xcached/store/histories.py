@@ -18,7 +18,7 @@ _MOST_OF_ONE_USER = 200
 _MOST_OF_ONE_PROGRAM = 8
 # Limit for the histories of all users together; a small store allows less.
 _MOST_BYTES = 256 * 1024**2
-# Of the options of one, as hexadecimal digits in JSON, which a message brought.
+# This bounds the options of one history: hexadecimal digits in JSON, which a message brought.
 _MOST_OPTIONS = 2 * protocol.MAX_FRAME
 # A row's bytes beside its texts, roughly; m007 in schema.py uses the same number.
 _ROW_BYTES = 60

@@ -154,6 +154,6 @@ class Intake:
         copy = yield from self._files.copy_in(source.descriptor, source.size, source.digest, source.offset)
         if copy is None:
             return source._replace(checked=True)
-        # What waits to be stored waits on disk, not in memory.
+        # Contents wait on disk for the writer thread, not in memory.
         close_files([source.descriptor])
         return source._replace(descriptor=None, copy=copy, checked=True)

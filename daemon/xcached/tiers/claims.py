@@ -69,7 +69,7 @@ class _Claim:
         self.since = time.monotonic()
         self.beats = 0
         self.signer: PrivateKey | None = None
-        # What was waited for: the last beat of each machine, and whether a dead lease was replaced.
+        # The last beat of each machine that a claim waited for, and whether a dead lease was replaced.
         self.seen: dict[str, int] = {}
         self.has_replaced = False
         # Whether the lease may be there as this machine's.

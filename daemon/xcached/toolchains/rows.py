@@ -169,7 +169,7 @@ class ToolchainRows:
         self._store.statistics.add({"invalidated": entries})
 
 
-# Of the files of one installation, as JSON: each path has fewer than 4096 characters.
+# This bounds the JSON of one installation's files: each path has fewer than 4096 characters.
 _MOST_FILES = 16 * 1024**2
 
 

@@ -12,7 +12,7 @@ _READ, _SEARCH = 0o4, 0o1
 
 
 class Sight:
-    """What one user may look at, by owners and modes alone: an access list may allow more."""
+    """Tells what one user may look at, by owners and modes alone: an access list may allow more."""
 
     def __init__(self, uid: int) -> None:
         self._uid = uid
