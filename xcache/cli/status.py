@@ -38,7 +38,8 @@ def status(as_json: bool) -> None:
            "entries": int or null, "bytes": int or null, "max_size": int (0: no limit),
            "max_entries": int (0: no limit), "max_age": float (0: no limit),
            "limits_from": {LIMIT: str} (where the daemon has each limit from: default, a file, or environment,
-           which was that of the program or command that started it),
+           which was that of the program or command that started it;
+           LIMIT is one of "max_size", "max_entries", "max_age", "min_free", "user_quota", "max_ledger"),
            "ignored": {SETTING: str} (what the daemon has in place of what this environment says),
            "quarantined": int or null,
            "stale": int or null (entries that are not served),
