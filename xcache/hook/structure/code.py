@@ -6,9 +6,9 @@ import functools
 import types
 from typing import Any
 
-from xcache.hook.structure.description import Description
 from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, tagged, text, type_name
 from xcache.hook.structure.libraries import is_of_jax
+from xcache.hook.structure.pristine import pristine
 
 _STANDARD = ("builtins", "numpy", "ml_dtypes", "enum", "typing", "abc", "collections", "dataclasses", "functools",
              "contextlib", "types")  # fmt: skip
@@ -18,15 +18,7 @@ def function(encoding: Encoding, value: Any) -> None:
     """Write a function, or an object that acts as one, if it is jax's own with all that it holds."""
     if not is_of_jax(getattr(value, "__module__", None)):
         raise CannotSkipError(f"callable outside jax: {getattr(value, '__qualname__', type(value).__qualname__)}")
-    encoding.write(tagged(b"fn", described(encoding, value)))
-
-
-def described(encoding: Encoding, *values: Any) -> bytes:
-    """Return a digest of the description of these objects of jax's, and note the modules that they come from."""
-    description = Description(is_complete=True)
-    description.write_all(values)
-    encoding.uses |= description.uses
-    return description.digest()
+    encoding.write(tagged(b"fn", pristine.describe(value)))
 
 
 @encodes(functools.partial)
@@ -39,7 +31,7 @@ def _partial(encoding: Encoding, value: functools.partial[Any]) -> None:
 def class_(encoding: Encoding, value: type) -> None:
     """Write a class by its name, if it is jax's or the standard library's."""
     if is_of_jax(value.__module__):
-        encoding.write(tagged(b"t", described(encoding, value)))
+        encoding.write(tagged(b"t", pristine.describe(value)))
     elif value.__module__.split(".", 1)[0] in _STANDARD:
         encoding.write(b"t" + text(type_name(value)))
     else:

@@ -1,18 +1,15 @@
 """Describe jax's code as it is in this process: what a function, class or object does, by its content.
 
-A function of jax's is described by its bytecode, constants and names, and by all that it was made with. A program's is
-refused, because it may read anything. The description of an object that stands where its name says is that name; the
-description of the module there (``pristine``) says the rest, and ``uses`` tells which modules those are.
+A function of jax's is described by its code and by all that it was made with. A program's is refused, because it may
+read anything. What the code of a function reads beside that, and what a class has, ``reach`` adds.
 """
 
 from __future__ import annotations
 
-import dis
 import enum
 import functools
-import gc
 import hashlib
-import inspect
+import itertools
 import marshal
 import operator
 import sys
@@ -31,7 +28,7 @@ from xcache.hook.structure.libraries import (
     is_known_module,
     is_of_a_library,
     is_of_jax,
-    is_xcaches,
+    original_of,
 )
 
 PLAIN = frozenset((str, bool, int, float, complex, bytes, type(None)))
@@ -40,23 +37,10 @@ NATIVE = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, np.ufunc,
 )  # fmt: skip
-_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _MAX_ARRAY_BYTES = 64 * 1024
-# What of a code object decides what it does. Lines and the names of local variables do not.
-_behaviour_of = operator.attrgetter(
-    "co_code",
-    "co_qualname",
-    "co_names",
-    "co_argcount",
-    "co_posonlyargcount",
-    "co_kwonlyargcount",
-    "co_flags",
-    "co_exceptiontable",
-)
-_names_of = operator.attrgetter("co_names")
-_made_of = operator.attrgetter("__code__", "__globals__", "__defaults__", "__kwdefaults__", "__closure__")
-# xcache's own replacements of functions of jax, by id, each with what it stands for.
-replaced: dict[int, tuple[Any, Any]] = {}
+_code_of = operator.attrgetter("__code__")
+_file_of = operator.attrgetter("co_filename")
+_made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
 
 
 class Description:
@@ -66,19 +50,12 @@ class Description:
     functions in it, and a container by its type: jax's modules hold caches and counters, too.
     """
 
-    def __init__(self, *, is_complete: bool, home: types.ModuleType | None = None) -> None:
-        """``home`` is the module whose functions and classes are written with all that they are."""
+    def __init__(self, *, is_complete: bool) -> None:
         self.parts: list[Any] = []
-        # The modules of jax that this names.
-        self.uses: set[str] = set()
-        # The description holds as long as these do not change.
+        # The functions whose code is a part of this, and the classes, primitives and decorated functions that it names.
         self.functions: list[types.FunctionType] = []
-        self.dictionaries: list[dict[Any, Any]] = []
+        self.named: list[Any] = []
         self.is_complete = is_complete
-        self._home: str | None = None if home is None else home.__name__
-        self._file: str | None = getattr(home, "__file__", None)
-        self._names = None if home is None else vars(home)
-        self._codes: list[types.CodeType] = []
         # Where each object was written first, by its id, which is in use as long as the object is kept.
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []
@@ -99,7 +76,10 @@ class Description:
         """Write values in their order."""
         self.parts.append("(")
         for value in values:
-            self.write(value)
+            if type(value) in PLAIN:
+                self.parts.append(value)
+            else:
+                self.write(value)
         self.parts.append(")")
 
     def write_items(self, items: Mapping[Any, Any]) -> None:
@@ -107,119 +87,56 @@ class Description:
         self.write_all(each for key in sorted(items, key=_sorting) for each in (key, items[key]))
 
     def write_function(self, function: types.FunctionType) -> None:
-        """Write a function: its name if that leads to it, or else its code and all that it was made with."""
-        code, names, defaults, keywords, closure = _made_of(function)
-        if names is not self._names:
-            if is_xcaches(function):
-                self.write(function.__wrapped__)  # type: ignore[attr-defined] # as functools.wraps leaves it
-                return
-            module = names.get("__name__", "")
-            # The description of a module of jax's says whether the functions there are of its file.
-            if is_of_jax(module) and self._write_name(module, function.__qualname__, function):
-                return
-            if not is_from_its_file(function, module):
-                raise CannotSkipError(f"function outside jax: {module}.{function.__qualname__}")
-            if self._write_name(module, function.__qualname__, function):
-                return
-            self._use(module)
-            self.parts.append(module)
-        elif code.co_filename != self._file and not is_from_its_file(function, self._home or ""):
-            raise CannotSkipError(f"function outside jax: {self._home}.{function.__qualname__}")
+        """Write a function: its name if it is a library's and that leads to it, or else all that it was made with."""
+        if (original := original_of(function)) is not function:
+            self.write(original)
+            return
+        module, name = function.__globals__.get("__name__") or "", function.__qualname__
+        if not is_from_its_file(function, module):
+            raise CannotSkipError(f"function outside jax: {module}.{name}")
+        self.parts += module, name
+        if not is_of_jax(module) and _found(module, name) is function:
+            return
         self.functions.append(function)
-        self._codes.append(code)
-        self.parts.append("function")
+        _, defaults, keywords, closure = _made_of(function)
         if defaults:
             self.write_all(defaults)
         if keywords:
             self.write_items(keywords)
         if closure:
-            for cell in closure:
-                try:
-                    self.write(cell.cell_contents)
-                except ValueError:
-                    self.parts.append("an empty cell")
-        wrapped = getattr(function, "__wrapped__", None)
-        if wrapped is not None:
-            self.write(wrapped)
+            self.write_all(map(_content_of, closure))
+        if hasattr(function, "__wrapped__"):
+            self.write_all(("wraps", function.__wrapped__))
 
     def digest(self) -> bytes:
         """Return a digest of all that was written."""
-        made = hashlib.blake2b(marshal.dumps(self.parts, 2), digest_size=16)
-        # The list grows by the code within each code. One after the other, because many containers at once would make
-        # Python's garbage collector look at all objects of the program.
-        for code in self._codes:
-            held = code.co_consts
-            if types.CodeType in map(type, held):
-                self._codes.extend(each for each in held if type(each) is types.CodeType)
-                held = tuple(None if type(each) is types.CodeType else each for each in held)
-            made.update(marshal.dumps((_behaviour_of(code), held), 2))
+        made = hashlib.sha256(marshal.dumps(self.parts, 2))
+        codes = sorted(map(_code_of, self.functions), key=_file_of)
+        for file, held in itertools.groupby(codes, _file_of):
+            try:
+                content = marshal.dumps(tuple(held), 2)
+            except ValueError:
+                raise CannotSkipError("constant of an unknown type") from None
+            # The same jax may be installed in several places.
+            made.update(content.replace(marshal.dumps(file, 2), b""))
         return made.digest()
 
-    def apart(self, value: Any) -> bytes:
-        """Return a digest of a value that is no part of this, though this depends on the same objects."""
-        other = Description(is_complete=self.is_complete)
-        other.uses, other.functions, other.dictionaries = self.uses, self.functions, self.dictionaries
-        other.write(value)
-        return other.digest()
-
-    def names(self) -> frozenset[str]:
-        """Return the names of globals, attributes and modules in the code that was written."""
-        return frozenset().union(*map(_names_of, self._codes))
-
     def write_class(self, kind: type) -> None:
-        """Write a class: its name if that leads to it, or else all that it has."""
-        module = kind.__module__
+        """Write a class by its name."""
+        module, name = kind.__module__, kind.__qualname__
         if not (is_of_jax(module) or is_of_a_library(module)):
             raise CannotSkipError(f"class outside jax: {type_name(kind)}")
-        name = kind.__qualname__
         # A class in C may have its first module in its name.
-        is_named = self._write_name(module, name, kind) or self._write_name(module, name.rpartition(".")[2], kind)
-        if module == self._home or not is_named:
-            self.parts.append(type_name(kind))
-            self._use(module)
-            if is_of_jax(module):
-                self._write_class_content(kind)
-
-    def _write_class_content(self, kind: type) -> None:
-        self.write_all((type(kind), *kind.__bases__))
-        names = namespace_of(kind)
-        self.dictionaries.append(names)
-        for name, held in names.copy().items():
-            if isinstance(held, type) and type(kind).__module__ == "nanobind":
-                # jaxlib makes the class of an iterator when the first one is needed.
-                continue
-            if type(held) in _NO_CONTENT or (name.startswith("__") and type(held) not in _CODE):
-                continue
-            self.parts.append(name)
-            if type(held) is kind and not callable(held):
-                # A member of an enumeration, or an instance that the class holds.
-                self.write(getattr(held, "_value_", None))
-            else:
-                self.write(held)
-
-    def _write_name(self, module: str, qualified: str, value: Any) -> bool:
-        """Write the name of an object if it leads to it; return whether it does."""
-        found: Any = sys.modules.get(module)
-        for part in qualified.split("."):
-            found = getattr(found, part, None)
-        if found is not value and not (is_xcaches(found) and found.__wrapped__ is value):
-            return False
-        self.parts.append(f"{module}.{qualified}")
-        self._use(module)
-        return True
+        is_there = kind in (_found(module, name), _found(module, name.rpartition(".")[2]))
+        self.parts += module, name, is_there
+        self.named.append(kind)
 
     def write_module(self, module: types.ModuleType) -> None:
         """Write a module by its name."""
-        if is_xcaches(module):
-            module = module.__wrapped__
+        module = original_of(module)
         if not is_known_module(module):
             raise CannotSkipError(f"module outside jax: {module.__name__}")
         self.parts.append(module.__name__)
-        self._use(module.__name__)
-
-    def _use(self, module: str) -> None:
-        if is_of_jax(module):
-            self.uses.add(module)
 
     def write_native(self, value: Any) -> None:
         """Write a function in C by its name and the object that it belongs to."""
@@ -232,21 +149,22 @@ class Description:
     def write_object(self, value: Any) -> None:
         """Write an object: its class, and its attributes, of which only functions count if this is not complete."""
         kind = type(value)
-        if is_xcaches(value):
-            self.write(value.__wrapped__)
+        if (original := original_of(value)) is not value:
+            self.write(original)
             return
         if not (is_of_jax(kind.__module__) or (is_of_a_library(kind.__module__) and not _is_called_in_python(value))):
             raise CannotSkipError(f"object outside jax: {type_name(kind)}")
         # A decorated function has a name, too.
         module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if (
-            qualified
-            and module
-            and is_of_jax(module)
-            and module != self._home
-            and self._write_name(module, qualified, value)
-        ):
-            return
+        if qualified and module and is_of_jax(module) and _found(module, qualified) is value:
+            self.parts += module, qualified
+            self.named.append(value)
+        else:
+            self.write_attributes(value)
+
+    def write_attributes(self, value: Any) -> None:
+        """Write an object of jax's or a library's, whether its name leads to it or not."""
+        kind = type(value)
         self.write(kind)
         must_tell = self.is_complete or is_of_jax(kind.__module__)
         attributes = attributes_of(value) if must_tell else {}
@@ -254,7 +172,7 @@ class Description:
         if wrapped is not None:
             attributes["__wrapped__"] = wrapped
         if not self.is_complete:
-            attributes = {name: held for name, held in attributes.items() if type(held) in _CODE}
+            attributes = {name: held for name, held in attributes.items() if type(held) in CODE}
         elif not attributes and not (is_of_jax(kind.__module__) and hasattr(value, "__dict__")):
             raise CannotSkipError(f"rule that holds an object: {type_name(kind)}")
         self.write_items(attributes)
@@ -274,16 +192,32 @@ class Description:
     def write_container(self, value: Any) -> None:
         """Write a list, set or dictionary, of which the content counts only where the description is complete."""
         self.parts.append(type(value).__name__)
+        if isinstance(value, dict):
+            self.named.append(value)
         if self.is_complete and isinstance(value, dict):
             self.write_items(value)
         elif self.is_complete:
             self.write_all(value if isinstance(value, list) else sorted(value, key=_sorting))
 
 
+def _found(module: str, qualified: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in qualified.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _content_of(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return "an empty cell"
+
+
 def _is_called_in_python(value: Any) -> bool:
     """Return whether a call of an object runs code that was written in Python, such as a mock's."""
     kind = type(value)
-    is_called = isinstance(inspect.getattr_static(kind, "__call__", None), types.FunctionType)
+    is_called = isinstance(getattr(kind, "__call__", None), types.FunctionType)  # noqa: B004 - its type counts
     return is_called and kind.__module__ not in ("typing", "typing_extensions", "collections.abc")
 
 
@@ -294,19 +228,6 @@ def _sorting(value: Any) -> str:
     if isinstance(value, type):
         return type_name(value)
     raise CannotSkipError(f"rule that holds an object: {type_name(type(value))}")
-
-
-def assigned_globals(code: types.CodeType) -> set[str]:
-    """Return the globals that this code assigns: they are state, and differ from moment to moment."""
-    found = set[str]()
-    if _STORE_GLOBAL in code.co_code[::2]:
-        found.update(each.argval for each in dis.get_instructions(code) if each.opcode == _STORE_GLOBAL)
-    return found.union(*(assigned_globals(each) for each in code.co_consts if type(each) is types.CodeType))
-
-
-def namespace_of(kind: type) -> dict[str, Any]:
-    """Return the dictionary behind a class."""
-    return gc.get_referents(kind.__dict__)[0]  # type: ignore[no-any-return]
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
@@ -343,22 +264,14 @@ def _partial(description: Description, value: functools.partial[Any]) -> None:
     description.write_items(value.keywords)
 
 
-def rules_of(primitive: Any) -> list[Any]:
-    """Return a primitive's lowering rules for all platforms: another platform's may be part of this one's program."""
-    tables = mlir._lowerings, *mlir._platform_specific_lowerings.copy().values()
-    return [table.get(primitive) for table in tables]
-
-
-def functions_of(primitive: Any) -> dict[str, Any]:
-    """Return the functions that tracing a primitive calls; a lowering rule may trace."""
-    held = vars(primitive)
-    return {name: held[name] for name in ("abstract_eval", "bind", "bind_with_trace") if name in held}
+def lowering_tables() -> list[dict[Any, Any]]:
+    """Return jax's tables of lowering rules for all platforms: another's rule may be part of a platform's program."""
+    return [mlir._lowerings, *mlir._platform_specific_lowerings.copy().values()]
 
 
 def _primitive(description: Description, value: Any) -> None:
     description.write_all(("primitive", value.name, type(value)))
-    if description.is_complete:
-        description.write_all((*rules_of(value), *functions_of(value).values()))
+    description.named.append(value)
 
 
 def _namespace(description: Description, value: types.SimpleNamespace) -> None:
@@ -384,10 +297,7 @@ _WRITERS: dict[type, Any] = {
     functools.partial: _partial,
     JITTED: Description.write_object,
 }
-_CODE = frozenset(_WRITERS) - {tuple, type(Ellipsis)} | {type}
-_NO_CONTENT = frozenset((
-    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, dict, list
-))  # fmt: skip
+CODE = frozenset(_WRITERS) - {tuple, type(Ellipsis)} | {type}
 # In this order, for types that the table lacks.
 _FAMILIES: tuple[tuple[Any, Any], ...] = (
     (type, Description.write_class),

@@ -50,5 +50,5 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
     encoding.encode(ambient.trace_context())
     encoding.write(ambient.configuration.digest())
     jaxprs.program(encoding, jaxpr)
-    encoding.write(pristine.digest(encoding.uses))
+    encoding.write(pristine.digest())
     return Structure(encoding.digest(), encoding.changeable)

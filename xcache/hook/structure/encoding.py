@@ -96,8 +96,6 @@ class Encoding:
         # How deep this is within Pallas kernels, which embed names and locations.
         self.kernels = 0
         self.primitives: dict[tuple[Any, bool], bytes] = {}
-        # The modules of jax whose code this names.
-        self.uses: set[str] = set()
         # All arrays among the constants, and constants that the program can change in place.
         self.constants: list[Any] = []
         self.changeable: list[Any] = []

@@ -51,13 +51,15 @@ def _is_installed(place: str) -> bool:
     return any(folder in Path(place).parts for folder in _INSTALLED)
 
 
-def is_xcaches(value: Any) -> bool:
-    """Return whether xcache has put an object in the place of one of jax's, which its ``__wrapped__`` is."""
-    if type(value) is not types.FunctionType:
-        return type(value).__module__.startswith("xcache.") and hasattr(value, "__wrapped__")
-    names = value.__globals__
-    module = names.get("__name__", "")
-    return module.startswith("xcache.") and names is vars(sys.modules[module]) and hasattr(value, "__wrapped__")
+def original_of(value: Any) -> Any:
+    """Return the object of jax's that xcache has put this one in the place of, or the object itself."""
+    if type(value) is types.FunctionType:
+        names = value.__globals__
+        module = names.get("__name__") or ""
+        is_xcaches = module.startswith("xcache.") and names is vars(sys.modules[module])
+    else:
+        is_xcaches = type(value).__module__.startswith("xcache.")
+    return getattr(value, "__wrapped__", value) if is_xcaches else value
 
 
 def is_known_module(module: types.ModuleType) -> bool:

@@ -17,6 +17,7 @@ from jax._src.lib import xla_client
 from xcache.hook.structure import code, locations
 from xcache.hook.structure.encoding import CannotSkipError, Encoding, by_content, encodes, tagged, text, type_name
 from xcache.hook.structure.libraries import is_of_jax
+from xcache.hook.structure.pristine import pristine
 
 try:
     from jax._src.random import prng
@@ -68,7 +69,7 @@ def attributes(encoding: Encoding, value: Any) -> None:
     if isinstance(known, str):
         raise CannotSkipError(known)
     slots, memos = known
-    encoding.write(text(type_name(kind)))
+    code.class_(encoding, kind)
     for slot in slots:
         content = getattr(value, slot, _MISSING)
         if content is _MISSING:
@@ -104,7 +105,7 @@ def _tree(encoding: Encoding, value: Any) -> None:
 
 @encodes(prng.PRNGImpl)
 def _random_implementation(encoding: Encoding, value: Any) -> None:
-    encoding.write(tagged(b"prng", code.described(encoding, tuple(value))))
+    encoding.write(tagged(b"prng", pristine.describe(*value)))
 
 
 def _debug_info(encoding: Encoding, value: Any) -> None:
@@ -113,7 +114,7 @@ def _debug_info(encoding: Encoding, value: Any) -> None:
 
 
 def _named_tuple(encoding: Encoding, value: Any) -> None:
-    encoding.write(text(type_name(type(value))))
+    code.class_(encoding, type(value))
     encoding.encode_all(tuple.__iter__(value))
 
 

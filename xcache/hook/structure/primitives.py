@@ -6,7 +6,7 @@ from typing import Any
 
 from jax._src import core
 
-from xcache.hook.structure.description import Description, rules_of
+from xcache.hook.structure.description import lowering_tables
 from xcache.hook.structure.encoding import CannotSkipError, Encoding, tagged
 from xcache.hook.structure.pristine import pristine
 
@@ -26,7 +26,7 @@ KERNELS = frozenset(("pallas_call", "core_map", "mpmd_map"))
 
 
 class _Known:
-    """The token of each primitive and the modules it comes from, or the reason why it has none.
+    """The token of each primitive, or the reason why it has none.
 
     A reason is kept as a text: an exception would hold the frames in which it was raised, with all that the program has
     there.
@@ -34,9 +34,9 @@ class _Known:
 
     def __init__(self) -> None:
         self._changes = -1
-        self._tokens: dict[tuple[Any, bool], tuple[bytes, set[str]] | str] = {}
+        self._tokens: dict[tuple[Any, bool], bytes | str] = {}
 
-    def token(self, encoding: Encoding, primitive: Any, *, in_kernel: bool) -> bytes:
+    def token(self, primitive: Any, *, in_kernel: bool) -> bytes:
         """Return what stands for a primitive; raise CannotSkipError unless all its rules are jax's own."""
         if self._changes != pristine.changes:
             self._changes, self._tokens = pristine.changes, {}
@@ -46,8 +46,7 @@ class _Known:
             known = self._tokens[key] = _examine(primitive, in_kernel=in_kernel)
         if isinstance(known, str):
             raise CannotSkipError(known)
-        encoding.uses |= known[1]
-        return known[0]
+        return known
 
 
 _known = _Known()
@@ -55,7 +54,7 @@ _known = _Known()
 
 def token(encoding: Encoding, primitive: Any) -> bytes:
     """Return what stands for a primitive and its lowering rules; raise CannotSkipError unless all are jax's own."""
-    return _known.token(encoding, primitive, in_kernel=encoding.kernels > 0)
+    return _known.token(primitive, in_kernel=encoding.kernels > 0)
 
 
 def unused(primitive: Any) -> tuple[str, ...]:
@@ -63,16 +62,14 @@ def unused(primitive: Any) -> tuple[str, ...]:
     return _UNUSED.get(primitive.name, ())
 
 
-def _examine(primitive: Any, *, in_kernel: bool) -> tuple[bytes, set[str]] | str:
-    if not any(rules_of(primitive)) and not in_kernel:
+def _examine(primitive: Any, *, in_kernel: bool) -> bytes | str:
+    rules = [table.get(primitive) for table in lowering_tables()]
+    if not any(rules) and not in_kernel:
         return f"no lowering rule: {primitive.name}"
-    description = Description(is_complete=True)
     try:
-        description.write(primitive)
+        return tagged(b"p", primitive.name.encode() + b" " + pristine.describe(primitive, *rules))
     except CannotSkipError as reason:
         return f"lowering rule outside jax: {primitive.name}: {reason}"
-    pristine.watch(description)
-    return tagged(b"p", primitive.name.encode() + b" " + description.digest()), description.uses
 
 
 def _primitive(encoding: Encoding, value: Any) -> None:

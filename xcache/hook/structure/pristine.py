@@ -1,79 +1,59 @@
-"""Describe jax's modules as they are in this process, and notice when one has changed.
+"""Keep the description of jax's code as it is in this process, and notice when that has changed.
 
-A digest of the modules that a program's lowering rules can reach is part of the program's own. It is made of the
-content of their functions, classes and constants, so that two processes have one digest only if lowering does the same
-in both. Where a module holds code that is not jax's, programs that can reach it are lowered.
+It is made of the content of all that a program's lowering can reach, so that two processes have one digest only if
+lowering does the same in both. Where that is code that is not jax's, programs are lowered.
 """
 
 from __future__ import annotations
 
-import hashlib
+import operator
 import os
 import sys
 import threading
 import types
-from collections.abc import Container, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-import numpy as np
-from jax._src import core
-
-from xcache.hook.structure.description import Description, assigned_globals, functions_of
-from xcache.hook.structure.encoding import CannotSkipError, type_name
-from xcache.hook.structure.libraries import is_known_module, is_of_a_library, is_of_jax
+from xcache.hook.structure import reach
+from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.libraries import is_of_jax, original_of
 from xcache.hook.structure.marks import Marks
+from xcache.hook.structure.reach import Reach
 
-# Set by Python's importer, or by pytest's in those of jax's modules that are named test_...
-_IMPORT_NAMES = frozenset((
-    "__builtins__", "__loader__", "__spec__", "__doc__", "__file__", "__cached__", "__path__", "__package__",
-    "__annotations__", "@py_builtins", "@pytest_ar",
-))  # fmt: skip
-# The names of jax's modules that are imported, each with those of the modules in it.
-_loaded: dict[str, set[str]] = {}
 _LOWERING = "jax._src.interpreters.mlir"
-
-
-class _Module(NamedTuple):
-    """One module of jax as it was found."""
-
-    module: types.ModuleType
-    digest: bytes
-    uses: frozenset[str]
-    # Why it cannot be described.
-    reason: str | None
-    # Dictionaries by primitive or class, from which jax chooses functions.
-    tables: list[tuple[str, dict[Any, Any]]]
-    primitives: list[Any]
-    # Classes under another name than their own, which are variables of loops, too, and all names that its code has.
-    aliases: dict[str, bytes]
-    names: frozenset[str]
+# So many are looked at one by one.
+_MOST_MARKS = 8
 
 
 class Pristine:
-    """What is known of jax's modules in this process."""
+    """What is known of jax's code in this process."""
 
     def __init__(self) -> None:
-        # Held while modules are described: a thread that waits finds the work done.
+        # Held while code is described: a thread that waits finds the work done.
         self._lock = threading.RLock()
-        self._modules: dict[str, _Module] = {}
-        # Each with the ids of what it marks.
-        self._marks: list[tuple[Marks, list[int]]] = []
-        # By id: the names of the modules to describe again after a change; none for the list of all modules.
-        self._owners: dict[int, str] = {}
-        self._unmarked: list[tuple[str, Description]] = []
-        # Whether all that has been noticed is taken into account.
-        self._is_settled = False
         # How often something had changed.
-        self.changes = 0
-        # Why one of all modules is not jax's own, as it was after so many changes.
-        self._checked = -1
-        self._reason: str | None = None
-        # By the modules whose code a program names: the digest, or the reason why there is none.
-        self._digests: dict[frozenset[str], bytes | str] = {}
-        # By the modules that are reached from those: the digest of their tables.
-        self._tables: dict[frozenset[str], bytes] = {}
-        # By id: the entries of tables, which are kept, each with its digest.
-        self._entries: dict[int, tuple[Any, bytes]] = {}
+        self.changes = -1
+        self._forget()
+
+    def _forget(self) -> None:
+        self.changes += 1
+        reach.forget_state()
+        # What descriptions depend on, with the names of the modules and the classes whose dictionaries these are.
+        self._marks: list[tuple[Marks, list[str | type | None]]] = [(Marks([sys.modules], []), ["sys.modules"])]
+        self._classes: dict[type, dict[str, Any]] = {}
+        self._read: dict[str, dict[str, Any]] = {}
+        self._known: dict[str, set[str]] = {}
+        self._names: set[str] = set()
+        # The modules that its code may import, with names to read there, and those of them that were looked at.
+        self._imports: dict[str, set[str]] = {}
+        self._imported: set[str] = set()
+        # All that lowering reads in any program, or why that cannot be described.
+        self._base: Reach | str | None = None
+        self._base_digest = b""
+        # By the ids of what is described, which are kept: the digest, or the reason why there is none.
+        self._described: dict[tuple[int, ...], tuple[Any, bytes | str]] = {}
+        # By module: why its code is not jax's own, or None.
+        self._modules: dict[str, str | None] = {}
 
     def begin_in_child(self) -> None:
         """Forget all in a forked child if another thread of the parent was changing it."""
@@ -83,258 +63,149 @@ class Pristine:
             self.__init__()  # type: ignore[misc] # it is as new
 
     def refresh(self) -> None:
-        """Describe again what has changed since the last call."""
-        # In this order: another thread may just have taken the changes, and not be done with them.
-        if any(marks.have_changed() for marks, _ in self._marks) or not self._is_settled:
+        """Forget what has changed since the last call."""
+        if any(marks.have_changed() for marks, _ in self._marks):
             with self._lock:
-                self._is_settled = False
-                self._describe_changed()
-                self._is_settled = True
+                changed = {owners[at] for marks, owners in self._marks for at in marks.take_changes()}
+                if not all(map(self._is_as_read, changed)):
+                    self._forget()
 
-    def digest(self, homes: Iterable[str]) -> bytes:
-        """Return the digest of the modules that code of these can reach; raise CannotSkipError if one is not jax's own.
+    def digest(self, modules: Sequence[str] = ()) -> bytes:
+        """Return the digest of the code that lowers any program, and of all that these modules have.
 
-        ``refresh`` must have been called.
+        ``refresh`` must have been called. Raise CannotSkipError if that is not jax's own.
         """
-        key = frozenset(homes)
-        known = self._digests.get(key)
+        self._reach_of_lowering()
+        return self._base_digest + (self.describe(*(sys.modules[name] for name in modules)) if modules else b"")
+
+    def describe(self, *values: Any) -> bytes:
+        """Return the digest of objects in a program, or of modules with all they have, and of what they lead to."""
+        key = tuple(map(id, values))
+        known = self._described.get(key)
         if known is None:
             with self._lock:
-                known = self._digests[key] = self._made(key)
-        if isinstance(known, str):
-            raise CannotSkipError(known)
-        return known
+                known = self._described[key] = values, self._made(values)
+        if isinstance(known[1], str):
+            raise CannotSkipError(known[1])
+        return known[1]
 
     def replaced_in(self, module: str) -> str | None:
         """Return why the code of one module is not jax's own, or None."""
         self.refresh()
-        with self._lock:
-            record = self._described(module)
-            self._mark_described()
-        return None if record is None else record.reason
-
-    def watch(self, description: Description) -> None:
-        """Count a change whenever something changes that this description of a lowering rule depends on."""
-        with self._lock:
-            self._unmarked.append((_LOWERING, description))
-            self._mark_described()
+        return self._look_at(module)
 
     def check_all(self) -> None:
         """Raise CannotSkipError if any module of jax's that is imported holds code that is not jax's."""
-        if self._checked != self.changes:
+        _raise_first(map(self._look_at, filter(is_of_jax, sys.modules.copy())))
+
+    def _reach_of_lowering(self) -> Reach:
+        if self._base is None:
             with self._lock:
-                records = [self._described(name) for name in sorted(self._modules)]
-                self._mark_described()
-                self._reason = next((record.reason for record in records if record is not None and record.reason), None)
-                self._checked = self.changes
-        if self._reason is not None:
-            raise CannotSkipError(self._reason)
+                self._base = self._made_of_lowering()
+        if isinstance(self._base, str):
+            raise CannotSkipError(self._base)
+        return self._base
 
-    def _describe_changed(self) -> None:
-        stale: set[str] = set()
-        must_look = not self._marks
-        if must_look:
-            self._owners[id(sys.modules)] = ""
-            self._marks = [(Marks([sys.modules], []), [id(sys.modules)])]
-        for marks, ids in self._marks:
-            for at in marks.take_changes():
-                owners = self._owners[ids[at]]
-                must_look |= not owners
-                stale.update(owners.split())
-        before = self._modules
-        if must_look:
-            self._look_for_modules()
-        stale &= self._modules.keys()
-        if not stale and self._modules.keys() == before.keys():
-            return
-        if any(self._modules[name].tables for name in stale):
-            self._tables, self._entries = {}, {}
-        for name in stale:
-            self._modules[name] = _not_described(self._modules[name].module)
-        self._digests = {}
-        self.changes += 1
-
-    def _look_for_modules(self) -> None:
-        """Note which modules of jax are imported now."""
-        modules = {
-            name: module
-            for name, module in sys.modules.copy().items()
-            if is_of_jax(name) and isinstance(module, types.ModuleType)
-        }
-        known = {name: record for name, record in self._modules.items() if modules.get(name) is record.module}
-        self._modules = {name: known.get(name) or _not_described(module) for name, module in modules.items()}
-        _loaded.clear()
-        _loaded.update((name, set()) for name in modules)
-        for name in modules:
-            package, _, part = name.rpartition(".")
-            if package in _loaded:
-                _loaded[package].add(part)
-
-    def _described(self, name: str) -> _Module | None:
-        """Return what is known of a module, or None if jax has none of this name."""
-        record = self._modules.get(name)
-        if record is not None and not record.digest:
-            record, description = _describe(name, record.module)
-            self._modules[name] = record
-            self._unmarked.append((name, description))
-        return record
-
-    def _mark_described(self) -> None:
-        """Watch what the descriptions depend on that were made since this was last called."""
-        dictionaries: list[Any] = []
-        functions: list[Any] = []
-        for name, description in self._unmarked:
-            for found, objects in (dictionaries, description.dictionaries), (functions, description.functions):
-                for each in objects:
-                    owners = self._owners.get(id(each))
-                    if owners is None:
-                        found.append(each)
-                        self._owners[id(each)] = name
-                    elif name not in owners.split():
-                        self._owners[id(each)] = f"{owners} {name}"
-        self._unmarked = []
-        if dictionaries or functions:
-            self._marks.append((Marks(dictionaries, functions), [*map(id, dictionaries), *map(id, functions)]))
-
-    def _made(self, homes: frozenset[str]) -> bytes | str:
-        """Return the digest of the modules that code of these can reach, or why there is none."""
-        reached: dict[str, _Module] = {}
-        todo = [_LOWERING, *homes]
-        while todo:
-            name = todo.pop()
-            record = None if name in reached else self._described(name)
-            if record is not None:
-                reached[name] = record
-                todo.extend(record.uses)
-        records = [reached[name] for name in sorted(reached)]
-        # Whether these are imported yet must not count.
-        imported = set[str]().union(*(_imported(record.names) for record in records)) - reached.keys()
-        others = [record for record in map(self._described, sorted(imported)) if record is not None]
-        self._mark_described()
-        if reason := next((record.reason for record in (*records, *others) if record.reason), None):
-            return reason
-        key = frozenset(reached)
+    def _made_of_lowering(self) -> Reach | str:
+        made = Reach(is_complete=False)
         try:
-            if key not in self._tables:
-                self._tables[key] = self._tables_digest(records, key)
+            made.write(original_of(vars(sys.modules[_LOWERING])["lower_jaxpr_to_module"]))
+            made.follow()
+            self._check_imports(made.imports, made)
+            self._base_digest = made.digest()
         except CannotSkipError as reason:
             return str(reason)
-        digests = b"".join(record.digest for record in records)
-        return hashlib.blake2b(digests + self._tables[key], digest_size=16).digest()
+        finally:
+            self._watch(made)
+        return made
 
-    def _tables_digest(self, records: list[_Module], names: frozenset[str]) -> bytes:
-        """Return a digest of what these modules' tables have for their primitives and classes."""
-        primitives = {id(primitive): primitive for record in records for primitive in record.primitives}
-        entries = [
-            (f"{name} {label}", entry)
-            for record in records
-            for name, table in record.tables
-            for label, entry in _entries(table, names, primitives.keys())
-        ]
-        entries += (
-            (f"{primitive.name} {name}", function)
-            for primitive in primitives.values()
-            for name, function in functions_of(primitive).items()
-        )
-        # A class under a name in lower case that no code of the module reads may be the variable of a loop over a set.
-        told = [
-            b"%b %b" % (key.encode(), alias)
-            for record in records
-            for key, alias in record.aliases.items()
-            if key in record.names or not key.islower()
-        ]
-        told += (label.encode() + self._entry(label, entry) for label, entry in entries)
-        self._mark_described()
-        return hashlib.blake2b(b"\n".join(sorted(told)), digest_size=16).digest()
-
-    def _entry(self, label: str, entry: Any) -> bytes:
-        """Return what tells an entry of a table from others."""
-        known = self._entries.get(id(entry))
-        if known is None:
-            # A lowering rule is part of each program that uses it, so all that it holds counts.
-            description = Description(is_complete=label.startswith(_LOWERING))
-            try:
-                description.write(entry)
-            except CannotSkipError as reason:
-                raise CannotSkipError(f"rule of jax replaced: {label.rpartition(' ')[2]}: {reason}") from None
-            self._unmarked.append((_LOWERING, description))
-            known = self._entries[id(entry)] = entry, description.digest()
-        return known[1]
-
-
-def _not_described(module: types.ModuleType) -> _Module:
-    return _Module(module, b"", frozenset(), None, [], [], {}, frozenset())
-
-
-def _describe(name: str, module: types.ModuleType) -> tuple[_Module, Description]:
-    names = vars(module)
-    description = Description(is_complete=False, home=module)
-    description.dictionaries.append(names)
-    reason, tables, primitives, aliases, imported = None, [], [], {}, set()
-    found = names.copy()
-    own = (each.__code__ for each in found.values() if type(each) is types.FunctionType and each.__globals__ is names)
-    state = set[str]().union(*map(assigned_globals, own))
-    for key, value in found.items():
-        kind = type(value)
-        if kind is not types.FunctionType:
-            if (
-                key in _IMPORT_NAMES
-                or (key in state and not callable(value))
-                or (kind is types.ModuleType and value.__name__ == f"{name}.{key}")
-            ):
-                continue
-            if kind is types.ModuleType and "__getattr__" in names and is_known_module(value):
-                # Such a module may import others when they are asked for.
-                imported.add(value.__name__)
-                continue
-            if isinstance(value, type):
-                if key != value.__name__:
-                    # This may be the variable of a loop over a set.
-                    try:
-                        aliases[key] = description.apart(value)
-                    except CannotSkipError as refused:
-                        reason = reason or f"function of jax replaced: {name}.{key}: {refused}"
-                    continue
-            elif isinstance(value, core.Primitive):
-                primitives.append(value)
-                description.dictionaries.append(vars(value))
-            elif isinstance(value, dict):
-                for number, table in enumerate((value, *value.values())):
-                    if isinstance(table, dict) and any(isinstance(each, (type, core.Primitive)) for each in table):
-                        tables.append((f"{name}.{key} {number}", table))
-                        description.dictionaries.append(table)
-        description.parts.append(key)
+    def _made(self, values: tuple[Any, ...]) -> bytes | str:
+        made = Reach(is_complete=True)
         try:
-            if kind is np.ndarray:
-                description.write_array(value)
-            else:
-                description.write(value)
-        except CannotSkipError as refused:
-            reason = reason or f"function of jax replaced: {name}.{key}: {refused}"
-    digest = description.digest()
-    code_names = description.names()
-    return _Module(
-        module, digest, frozenset(description.uses), reason, tables, primitives, aliases, code_names | imported
-    ), description
+            for value in values:
+                if type(value) is types.ModuleType:
+                    made.write_module_content(value)
+                else:
+                    made.write(value)
+            made.beyond = self._reach_of_lowering()
+            made.follow()
+            self._check_imports(made.imports, made.beyond)
+            return made.digest()
+        except CannotSkipError as reason:
+            return str(reason)
+        finally:
+            self._watch(made)
+
+    def _check_imports(self, imports: dict[str, set[str]], base: Reach) -> None:
+        """Raise CannotSkipError unless these modules are jax's own as far as they are imported.
+
+        Code imports them while it runs. Whether they are imported yet must not count.
+        """
+        made = Reach(is_complete=False)
+        made.beyond = base
+        try:
+            made.follow_imports(imports)
+        finally:
+            self._watch(made)
+            for name, names in made.imports.items():
+                self._imports.setdefault(name, set()).update(names)
+            self._imported |= self._imports.keys() & sys.modules.keys()
+
+    def _look_at(self, name: str) -> str | None:
+        module = sys.modules.get(name)
+        if name not in self._modules and isinstance(module, types.ModuleType):
+            with self._lock:
+                made = Reach(is_complete=False)
+                try:
+                    made.write_module_content(module)
+                    self._modules[name] = None
+                except CannotSkipError as reason:
+                    self._modules[name] = str(reason)
+                self._watch(made)
+        return self._modules.get(name)
+
+    def _is_as_read(self, module: str | type | None) -> bool:
+        """Return whether a module or class has all that was read of it, though it has changed."""
+        if module is None:
+            return False
+        if isinstance(module, type):
+            before, now = self._classes[module], reach.content_of(module)
+            return before.keys() == now.keys() and all(map(operator.is_, before.values(), now.values()))
+        if module == "sys.modules":
+            new = (self._imports.keys() & sys.modules.keys()) - self._imported
+            try:
+                if new:
+                    self._check_imports({name: self._imports[name] for name in new}, self._reach_of_lowering())
+            except CannotSkipError:
+                return False
+            return True
+        held = sys.modules[module]
+        names = vars(held)
+        is_same = all(names.get(name, self) is value for name, value in self._read[module].items())
+        return is_same and all(reach.is_late(held, name) for name in self._names & (names.keys() - self._known[module]))
+
+    def _watch(self, made: Reach) -> None:
+        """Notice changes of what a description depends on."""
+        self._names |= made.names
+        new = [kind for kind in made.classes if kind not in self._classes]
+        self._classes.update(made.classes)
+        dictionaries = [*made.dictionaries, *map(reach.namespace_of, new)]
+        owners: list[str | type | None] = [*([None] * len(made.dictionaries)), *new]
+        for module, names in made.read.items():
+            if module not in self._read:
+                self._known[module] = {*vars(sys.modules[module])}
+                dictionaries.append(vars(sys.modules[module]))
+                owners.append(module)
+            self._read.setdefault(module, {}).update(names)
+        owners += [None] * len(made.functions)
+        if owners:
+            self._marks.append((Marks(dictionaries, made.functions), owners))
 
 
-def _imported(names: frozenset[str]) -> set[str]:
-    """Return the modules that code with these names may import, with submodules that it may take from a package."""
-    found = _loaded.keys() & names
-    return found.union(*({f"{name}.{part}" for part in _loaded[name] & names} for name in found))
-
-
-def _entries(table: dict[Any, Any], modules: Container[str], primitives: Container[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the functions for these modules' primitives and classes, and for the classes of libraries.
-
-    Only a program that has a primitive or class of its own meets an entry for it.
-    """
-    for key, entry in table.copy().items():
-        if isinstance(key, core.Primitive):
-            if id(key) in primitives:
-                yield key.name, entry
-        elif isinstance(key, type) and (key.__module__ in modules or is_of_a_library(key.__module__)):
-            yield type_name(key), entry
+def _raise_first(reasons: Iterable[str | None]) -> None:
+    reason = next((each for each in reasons if each), None)
+    if reason is not None:
+        raise CannotSkipError(reason)
 
 
 pristine = Pristine()

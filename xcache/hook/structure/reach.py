@@ -1,0 +1,256 @@
+"""Follow jax's code: all that it reads by name, in this process, and what that reads in turn.
+
+A function reads the globals that its code names, and of modules the attributes that it names. A class counts with all
+its methods: one that is called on any object is found with the object's class, which is a part of the program or is
+named by the code that makes the object. jax chooses functions from tables by a primitive or a class; the entries of
+those count that were met.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import gc
+import sys
+import types
+from typing import Any
+
+import numpy as np
+from jax._src import core
+
+from xcache.hook.structure.description import CODE, PLAIN, Description, lowering_tables
+from xcache.hook.structure.encoding import CannotSkipError, type_name
+from xcache.hook.structure.libraries import is_known_module, is_of_a_library, is_of_jax
+
+# Set by Python's importer, or by pytest's in those of jax's modules that are named test_...
+_IMPORT_NAMES = frozenset((
+    "__builtins__", "__loader__", "__spec__", "__doc__", "__file__", "__cached__", "__path__", "__package__",
+    "__annotations__", "@py_builtins", "@pytest_ar",
+))  # fmt: skip
+_NO_CONTENT = frozenset((
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, dict, list
+))  # fmt: skip
+_STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
+# What tracing calls of a primitive; a lowering rule may trace.
+_TRACED = ("abstract_eval", "bind", "bind_with_trace")
+
+
+class Reach(Description):
+    """A description with all that its code reads, but what another one has that counts, too."""
+
+    def __init__(self, *, is_complete: bool) -> None:
+        super().__init__(is_complete=is_complete)
+        # What it has counts as well, and is not written again.
+        self.beyond: Reach | None = None
+        # The description holds as long as these do not change: globals of modules by their names, what classes have,
+        # primitives and tables.
+        self.read: dict[str, dict[str, Any]] = {}
+        self.classes: dict[type, dict[str, Any]] = {}
+        self.dictionaries: list[dict[Any, Any]] = []
+        # By module of jax's: the names that were met, and those of them that are modules, or modules imported late.
+        self._seen: dict[str, set[str]] = {}
+        self._inner: dict[str, dict[str, types.ModuleType]] = {}
+        self._late: dict[str, dict[str, str]] = {}
+        # All names of globals and attributes in the code, and the modules that it may import, with names to read there.
+        self.names: set[str] = set()
+        self.imports: dict[str, set[str]] = {}
+        self._tables: list[tuple[int, dict[Any, Any]]] = []
+        # Primitives and classes, by which tables are asked.
+        self._keys: list[Any] = []
+
+    def write(self, value: Any) -> None:
+        """Write a value; raise CannotSkipError if it is, or holds, code that is not jax's."""
+        if not self.is_complete and self.beyond is not None and type(value) not in PLAIN:
+            number = self.beyond._numbers.get(id(value))
+            if number is not None:
+                self.parts += (..., -number)
+                return
+        super().write(value)
+
+    def follow(self) -> None:
+        """Write all that the code reads that was written."""
+        self.is_complete = False
+        functions = named = 0
+        while functions < len(self.functions) or named < len(self.named):
+            if functions < len(self.functions):
+                self._write_globals(self.functions[functions])
+                functions += 1
+            else:
+                self._write_named(self.named[named])
+                named += 1
+
+    def follow_imports(self, imports: dict[str, set[str]]) -> None:
+        """Write what is read of these modules, as far as they are imported now, and follow it."""
+        self.imports = {name: {*names} for name, names in imports.items()}
+        count = -1
+        while count < (count := sum(map(len, self.imports.values()))):
+            for name in sorted(self.imports.keys() & sys.modules.keys()):
+                self._read_names(sys.modules[name], self.imports[name])
+            self.follow()
+
+    def write_module_content(self, module: types.ModuleType) -> None:
+        """Write all that a module of jax's has, and follow nothing of it."""
+        self.is_complete = False
+        for name in vars(module).copy():
+            self._write_global(module, name)
+        for kind in [each for each in self.named if isinstance(each, type) and each.__module__ == module.__name__]:
+            self._write_class_content(kind)
+
+    def _write_globals(self, function: types.FunctionType) -> None:
+        module = function.__globals__["__name__"]
+        if not is_of_jax(module):
+            return
+        names = _names_in(function.__code__)
+        self.names |= names
+        for package in [each for each in names if each not in function.__globals__ and is_of_jax(each)]:
+            for imported in (package, *(f"{package}.{name}" for name in names)):
+                self._note_import(imported, names)
+        self._read_names(sys.modules[module], names)
+
+    def _read_names(self, module: types.ModuleType, names: set[str]) -> None:
+        """Write what these names stand for in a module of jax's, and in the modules of jax's among them."""
+        modules = [module]
+        for each in modules:
+            found = names & vars(each).keys()
+            seen = self._seen.setdefault(each.__name__, set())
+            for name in sorted(found - seen) if not found <= seen else ():
+                self._write_global(each, name)
+            seen |= found
+            for name in sorted(found & self._late.get(each.__name__, {}).keys()):
+                self._note_import(self._late[each.__name__][name], names)
+            inner = self._inner.get(each.__name__, {})
+            modules += [inner[name] for name in sorted(found & inner.keys()) if inner[name] not in modules]
+
+    def _note_import(self, name: str, names: set[str]) -> None:
+        self.imports.setdefault(name, set()).update(names)
+
+    def _write_global(self, module: types.ModuleType, name: str) -> None:
+        """Write what a name in a module of jax's stands for."""
+        value, home = vars(module)[name], module.__name__
+        if is_late(module, name):
+            self._late.setdefault(home, {})[name] = value.__name__
+            return
+        if type(value) is types.ModuleType and is_of_jax(value.__name__):
+            self._inner.setdefault(home, {})[name] = value
+        if name in _IMPORT_NAMES or (not callable(value) and name in _state_of(module)):
+            return
+        if self.beyond is not None and name in self.beyond.read.get(home, ()):
+            return
+        self.read.setdefault(home, {})[name] = value
+        self.parts += home, name
+        try:
+            if isinstance(value, np.ndarray):
+                self.write_array(value)
+            else:
+                self.write(value)
+        except CannotSkipError as reason:
+            raise CannotSkipError(f"function of jax replaced: {home}.{name}: {reason}") from None
+
+    def _write_named(self, value: Any) -> None:
+        if isinstance(value, dict):
+            self._write_table(value)
+        elif isinstance(value, (type, core.Primitive)):
+            if isinstance(value, core.Primitive):
+                held = vars(value)
+                self.dictionaries.append(held)
+                self.write_items({name: held[name] for name in _TRACED if name in held})
+            elif is_of_jax(value.__module__):
+                self._write_class_content(value)
+            else:
+                return
+            self._keys.append(value)
+            for number, table in (*(self.beyond._tables if self.beyond else ()), *self._tables):
+                if value in table:
+                    self._write_entry(number, table, value)
+        else:
+            self.write_attributes(value)
+
+    def _write_table(self, value: dict[Any, Any]) -> None:
+        """Write a dictionary by primitives or classes, or one of such dictionaries."""
+        number = self._numbers[id(value)]
+        for table in (value, *value.values()):
+            if isinstance(table, dict) and any(isinstance(each, (type, core.Primitive)) for each in table):
+                self.dictionaries.append(table)
+                self._tables.append((number, table))
+                others = (each for each in table.copy() if isinstance(each, type) and is_of_a_library(each.__module__))
+                keys = (*(self.beyond._keys if self.beyond else ()), *self._keys, *sorted(others, key=type_name))
+                for key in keys:
+                    if key in table:
+                        self._write_entry(number, table, key)
+
+    def _write_entry(self, number: int, table: dict[Any, Any], key: Any) -> None:
+        label = type_name(key) if isinstance(key, type) else key.name
+        self.parts += number, label
+        # A lowering rule is part of each program that uses it, so all that it holds counts.
+        self.is_complete = any(table is each for each in lowering_tables())
+        try:
+            self.write(table[key])
+        except CannotSkipError as reason:
+            raise CannotSkipError(f"rule of jax replaced: {label}: {reason}") from None
+        finally:
+            self.is_complete = False
+
+    def _write_class_content(self, kind: type) -> None:
+        self.classes[kind] = content = content_of(kind)
+        try:
+            self.write_all((type(kind), *kind.__bases__))
+            for name, held in content.items():
+                self.parts.append(name)
+                # A member of an enumeration, or an instance that the class holds, is of this class.
+                is_instance = type(held) is kind and not callable(held)
+                self.write(getattr(held, "_value_", None) if is_instance else held)
+        except CannotSkipError as reason:
+            raise CannotSkipError(f"function of jax replaced: {type_name(kind)}: {reason}") from None
+
+
+def content_of(kind: type) -> dict[str, Any]:
+    """Return what counts of a class: its code, and its plain values."""
+    # jaxlib makes the class of an iterator when the first one is needed.
+    is_native = type(kind).__module__ == "nanobind"
+    return {
+        name: held
+        for name, held in namespace_of(kind).copy().items()
+        if type(held) not in _NO_CONTENT
+        and (type(held) in CODE or not name.startswith("__"))
+        and not (is_native and isinstance(held, type))
+    }
+
+
+def is_late(module: types.ModuleType, name: str) -> bool:
+    """Return whether a name of a module stands for another module since somebody has imported that."""
+    value = vars(module)[name]
+    if type(value) is not types.ModuleType or not is_known_module(value):
+        return False
+    return "__getattr__" in vars(module) or value.__name__ == f"{module.__name__}.{name}"
+
+
+def namespace_of(kind: type) -> dict[str, Any]:
+    """Return the dictionary behind a class."""
+    return gc.get_referents(kind.__dict__)[0]  # type: ignore[no-any-return]
+
+
+def _names_in(code: types.CodeType) -> set[str]:
+    """Return the names of globals, attributes and modules in code, with the code within it."""
+    found = set(code.co_names)
+    for each in code.co_consts:
+        if type(each) is types.CodeType:
+            found |= _names_in(each)
+    return found
+
+
+@functools.lru_cache(1024)
+def _state_of(module: types.ModuleType) -> frozenset[str]:
+    """Return the globals that a module's functions assign: they differ from moment to moment."""
+    found, names = set[str](), vars(module).copy()
+    values = {name for name, value in names.items() if not callable(value)}
+    codes = [each.__code__ for each in names.values() if type(each) is types.FunctionType]
+    for code in codes:
+        codes += [each for each in code.co_consts if type(each) is types.CodeType]
+        if not values.isdisjoint(code.co_names) and _STORE_GLOBAL in code.co_code[::2]:
+            found.update(each.argval for each in dis.get_instructions(code) if each.opcode == _STORE_GLOBAL)
+    return frozenset(found)
+
+
+def forget_state() -> None:
+    """Have the modules looked at again."""
+    _state_of.cache_clear()
