@@ -203,7 +203,7 @@ print(json.dumps(shown))
 def test_explaining_logs_a_line_for_each_miss(place):
     result = place.run(PROGRAM, **ON, XCACHE_EXPLAIN="1")
     assert result.returncode == 0
-    says = "is compiled: no program of this name was stored before (new)"
+    says = "is compiled: no program of this name was stored before this run (new)"
     assert any("jit_step" in line and line.endswith(says) for line in result.stderr.splitlines())
 
 

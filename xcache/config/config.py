@@ -165,19 +165,19 @@ def mode_from_code(value: object) -> str:
 
 def load(environ: Mapping[str, str] | None = None, **overrides: Any) -> Config:
     """Read and check every setting once; ``overrides`` (from code) win over everything."""
-    return _load(os.environ if environ is None else environ, overrides, None)
+    return _with_usable_socket(_load(os.environ if environ is None else environ, overrides, None))
 
 
 def load_usable(environ: Mapping[str, str] | None = None) -> tuple[Config, list[str]]:
     """Return the settings, with defaults for those that are wrong, and the problems: enough to find the daemon."""
     environ = os.environ if environ is None else environ
     problems: list[ConfigError] = []
-    settings = _load(environ, {}, problems)
+    settings = _with_usable_socket(_load(environ, {}, problems))
     unread = len(problems)
     with _noted(problems):
         settings.daemon_uid()
     if len(problems) > unread:
-        settings = _load(environ, {"daemon_user": ""}, [])
+        settings = _with_usable_socket(_load(environ, {"daemon_user": ""}, []))
         settings = settings._replace(sources={**settings.sources, "daemon_user": "default"})
     return settings, list(map(str, problems))
 
@@ -208,11 +208,6 @@ def _load(environ: Mapping[str, str], overrides: Mapping[str, Any], problems: li
         found["dir"] = MACHINE_DIRECTORY if machine else own
     if found["socket"] is None:
         found["socket"] = MACHINE_SOCKET if machine else _default_socket(environ, found["dir"])
-    if len(os.fsencode(found["socket"])) > MAX_SOCKET_PATH:
-        raise ConfigError(
-            f"socket={str(found['socket'])!r} ({sources['socket']}) is too long for a Unix socket; "
-            f"use {known['socket'].allowed} (XCACHE_SOCKET)"
-        )
     keys = SYSTEM_FILE.parent if machine else _xdg(environ, "XDG_CONFIG_HOME", ".config") / "xcache"
     found["signing_key"] = str(keys / "signing-key") if found["signing_key"] is None else found["signing_key"]
     found["trusted_keys"] = found["trusted_keys"] or keys / "trusted-keys"
@@ -223,6 +218,16 @@ def _load(environ: Mapping[str, str], overrides: Mapping[str, Any], problems: li
         own_dir=own if machine else found["dir"],
         named=Path(named).absolute() if named else None,
     )
+
+
+def _with_usable_socket(settings: Config) -> Config:
+    if len(os.fsencode(settings.socket)) > MAX_SOCKET_PATH:
+        allowed = next(setting.allowed for setting in SETTINGS if setting.name == "socket")
+        raise ConfigError(
+            f"socket={str(settings.socket)!r} ({settings.sources['socket']}) is too long for a Unix socket; "
+            f"use {allowed} (XCACHE_SOCKET)"
+        )
+    return settings
 
 
 def guards(environ: Mapping[str, str] | None = None) -> bool:
