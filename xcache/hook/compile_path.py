@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
 
-from xcache.hook.structure.pristine import pristine
+from xcache.hook.structure.pristine import Pristine
 from xcache.signals import reraise_if_the_programs
 
 logger = logging.getLogger("xcache")
+# These modules alone, so that a look at each compile takes microseconds.
+_compiling = Pristine()
+os.register_at_fork(after_in_child=_compiling.begin_in_child)
 
 
 def replaced(client: type) -> str | None:
     """Return why a compile must be left to jax: a function between the module and the executable is not jax's own."""
     for module in ("jax._src.compiler", client.__module__):
         try:
-            reason = pristine.replaced_in(module)
+            reason = _compiling.replaced_in(module)
         except Exception as error:  # noqa: BLE001 - a bug in here must not stop the program
             reraise_if_the_programs(error)
             logger.debug("could not describe %s: %s: %s", module, type(error).__name__, error)

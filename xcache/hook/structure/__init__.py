@@ -2,6 +2,6 @@
 
 ``digest`` makes it, with the table of types in ``encoding``. ``values``, ``placement``, ``jaxprs``, ``code``,
 ``primitives`` and ``objects`` fill the table, each for its types; ``locations`` adds where kernels were written.
-``description`` describes jax's code by content, ``pristine`` its modules, and ``marks`` notices changes of these;
-``libraries`` tells jax's code from a program's. ``ambient`` covers what lowering reads besides.
+``description`` describes jax's code by content, ``reach`` follows what it reads, ``pristine`` keeps that, and ``marks``
+notices changes; ``libraries`` tells jax's code from a program's. ``ambient`` covers what lowering reads besides.
 """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
 import os
 import weakref
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ import numpy as np
 from jax._src import config
 from jax._src import mesh as meshes
 
+from xcache.clock import process_began
 from xcache.errors import UncacheableError
 from xcache.hook.structure.encoding import CannotSkipError, Encoding
 from xcache.hook.structure.libraries import ROOTS
-from xcache.hook.structure.process import process_began
 from xcache.keys.file_digests import FileDigests
 
 # Settings that say where to log, dump or cache, which devices to open (the devices themselves are encoded), or what a
@@ -60,7 +61,9 @@ def jax_files() -> str:
 def _digest_of_files() -> tuple[str, str]:
     """Return the digest, or why there is none."""
     found = dict(each for number, root in enumerate(ROOTS) for each in _files(root, f"{number}"))
-    if max(max(status.st_mtime, status.st_ctime) for _, status in found.values()) >= process_began():
+    newest = max(max(status.st_mtime, status.st_ctime) for _, status in found.values())
+    # It is infinite where nothing tells it.
+    if not newest < process_began() < math.inf:
         return "", "files of jax are newer than the process"
     marks = "\n".join(f"{name} {status.st_size} {status.st_mtime_ns}" for name, (_, status) in sorted(found.items()))
     mark = hashlib.sha256(f"{ROOTS} {marks}".encode()).hexdigest()

@@ -12,7 +12,7 @@ import functools
 import itertools
 import operator
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,9 @@ class Marks:
 
     def __init__(self, dictionaries: Sequence[dict[Any, Any]], functions: Sequence[types.FunctionType]) -> None:
         self._dictionaries, self._functions = dictionaries, functions
-        self._places = _places(dictionaries, functions) if _has_versions() and _offsets() else None
+        self._memory: Any = None
+        if _has_versions() and _offsets():
+            self._memory, self._places, self._numbers = _places(dictionaries, functions)
         self._state = self._read()
 
     def have_changed(self) -> bool:
@@ -42,30 +44,32 @@ class Marks:
         before, self._state = self._state, self._read()
         now = self._state
         if isinstance(now, bytes):
-            count = len(self._dictionaries)
             differ = np.frombuffer(now, np.uint64) != np.frombuffer(before, np.uint64)
-            parts = differ[count:].reshape(-1, len(_offsets())).any(axis=1)
-            found: list[int] = np.nonzero(np.concatenate([differ[:count], parts]))[0].tolist()
-            return found
+            return sorted(set(self._numbers[differ].tolist()))
         return [at for at, (these, those) in enumerate(zip(now, before, strict=True)) if not _same(these, those)]
 
     def _read(self) -> Any:
-        if self._places is not None:
-            memory, at = self._places
-            return memory[at].tobytes()
+        if self._memory is not None:
+            return self._memory.take(self._places).tobytes()
         return [*map(tuple, map(dict.values, self._dictionaries)), *map(_parts_of, self._functions)]
 
 
-def _places(dictionaries: Iterable[Any], functions: Iterable[Any]) -> tuple[Any, Any]:
-    """Return a view of memory, and where in it the version of each dictionary and the parts of each function are."""
+def _places(dictionaries: Sequence[Any], functions: Sequence[Any]) -> tuple[Any, Any, Any]:
+    """Return a view of memory, the places in it of the versions of dictionaries and the parts of functions, and whose.
+
+    The places are sorted, which halves the time that reading takes.
+    """
+    count, offsets = len(dictionaries), np.array(_offsets(), np.int64)
     versions = np.fromiter(map(id, dictionaries), np.int64) + _VERSION
-    parts = np.fromiter(map(id, functions), np.int64)[:, None] + np.array(_offsets(), np.int64)
+    parts = np.fromiter(map(id, functions), np.int64)[:, None] + offsets
     places = np.concatenate([versions, parts.ravel()])
-    low = int(places.min())
-    size = int(places.max()) + _WORD - low
+    numbers = np.concatenate([np.arange(count), np.repeat(np.arange(len(functions)), len(offsets)) + count])
+    order = places.argsort()
+    places = places[order]
+    low, high = int(places[0]), int(places[-1]) + _WORD
     # Of all memory in between only the words of living objects are read.
-    memory = (ctypes.c_char * size).from_address(low)
-    return np.ndarray((size // _WORD,), np.uint64, buffer=memory), (places - low) // _WORD
+    memory = (ctypes.c_char * (high - low)).from_address(low)
+    return np.ndarray(((high - low) // _WORD,), np.uint64, buffer=memory), (places - low) // _WORD, numbers[order]
 
 
 def _same(these: Sequence[Any], those: Sequence[Any]) -> bool:

@@ -25,36 +25,15 @@ _UNUSED = {
 KERNELS = frozenset(("pallas_call", "core_map", "mpmd_map"))
 
 
-class _Known:
-    """The token of each primitive, or the reason why it has none.
-
-    A reason is kept as a text: an exception would hold the frames in which it was raised, with all that the program has
-    there.
-    """
-
-    def __init__(self) -> None:
-        self._changes = -1
-        self._tokens: dict[tuple[Any, bool], bytes | str] = {}
-
-    def token(self, primitive: Any, *, in_kernel: bool) -> bytes:
-        """Return what stands for a primitive; raise CannotSkipError unless all its rules are jax's own."""
-        if self._changes != pristine.changes:
-            self._changes, self._tokens = pristine.changes, {}
-        key = primitive, in_kernel
-        known = self._tokens.get(key)
-        if known is None:
-            known = self._tokens[key] = _examine(primitive, in_kernel=in_kernel)
-        if isinstance(known, str):
-            raise CannotSkipError(known)
-        return known
-
-
-_known = _Known()
-
-
 def token(encoding: Encoding, primitive: Any) -> bytes:
     """Return what stands for a primitive and its lowering rules; raise CannotSkipError unless all are jax's own."""
-    return _known.token(primitive, in_kernel=encoding.kernels > 0)
+    tokens, key = pristine.tokens, (primitive, encoding.kernels > 0)
+    known = tokens.get(key)
+    if known is None:
+        known = tokens[key] = _examine(primitive, in_kernel=encoding.kernels > 0)
+    if isinstance(known, str):
+        raise CannotSkipError(known)
+    return known
 
 
 def unused(primitive: Any) -> tuple[str, ...]:

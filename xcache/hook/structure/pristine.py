@@ -31,12 +31,9 @@ class Pristine:
     def __init__(self) -> None:
         # Held while code is described: a thread that waits finds the work done.
         self._lock = threading.RLock()
-        # How often something had changed.
-        self.changes = -1
         self._forget()
 
     def _forget(self) -> None:
-        self.changes += 1
         reach.forget_state()
         # What descriptions depend on, with the names of the modules and the classes whose dictionaries these are.
         self._marks: list[tuple[Marks, list[str | type | None]]] = [(Marks([sys.modules], []), ["sys.modules"])]
@@ -52,6 +49,9 @@ class Pristine:
         self._base_digest = b""
         # By the ids of what is described, which are kept: the digest, or the reason why there is none.
         self._described: dict[tuple[int, ...], tuple[Any, bytes | str]] = {}
+        # The tokens of primitives that were made of these, or the reasons why there are none: as texts, because an
+        # exception would hold the frames in which it was raised, with all that the program has there.
+        self.tokens: dict[tuple[Any, bool], bytes | str] = {}
         # By module: why its code is not jax's own, or None.
         self._modules: dict[str, str | None] = {}
 
