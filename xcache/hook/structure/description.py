@@ -40,7 +40,7 @@ NATIVE = (
 _MAX_ARRAY_BYTES = 64 * 1024
 _code_of = operator.attrgetter("__code__")
 _file_of = operator.attrgetter("co_filename")
-_made_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__", "__closure__")
+_made_of = operator.attrgetter("__globals__", "__code__", "__defaults__", "__kwdefaults__", "__closure__")
 
 
 class Description:
@@ -56,9 +56,13 @@ class Description:
         self.functions: list[types.FunctionType] = []
         self.named: list[Any] = []
         self.is_complete = is_complete
+        # The file of each module of jax's that was met, by the id of its names.
+        self._files: dict[int, str] = {}
         # Where each object was written first, by its id, which is in use as long as the object is kept.
         self._numbers: dict[int, int] = {}
         self._kept: list[Any] = []
+        # The same of a description to which this one is added.
+        self.known: dict[int, int] = {}
 
     def write(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if it is, or holds, code that is not jax's."""
@@ -67,6 +71,8 @@ class Description:
             self.parts.append(value)
         elif (number := self._numbers.get(id(value))) is not None:
             self.parts += (..., number)
+        elif not self.is_complete and (number := self.known.get(id(value))) is not None:
+            self.parts += (..., None, number)
         else:
             self._numbers[id(value)] = len(self.parts)
             self._kept.append(value)
@@ -88,17 +94,21 @@ class Description:
 
     def write_function(self, function: types.FunctionType) -> None:
         """Write a function: its name if it is a library's and that leads to it, or else all that it was made with."""
-        if (original := original_of(function)) is not function:
-            self.write(original)
-            return
-        module, name = function.__globals__.get("__name__") or "", function.__qualname__
-        if not is_from_its_file(function, module):
-            raise CannotSkipError(f"function outside jax: {module}.{name}")
-        self.parts += module, name
-        if not is_of_jax(module) and _found(module, name) is function:
-            return
+        names, code, defaults, keywords, closure = _made_of(function)
+        if self._files.get(id(names)) != code.co_filename:
+            original, module = original_of(function), names.get("__name__") or ""
+            if original is not function:
+                self.write(original)
+                return
+            if not is_from_its_file(function, module):
+                raise CannotSkipError(f"function outside jax: {module}.{function.__qualname__}")
+            if not is_of_jax(module) and _found(module, function.__qualname__) is function:
+                self.parts += module, function.__qualname__
+                return
+            if is_of_jax(module) and not code.co_filename.startswith("<"):
+                self._files[id(names)] = code.co_filename
+        self.parts += names["__name__"], function.__qualname__
         self.functions.append(function)
-        _, defaults, keywords, closure = _made_of(function)
         if defaults:
             self.write_all(defaults)
         if keywords:
@@ -127,9 +137,11 @@ class Description:
         if not (is_of_jax(module) or is_of_a_library(module)):
             raise CannotSkipError(f"class outside jax: {type_name(kind)}")
         # A class in C may have its first module in its name.
-        is_there = kind in (_found(module, name), _found(module, name.rpartition(".")[2]))
-        self.parts += module, name, is_there
-        self.named.append(kind)
+        self.parts += module, name
+        if is_of_jax(module):
+            self.named.append(kind)
+        elif kind not in (_found(module, name), _found(module, name.rpartition(".")[2])):
+            self.parts.append("elsewhere")
 
     def write_module(self, module: types.ModuleType) -> None:
         """Write a module by its name."""

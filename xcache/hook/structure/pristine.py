@@ -127,9 +127,9 @@ class Pristine:
                     made.write_module_content(value)
                 else:
                     made.write(value)
-            made.beyond = self._reach_of_lowering()
-            made.follow()
-            self._check_imports(made.imports, made.beyond)
+            base = self._reach_of_lowering()
+            made.follow(base)
+            self._check_imports(made.imports, base)
             return made.digest()
         except CannotSkipError as reason:
             return str(reason)
@@ -142,9 +142,8 @@ class Pristine:
         Code imports them while it runs. Whether they are imported yet must not count.
         """
         made = Reach(is_complete=False)
-        made.beyond = base
         try:
-            made.follow_imports(imports)
+            made.follow_imports(imports, base)
         finally:
             self._watch(made)
             for name, names in made.imports.items():

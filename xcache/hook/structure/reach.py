@@ -8,6 +8,7 @@ those count that were met.
 
 from __future__ import annotations
 
+import collections
 import dis
 import functools
 import gc
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 from jax._src import core
 
-from xcache.hook.structure.description import CODE, PLAIN, Description, lowering_tables
+from xcache.hook.structure.description import CODE, Description, lowering_tables
 from xcache.hook.structure.encoding import CannotSkipError, type_name
 from xcache.hook.structure.libraries import is_known_module, is_of_a_library, is_of_jax
 
@@ -40,17 +41,16 @@ class Reach(Description):
 
     def __init__(self, *, is_complete: bool) -> None:
         super().__init__(is_complete=is_complete)
-        # What it has counts as well, and is not written again.
-        self.beyond: Reach | None = None
+        self._beyond: Reach | None = None
         # The description holds as long as these do not change: globals of modules by their names, what classes have,
         # primitives and tables.
         self.read: dict[str, dict[str, Any]] = {}
         self.classes: dict[type, dict[str, Any]] = {}
         self.dictionaries: list[dict[Any, Any]] = []
         # By module of jax's: the names that were met, and those of them that are modules, or modules imported late.
-        self._seen: dict[str, set[str]] = {}
-        self._inner: dict[str, dict[str, types.ModuleType]] = {}
-        self._late: dict[str, dict[str, str]] = {}
+        self._met: dict[str, tuple[set[str], dict[str, types.ModuleType], dict[str, str]]] = collections.defaultdict(
+            lambda: (set(), {}, {})
+        )
         # All names of globals and attributes in the code, and the modules that it may import, with names to read there.
         self.names: set[str] = set()
         self.imports: dict[str, set[str]] = {}
@@ -58,18 +58,11 @@ class Reach(Description):
         # Primitives and classes, by which tables are asked.
         self._keys: list[Any] = []
 
-    def write(self, value: Any) -> None:
-        """Write a value; raise CannotSkipError if it is, or holds, code that is not jax's."""
-        if not self.is_complete and self.beyond is not None and type(value) not in PLAIN:
-            number = self.beyond._numbers.get(id(value))
-            if number is not None:
-                self.parts += (..., -number)
-                return
-        super().write(value)
-
-    def follow(self) -> None:
-        """Write all that the code reads that was written."""
-        self.is_complete = False
+    def follow(self, beyond: Reach | None = None) -> None:
+        """Write all that the code reads that was written, but what another description has, which counts as well."""
+        self.is_complete, self._beyond = False, beyond
+        if beyond is not None:
+            self.known = beyond._numbers
         functions = named = 0
         while functions < len(self.functions) or named < len(self.named):
             if functions < len(self.functions):
@@ -79,14 +72,15 @@ class Reach(Description):
                 self._write_named(self.named[named])
                 named += 1
 
-    def follow_imports(self, imports: dict[str, set[str]]) -> None:
+    def follow_imports(self, imports: dict[str, set[str]], beyond: Reach) -> None:
         """Write what is read of these modules, as far as they are imported now, and follow it."""
+        self.follow(beyond)
         self.imports = {name: {*names} for name, names in imports.items()}
         count = -1
         while count < (count := sum(map(len, self.imports.values()))):
             for name in sorted(self.imports.keys() & sys.modules.keys()):
                 self._read_names(sys.modules[name], self.imports[name])
-            self.follow()
+            self.follow(beyond)
 
     def write_module_content(self, module: types.ModuleType) -> None:
         """Write all that a module of jax's has, and follow nothing of it."""
@@ -97,29 +91,31 @@ class Reach(Description):
             self._write_class_content(kind)
 
     def _write_globals(self, function: types.FunctionType) -> None:
-        module = function.__globals__["__name__"]
-        if not is_of_jax(module):
+        own = function.__globals__
+        home = own["__name__"]
+        if not is_of_jax(home):
             return
         names = _names_in(function.__code__)
         self.names |= names
-        for package in [each for each in names if each not in function.__globals__ and is_of_jax(each)]:
+        for package in [each for each in names if is_of_jax(each) and each not in own]:
             for imported in (package, *(f"{package}.{name}" for name in names)):
                 self._note_import(imported, names)
-        self._read_names(sys.modules[module], names)
+        self._read_names(sys.modules[home], names)
 
     def _read_names(self, module: types.ModuleType, names: set[str]) -> None:
         """Write what these names stand for in a module of jax's, and in the modules of jax's among them."""
         modules = [module]
         for each in modules:
-            found = names & vars(each).keys()
-            seen = self._seen.setdefault(each.__name__, set())
-            for name in sorted(found - seen) if not found <= seen else ():
-                self._write_global(each, name)
-            seen |= found
-            for name in sorted(found & self._late.get(each.__name__, {}).keys()):
-                self._note_import(self._late[each.__name__][name], names)
-            inner = self._inner.get(each.__name__, {})
-            modules += [inner[name] for name in sorted(found & inner.keys()) if inner[name] not in modules]
+            seen, inner, late = self._met[each.__name__]
+            if new := names - seen:
+                seen |= new
+                for name in sorted(new & vars(each).keys()):
+                    self._write_global(each, name)
+            if not late.keys().isdisjoint(names):
+                for name in sorted(late.keys() & names):
+                    self._note_import(late[name], names)
+            if not inner.keys().isdisjoint(names):
+                modules += [inner[name] for name in sorted(inner.keys() & names) if inner[name] not in modules]
 
     def _note_import(self, name: str, names: set[str]) -> None:
         self.imports.setdefault(name, set()).update(names)
@@ -127,19 +123,21 @@ class Reach(Description):
     def _write_global(self, module: types.ModuleType, name: str) -> None:
         """Write what a name in a module of jax's stands for."""
         value, home = vars(module)[name], module.__name__
-        if is_late(module, name):
-            self._late.setdefault(home, {})[name] = value.__name__
-            return
-        if type(value) is types.ModuleType and is_of_jax(value.__name__):
-            self._inner.setdefault(home, {})[name] = value
+        kind = type(value)
+        if kind is types.ModuleType and is_of_jax(value.__name__):
+            _, inner, late = self._met[home]
+            if is_late(module, name):
+                late[name] = value.__name__
+                return
+            inner[name] = value
         if name in _IMPORT_NAMES or (not callable(value) and name in _state_of(module)):
             return
-        if self.beyond is not None and name in self.beyond.read.get(home, ()):
+        if self._beyond is not None and name in self._beyond.read.get(home, ()):
             return
         self.read.setdefault(home, {})[name] = value
         self.parts += home, name
         try:
-            if isinstance(value, np.ndarray):
+            if kind is np.ndarray:
                 self.write_array(value)
             else:
                 self.write(value)
@@ -159,7 +157,7 @@ class Reach(Description):
             else:
                 return
             self._keys.append(value)
-            for number, table in (*(self.beyond._tables if self.beyond else ()), *self._tables):
+            for number, table in (*(self._beyond._tables if self._beyond else ()), *self._tables):
                 if value in table:
                     self._write_entry(number, table, value)
         else:
@@ -173,7 +171,7 @@ class Reach(Description):
                 self.dictionaries.append(table)
                 self._tables.append((number, table))
                 others = (each for each in table.copy() if isinstance(each, type) and is_of_a_library(each.__module__))
-                keys = (*(self.beyond._keys if self.beyond else ()), *self._keys, *sorted(others, key=type_name))
+                keys = (*(self._beyond._keys if self._beyond else ()), *self._keys, *sorted(others, key=type_name))
                 for key in keys:
                     if key in table:
                         self._write_entry(number, table, key)
@@ -231,10 +229,9 @@ def namespace_of(kind: type) -> dict[str, Any]:
 
 def _names_in(code: types.CodeType) -> set[str]:
     """Return the names of globals, attributes and modules in code, with the code within it."""
-    found = set(code.co_names)
-    for each in code.co_consts:
-        if type(each) is types.CodeType:
-            found |= _names_in(each)
+    found = {*code.co_names}
+    for inner in [each for each in code.co_consts if type(each) is types.CodeType]:
+        found |= _names_in(inner)
     return found
 
 
