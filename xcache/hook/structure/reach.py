@@ -230,8 +230,12 @@ def namespace_of(kind: type) -> dict[str, Any]:
 def _names_in(code: types.CodeType) -> set[str]:
     """Return the names of globals, attributes and modules in code, with the code within it."""
     found = {*code.co_names}
-    for inner in [each for each in code.co_consts if type(each) is types.CodeType]:
-        found |= _names_in(inner)
+    for each in code.co_consts:
+        if type(each) is types.CodeType:
+            found |= _names_in(each)
+        elif type(each) is str and each.isidentifier():
+            # It may be a name for getattr.
+            found.add(each)
     return found
 
 
