@@ -22,7 +22,7 @@ import numpy as np
 from jax._src import core
 from jax._src.interpreters import mlir
 
-from xcache.hook.structure.encoding import CannotSkipError, type_name
+from xcache.hook.structure.encoding import CannotSkipError, slots_of, type_name
 from xcache.hook.structure.libraries import (
     is_from_its_file,
     is_known_module,
@@ -250,15 +250,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
     except AttributeError:
         found = {}
     kind: Any = type(value)
-    found.update((slot, getattr(value, slot)) for slot in _slots_of(kind) if hasattr(value, slot))
+    found.update((slot, getattr(value, slot)) for slot in slots_of(kind) if hasattr(value, slot))
     return found
-
-
-@functools.cache
-def _slots_of(kind: Any) -> tuple[str, ...]:
-    slots = (base.__dict__.get("__slots__", ()) for base in kind.__mro__)
-    each = (slot for some in slots for slot in ((some,) if isinstance(some, str) else some))
-    return tuple(slot for slot in each if slot not in ("__dict__", "__weakref__"))
 
 
 def _parts(*names: str) -> Any:

@@ -190,14 +190,24 @@ def check_attributes(value: Any, known: frozenset[str]) -> None:
 @functools.cache
 def attributes_of_class(kind: type) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names that a class gives its instances in slots or in C++, and those of its cached properties."""
-    names, memos = set[str](), {"__weakref__", "__dict__"}
+    names, memos = {*slots_of(kind)}, {"__weakref__", "__dict__"}
     for base in kind.__mro__[:-1]:
-        slots = vars(base).get("__slots__", ())
-        names.update((slots,) if isinstance(slots, str) else slots)
         memos.update(name for name, held in vars(base).items() if isinstance(held, functools.cached_property))
         if type(base).__name__.startswith("nb_type"):
             names.update(name for name, held in vars(base).items() if not callable(held) and not name.startswith("__"))
     return frozenset(names), frozenset(memos)
+
+
+@functools.cache
+def slots_of(kind: Any) -> tuple[str, ...]:
+    """Return the names of the slots of a class's instances."""
+    names: dict[str, None] = {}
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        for slot in (slots,) if isinstance(slots, str) else slots:
+            private = slot.startswith("__") and not slot.endswith("__")
+            names[f"_{base.__name__.lstrip('_')}{slot}" if private else slot] = None
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
 def are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:

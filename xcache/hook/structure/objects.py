@@ -15,7 +15,16 @@ from jax._src import core, linear_util
 from jax._src.lib import xla_client
 
 from xcache.hook.structure import code, locations
-from xcache.hook.structure.encoding import CannotSkipError, Encoding, by_content, encodes, tagged, text, type_name
+from xcache.hook.structure.encoding import (
+    CannotSkipError,
+    Encoding,
+    by_content,
+    encodes,
+    slots_of,
+    tagged,
+    text,
+    type_name,
+)
 from xcache.hook.structure.libraries import is_of_jax
 from xcache.hook.structure.pristine import pristine
 
@@ -41,7 +50,6 @@ _MISSING = object()
 @functools.lru_cache(None)
 def _slots(kind: Any) -> tuple[tuple[str, ...], frozenset[str]] | str:
     """Return the slots that make up an instance and the names of its memos, or why that cannot be told."""
-    names: list[str] = []
     memos = set(_MEMOS)
     for base in kind.__mro__:
         if base in _BASES:
@@ -50,16 +58,10 @@ def _slots(kind: Any) -> tuple[tuple[str, ...], frozenset[str]] | str:
             return f"unknown type: base class {type_name(base)}"
         if type(base).__name__ not in _METACLASSES:
             return f"unknown type: native class {type_name(base)}"
-        slots = base.__dict__.get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            private = slot.startswith("__") and not slot.endswith("__")
-            names.append(f"_{base.__name__.lstrip('_')}{slot}" if private else slot)
         memos.update(name for name, value in vars(base).items() if isinstance(value, functools.cached_property))
     if issubclass(kind, core.AbstractValue):
-        memos.update(name for name in names if name.startswith("_"))
-    return tuple(dict.fromkeys(name for name in names if name not in memos | {"__weakref__", "__dict__"})), frozenset(
-        memos
-    )
+        memos.update(name for name in slots_of(kind) if name.startswith("_"))
+    return tuple(name for name in slots_of(kind) if name not in memos), frozenset(memos)
 
 
 def attributes(encoding: Encoding, value: Any) -> None:
