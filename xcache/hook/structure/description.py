@@ -101,6 +101,8 @@ class Description:
                 self.write(original)
                 return
             if not is_from_its_file(function, module):
+                # So that it is noticed if it becomes jax's own again.
+                self.functions.append(function)
                 raise CannotSkipError(f"function outside jax: {module}.{function.__qualname__}")
             if not is_of_jax(module) and _found(module, function.__qualname__) is function:
                 self.parts += module, function.__qualname__

@@ -12,10 +12,12 @@ import functools
 import itertools
 import operator
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from xcache.hook.structure.encoding import are_same
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _HEADER = object.__basicsize__
@@ -25,33 +27,43 @@ _parts_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
 
 
 class Marks:
-    """The state of some dictionaries and functions, all of which it keeps alive."""
+    """The state of some dictionaries, each with what it belongs to, and functions, all of which it keeps alive."""
 
-    def __init__(self, dictionaries: Sequence[dict[Any, Any]], functions: Sequence[types.FunctionType]) -> None:
+    def __init__(self, dictionaries: Mapping[Any, dict[Any, Any]], functions: Sequence[types.FunctionType]) -> None:
         self._dictionaries, self._functions = dictionaries, functions
+        # The owner of each dictionary, and the id of each function.
+        self._owners = [*dictionaries, *map(id, functions)]
         self._memory: Any = None
         if _has_versions() and _offsets():
-            self._memory, self._places, self._numbers = _places(dictionaries, functions)
+            self._memory, self._places, self._numbers = _places([*dictionaries.values()], functions)
         self._state = self._read()
+
+    @classmethod
+    def joined(cls, some: Sequence[Marks]) -> Marks:
+        """Return marks of all that some have."""
+        functions = [function for each in some for function in each._functions]
+        return cls({owner: held for each in some for owner, held in each._dictionaries.items()}, functions)
 
     def have_changed(self) -> bool:
         """Return whether any of them has changed."""
         now = self._read()
-        return now != self._state if isinstance(now, bytes) else not all(map(_same, now, self._state))
+        return now != self._state if isinstance(now, bytes) else not all(map(are_same, now, self._state))
 
-    def take_changes(self) -> list[int]:
-        """Return the numbers of those that changed since the last call; functions come after the dictionaries."""
+    def take_changes(self) -> set[Any]:
+        """Return the owners of dictionaries, and the ids of functions, that changed since the last call."""
         before, self._state = self._state, self._read()
         now = self._state
         if isinstance(now, bytes):
             differ = np.frombuffer(now, np.uint64) != np.frombuffer(before, np.uint64)
-            return sorted(set(self._numbers[differ].tolist()))
-        return [at for at, (these, those) in enumerate(zip(now, before, strict=True)) if not _same(these, those)]
+            return {self._owners[at] for at in self._numbers[differ]}
+        return {
+            owner for owner, *parts in zip(self._owners, now, before, strict=True) if not are_same(parts[0], parts[1])
+        }
 
     def _read(self) -> Any:
         if self._memory is not None:
             return self._memory.take(self._places).tobytes()
-        return [*map(tuple, map(dict.values, self._dictionaries)), *map(_parts_of, self._functions)]
+        return [*map(tuple, map(dict.values, self._dictionaries.values())), *map(_parts_of, self._functions)]
 
 
 def _places(dictionaries: Sequence[Any], functions: Sequence[Any]) -> tuple[Any, Any, Any]:
@@ -70,10 +82,6 @@ def _places(dictionaries: Sequence[Any], functions: Sequence[Any]) -> tuple[Any,
     # Of all memory in between only the words of living objects are read.
     memory = (ctypes.c_char * (high - low)).from_address(low)
     return np.ndarray(((high - low) // _WORD,), np.uint64, buffer=memory), (places - low) // _WORD, numbers[order]
-
-
-def _same(these: Sequence[Any], those: Sequence[Any]) -> bool:
-    return len(these) == len(those) and all(map(operator.is_, these, those))
 
 
 def _word(value: Any, offset: int) -> int:

@@ -6,7 +6,6 @@ lowering does the same in both. Where that is code that is not jax's, programs a
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 import threading
@@ -15,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from xcache.hook.structure import reach
-from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.encoding import CannotSkipError, are_same
 from xcache.hook.structure.libraries import is_of_jax, original_of
 from xcache.hook.structure.marks import Marks
 from xcache.hook.structure.reach import Reach
@@ -35,8 +34,8 @@ class Pristine:
 
     def _forget(self) -> None:
         reach.forget_state()
-        # What descriptions depend on, with the names of the modules and the classes whose dictionaries these are.
-        self._marks: list[tuple[Marks, list[str | type | None]]] = [(Marks([sys.modules], []), ["sys.modules"])]
+        # What descriptions depend on.
+        self._marks = [Marks({"sys.modules": sys.modules}, [])]
         self._classes: dict[type, dict[str, Any]] = {}
         self._read: dict[str, dict[str, Any]] = {}
         self._known: dict[str, set[str]] = {}
@@ -64,9 +63,9 @@ class Pristine:
 
     def refresh(self) -> None:
         """Forget what has changed since the last call."""
-        if any(marks.have_changed() for marks, _ in self._marks):
+        if any(marks.have_changed() for marks in self._marks):
             with self._lock:
-                changed = {owners[at] for marks, owners in self._marks for at in marks.take_changes()}
+                changed = set().union(*(marks.take_changes() for marks in self._marks))
                 if not all(map(self._is_as_read, changed)):
                     self._forget()
 
@@ -84,7 +83,9 @@ class Pristine:
         known = self._described.get(key)
         if known is None:
             with self._lock:
-                known = self._described[key] = values, self._made(values)
+                known = self._described.get(key)
+                if known is None:
+                    known = self._described[key] = values, self._made(values)
         if isinstance(known[1], str):
             raise CannotSkipError(known[1])
         return known[1]
@@ -101,7 +102,8 @@ class Pristine:
     def _reach_of_lowering(self) -> Reach:
         if self._base is None:
             with self._lock:
-                self._base = self._made_of_lowering()
+                if self._base is None:
+                    self._base = self._made_of_lowering()
         if isinstance(self._base, str):
             raise CannotSkipError(self._base)
         return self._base
@@ -163,13 +165,13 @@ class Pristine:
                 self._watch(made)
         return self._modules.get(name)
 
-    def _is_as_read(self, module: str | type | None) -> bool:
+    def _is_as_read(self, module: str | type | int) -> bool:
         """Return whether a module or class has all that was read of it, though it has changed."""
-        if module is None:
+        if isinstance(module, int):
             return False
         if isinstance(module, type):
             before, now = self._classes[module], reach.content_of(module)
-            return before.keys() == now.keys() and all(map(operator.is_, before.values(), now.values()))
+            return before.keys() == now.keys() and are_same([*before.values()], [*now.values()])
         if module == "sys.modules":
             new = (self._imports.keys() & sys.modules.keys()) - self._imported
             try:
@@ -186,19 +188,18 @@ class Pristine:
     def _watch(self, made: Reach) -> None:
         """Notice changes of what a description depends on."""
         self._names |= made.names
-        new = [kind for kind in made.classes if kind not in self._classes]
+        held: dict[str | type | int, dict[Any, Any]] = {id(each): each for each in made.dictionaries}
+        held.update((kind, reach.namespace_of(kind)) for kind in made.classes if kind not in self._classes)
         self._classes.update(made.classes)
-        dictionaries = [*made.dictionaries, *map(reach.namespace_of, new)]
-        owners: list[str | type | None] = [*([None] * len(made.dictionaries)), *new]
         for module, names in made.read.items():
             if module not in self._read:
-                self._known[module] = {*vars(sys.modules[module])}
-                dictionaries.append(vars(sys.modules[module]))
-                owners.append(module)
+                held[module] = vars(sys.modules[module])
+                self._known[module] = {*held[module]}
             self._read.setdefault(module, {}).update(names)
-        owners += [None] * len(made.functions)
-        if owners:
-            self._marks.append((Marks(dictionaries, made.functions), owners))
+        if held or made.functions:
+            self._marks.append(Marks(held, made.functions))
+            if len(self._marks) > _MOST_MARKS and not any(marks.have_changed() for marks in self._marks):
+                self._marks[2:] = [Marks.joined(self._marks[2:])]
 
 
 def _raise_first(reasons: Iterable[str | None]) -> None:

@@ -79,7 +79,8 @@ class Reach(Description):
         count = -1
         while count < (count := sum(map(len, self.imports.values()))):
             for name in sorted(self.imports.keys() & sys.modules.keys()):
-                self._read_names(sys.modules[name], self.imports[name])
+                if isinstance(module := sys.modules[name], types.ModuleType):
+                    self._read_names(module, self.imports[name])
             self.follow(beyond)
 
     def write_module_content(self, module: types.ModuleType) -> None:
@@ -164,20 +165,25 @@ class Reach(Description):
             self.write_attributes(value)
 
     def _write_table(self, value: dict[Any, Any]) -> None:
-        """Write a dictionary by primitives or classes, or one of such dictionaries."""
+        """Write the entries of a dictionary by primitives or classes, or of functions, or of such dictionaries."""
         number = self._numbers[id(value)]
-        for table in (value, *value.values()):
-            if isinstance(table, dict) and any(isinstance(each, (type, core.Primitive)) for each in table):
-                self.dictionaries.append(table)
+        for table in (value, *value.copy().values()):
+            entries = table.copy() if isinstance(table, dict) else {}
+            if any(isinstance(each, (type, core.Primitive)) for each in entries):
                 self._tables.append((number, table))
-                others = (each for each in table.copy() if isinstance(each, type) and is_of_a_library(each.__module__))
+                others = (each for each in entries if isinstance(each, type) and is_of_a_library(each.__module__))
                 keys = (*(self._beyond._keys if self._beyond else ()), *self._keys, *sorted(others, key=type_name))
-                for key in keys:
-                    if key in table:
-                        self._write_entry(number, table, key)
+            elif not CODE.isdisjoint(map(type, entries.values())):
+                keys = tuple(sorted((each for each in entries if isinstance(each, (str, np.dtype))), key=str))
+            else:
+                continue
+            self.dictionaries.append(table)
+            for key in keys:
+                if key in entries:
+                    self._write_entry(number, table, key)
 
     def _write_entry(self, number: int, table: dict[Any, Any], key: Any) -> None:
-        label = type_name(key) if isinstance(key, type) else key.name
+        label = type_name(key) if isinstance(key, type) else getattr(key, "name", key)
         self.parts += number, label
         # A lowering rule is part of each program that uses it, so all that it holds counts.
         self.is_complete = any(table is each for each in lowering_tables())

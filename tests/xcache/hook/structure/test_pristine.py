@@ -78,6 +78,34 @@ def test_a_module_that_jax_imports_late_does_not_count_for_a_program_without_it(
     assert structures.of(lambda x: x * 2, X) == before
 
 
+def test_a_function_in_a_table_by_dtypes_counts(structures, monkeypatch):
+    from jax._src.interpreters import mlir
+
+    before = structures.of(lambda x: x * 2, X)
+    table = mlir._dtype_to_ir_type
+    with monkeypatch.context() as patch:
+        patch.setitem(table, np.dtype(np.float32), table[np.dtype(np.float16)])
+        changed = structures.of(lambda x: x * 2, X)
+        patch.setitem(table, np.dtype(np.float32), lambda: table[np.dtype(np.float16)]())
+        assert structures.of(lambda x: x * 2, X).startswith("<rule of jax replaced: float32")
+    assert changed != before
+    assert not changed.startswith("<")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_code_that_was_replaced_is_jax_s_own_again(structures):
+    from jax._src.interpreters import mlir
+
+    before, function = structures.of(lambda x: x * 2, X), mlir.shape_tensor
+    code = function.__code__
+    try:
+        function.__code__ = (lambda *_, **__: X).__code__
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    finally:
+        function.__code__ = code
+    assert structures.of(lambda x: x * 2, X) == before
+
+
 def test_a_function_that_emits_operations_is_watched(structures, monkeypatch):
     from jax._src.lib.mlir.dialects import hlo
 
