@@ -18,6 +18,7 @@ def example() -> str:
     return textwrap.dedent(text[text.index("    import jax") : text.index("(The example uses")])
 
 
+@pytest.mark.thorough
 def test_the_example_runs_and_hits_the_second_time(place):
     for hits in (0, 1):
         result = place.run(example() + "\nprint(xcache.stats().hits)")

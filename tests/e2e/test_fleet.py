@@ -68,6 +68,7 @@ def test_what_one_host_compiled_the_next_one_loads(engine):
         assert counted["lowerings"]["skipped"] > 0
 
 
+@pytest.mark.thorough
 def test_a_program_with_another_name_finds_the_same_entries(folder_engine):
     tier = at(folder_engine)
     with on(tier) as here:

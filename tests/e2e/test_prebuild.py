@@ -120,6 +120,7 @@ def test_the_command_compiles_what_a_file_lists(place):
     assert used.stdout == "2 0\n", used.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_cluster_compiles_what_a_file_lists(place):
     (place.root / "serving.py").write_text(MODULE)
@@ -151,6 +152,7 @@ def test_a_cluster_that_is_not_there_does_not_stop_a_program(place):
     assert done.stderr.startswith("xcache: no Dask scheduler answers at tcp://127.0.0.1:9")
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_the_command_compiles_in_its_own_process_where_programs_may_not(place):
     (place.root / "calling.py").write_text(

@@ -49,6 +49,7 @@ def run(place, campaign, one_in):
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["interrupt_at_every_line", "compile_at_every_line"], ids=["interrupted", "compiled there"]
 )

@@ -366,6 +366,7 @@ def test_nobody_waits_longer_than_it_wants(tier, machine):
         assert is_held(tier)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_nobody_waits_much_longer_than_a_compile_takes(tier, machine):
     """The holder knows how long, and the other does not."""
