@@ -35,6 +35,7 @@ def test_a_program_that_asks_is_told_what_the_cache_did(place):
     assert place.run(example(), XCACHE_LOG="info").stderr == "xcache: 0 hits, 1 miss, 0.0 s saved\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_off_means_off(place):
     result = place.run(example() + "\nprint(xcache.stats().requests)", XCACHE="0")

@@ -153,6 +153,7 @@ def test_a_program_that_ends_at_once_ends_well(place):
         assert said["hits"] == 2
 
 
+@pytest.mark.thorough
 def test_a_program_that_clears_its_backends_gets_nothing_of_the_old_client(place):
     """An executable that was loaded for a client runs only on that client's devices."""
     run(place)

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from support.marks import further
 from support.places import Place
 from support.program_files import program_path
 
@@ -143,12 +144,9 @@ def test_processes_of_one_command_are_one_run(place, lock):
     ("end", "code"),
     [
         ("raise SystemExit(3)", 3),
-        ("raise ValueError", 1),
-        (
-            "signal.signal(15, lambda *_: sys.exit(4)); os.kill(os.getpid(), 15); time.sleep(60)",
-            4,
-        ),
-        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT),
+        *further(("raise ValueError", 1)),
+        ("signal.signal(15, lambda *_: sys.exit(4)); os.kill(os.getpid(), 15); time.sleep(60)", 4),
+        *further(("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT)),
     ],
     ids=["exit", "exception", "SIGTERM", "Ctrl-C"],
 )

@@ -18,10 +18,11 @@ from xcache.wire import protocol
 ASKS, LONG_ASKS = 250, 1100
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(100_000)
 def test_a_crowd_of_programs_at_once_find_everything_right_and_compile_it_once(place, campaign):
-    programs, asks = campaign.programs(15), LONG_ASKS if campaign.is_long else ASKS
+    programs, asks = campaign.programs(50), LONG_ASKS if campaign.is_long else ASKS
     child = place.start_daemon(XCACHE_MAX_CONNECTIONS=str(4 * programs))
     with talking(place) as talk:
         # From here on everything is open that a daemon opens when it is first needed.

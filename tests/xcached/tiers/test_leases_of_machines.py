@@ -73,7 +73,7 @@ def tier(tmp_path) -> Where:
 
 
 # For the session: what it starts is not left behind by a test.
-@pytest.fixture(scope="session", params=thorough(["folder", "redis", "s3"], usual=["folder", "redis"]))
+@pytest.fixture(scope="session", params=thorough(["folder", "redis", "s3"], usual=["redis"]))
 def creating_engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn that has leases."""
     found: Engine = request.getfixturevalue(f"{request.param}_engine")
