@@ -105,6 +105,7 @@ def test_the_cost_is_computed_once(shell):
     assert not [name for name in first if f'"{name}"' not in help_text]
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_what_is_missing_is_said_in_one_line(place, shell):
     def fails(*arguments):

@@ -7,13 +7,14 @@ import json
 
 import pytest
 from support.command_line import Shell
+from support.marks import thorough
 from support.places import PATIENCE
 from support.sharing import host, remote_of, train
 
 pytestmark = pytest.mark.once
 
 
-@pytest.mark.parametrize("is_imported", [True, False], ids=["imported", "in place"])
+@pytest.mark.parametrize("is_imported", thorough([True, False], usual=[True]), ids=["imported", "in place"])
 def test_a_fresh_machine_starts_warm_from_a_bundle(tmp_path, is_imported):
     bundle = tmp_path / "cache.xcb"
     with host() as here:
@@ -36,6 +37,7 @@ def test_a_fresh_machine_starts_warm_from_a_bundle(tmp_path, is_imported):
             assert remote_of(there)["found"] == first["misses"] + 1
 
 
+@pytest.mark.thorough
 def test_a_bundle_of_programs_shows_them(tmp_path):
     with contextlib.ExitStack() as stack:
         here, there = (stack.enter_context(host()) for _ in range(2))

@@ -7,6 +7,7 @@ import json
 import jax
 import pytest
 from support.command_line import Shell
+from support.marks import thorough
 from support.program_files import program_text
 from support.programs import FOUR_DEVICES
 
@@ -42,6 +43,7 @@ def test_a_call_is_the_same_whether_it_is_traced_or_not(place):
         assert warm["traced"] == off["traced"]
 
 
+@pytest.mark.thorough
 def test_values_that_look_alike_are_told_apart(place):
     program = program_text("call_with_odd_values")
     off, *others = (said(place, program, **settings) for settings in ({}, ON, ON, {**ON, "XCACHE_JIT": "check"}))
@@ -50,6 +52,7 @@ def test_values_that_look_alike_are_told_apart(place):
         assert "calls that cannot be told apart" not in ran["calls"]
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_set_counts_in_its_order_which_another_process_may_not_have(place):
     program = program_text("call_with_sets")
@@ -109,6 +112,7 @@ print(json.dumps({{"results": [float(jit(each)(1.0)) for each in steps]}}))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_two_scripts_with_one_version_do_not_share_a_function_of_one_name(place, tmp_path):
     for factor in (2, 3, 2):
@@ -134,6 +138,7 @@ print(json.dumps({"calls": dict(xcache.stats().calls)}))
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 @pytest.mark.skipif(not RECORDS, reason="xcache.jit is jax.jit with this jax")
 def test_a_call_that_is_not_traced_imports_what_its_trace_imported_of_jax(place):
@@ -177,6 +182,7 @@ print(json.dumps({"results": results, "stats": dataclasses.asdict(xcache.stats()
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_two_functions_that_xcache_cannot_tell_apart_have_no_record(place, library):
     """A library's files stand for its functions, whatever these read."""
@@ -201,6 +207,7 @@ print(json.dumps({"result": result, "traced": len(traced), "stats": dataclasses.
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 @pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
 def test_checking_finds_a_version_that_did_not_change_with_its_code(place, library):
@@ -220,13 +227,18 @@ def test_checking_finds_a_version_that_did_not_change_with_its_code(place, libra
 
 @pytest.mark.once
 @pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
-@pytest.mark.parametrize("settings", [{"XCACHE": "0"}, {"XCACHE_LOWERING": "check"}], ids=["off", "lowering checked"])
+@pytest.mark.parametrize(
+    "settings",
+    thorough([{"XCACHE": "0"}, {"XCACHE_LOWERING": "check"}], usual=[{"XCACHE": "0"}]),
+    ids=["off", "lowering checked"],
+)
 def test_a_check_that_compares_nothing_says_so(place, library, settings):
     ran = place.run(PROGRAM, **library | settings, FACTOR="3", XCACHE_JIT="check")
     assert ran.returncode == 0
     assert ran.stderr.count("XCACHE_JIT=check compares no calls here") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not RECORDS, reason="this jax cannot be made to trace anew")
 def test_a_call_is_traced_where_there_is_no_record_to_use(place, library):
     for settings in ({"XCACHE_JIT": "off"}, {"XCACHE": "readonly"}, {"XCACHE_LOWERING": "off"}, {}):
@@ -241,6 +253,7 @@ def test_a_call_is_traced_where_there_is_no_record_to_use(place, library):
     assert said(place, PROGRAM, **library, FACTOR="3")["traced"] == 0
 
 
+@pytest.mark.thorough
 def test_what_is_prepared_is_neither_traced_nor_compiled_when_it_is_called(place):
     program = program_text("prepare_buckets")
     off, cold, warm = (said(place, program, **settings) for settings in ({}, ON, ON))
@@ -270,6 +283,7 @@ print(json.dumps({"result": float(function(2.0)), "traced": len(traced), "covere
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_version_changes_with_a_file_three_modules_away(place):
     def ran_in(checkout, factor):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.command_line import Shell
 from support.conversation import talking
+from support.marks import thorough
 from support.places import get_message, until
 
 from xcache.wire import ledger, protocol
@@ -56,6 +57,7 @@ def test_never_seen(place, shell):
     assert "nothing is wrong: 1 program is new to the store" in shell.run("why").stdout
 
 
+@pytest.mark.thorough
 def test_another_program(place, shell):
     run(place)
     assert cause_of(place, shell, SIZE="9") == "other program"
@@ -66,6 +68,7 @@ def test_other_flags(place, shell):
     assert cause_of(place, shell, XLA_FLAGS="--xla_cpu_enable_fast_math=true") == "other options; other flags"
 
 
+@pytest.mark.thorough
 def test_another_platform(place, shell):
     run(place)
     assert cause_of(place, shell, XLA_FLAGS="--xla_force_host_platform_device_count=2") == "other platform"
@@ -74,7 +77,7 @@ def test_another_platform(place, shell):
 @pytest.mark.parametrize(
     ("limit", "cause", "says"),
     [
-        ({"XCACHE_MAX_ENTRIES": "1"}, "evicted: count", "XCACHE_MAX_ENTRIES"),
+        pytest.param({"XCACHE_MAX_ENTRIES": "1"}, "evicted: count", "XCACHE_MAX_ENTRIES", marks=pytest.mark.thorough),
         ({"XCACHE_MAX_AGE": "1s"}, "too old", "had not been used for too long"),
     ],
 )
@@ -91,7 +94,7 @@ def test_gone_by_a_limit(place, shell, limit, cause, says):
     assert says in shell.run("why").stdout
 
 
-@pytest.mark.parametrize("command", ["rm", "clear", "invalidate"])
+@pytest.mark.parametrize("command", thorough(["rm", "clear", "invalidate"], usual=["rm"]))
 def test_removed_by_a_command(place, shell, command):
     key = run(place)["key"]
     arguments = {"rm": (key,), "clear": ("--yes",), "invalidate": ("--platform", "cpu")}[command]
@@ -108,6 +111,7 @@ def test_set_aside(place, shell):
     assert "xcache ls --quarantined" in why(shell)["advice"]
 
 
+@pytest.mark.thorough
 def test_damage_that_only_the_program_can_see(place, shell):
     run(place)
     place.execute("UPDATE blobs SET content = zeroblob(length(content)) WHERE digest IN (SELECT blob FROM entries)")
@@ -115,6 +119,7 @@ def test_damage_that_only_the_program_can_see(place, shell):
     assert "its digest differs" in shell.run("ls", "--quarantined").stdout
 
 
+@pytest.mark.thorough
 def test_unusable(place, shell):
     """The bytes are whole, but jaxlib does not load them."""
     run(place)
@@ -123,6 +128,7 @@ def test_unusable(place, shell):
     assert why(shell)["cause"] == "unusable"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("limit", "cause", "says"),
     [
@@ -145,6 +151,7 @@ def test_refused_before(place, shell, limit, cause, says):
     assert "and did not store it" in told["earlier"]
 
 
+@pytest.mark.thorough
 def test_stored_too_late(place, shell):
     row = run(place)
     assert shell.run("rm", row["key"]).returncode == 0
@@ -156,6 +163,7 @@ def test_stored_too_late(place, shell):
     assert run(place)["outcome"] == "hit"
 
 
+@pytest.mark.thorough
 def test_waited_in_vain(place, shell):
     key = run(place)["key"]
     assert shell.run("rm", key).returncode == 0
@@ -209,6 +217,7 @@ finally:
 """
 
 
+@pytest.mark.thorough
 def test_a_daemon_that_does_not_answer_is_not_asked_again(place, shell):
     """The first of the program's threads to ask waits for an answer; the breaker is open then."""
     place.start_daemon()
@@ -235,6 +244,7 @@ def test_a_program_that_may_wait_no_longer_asks_no_more(place, shell):
     assert "log" not in told
 
 
+@pytest.mark.thorough
 def test_on_the_first_run_of_an_empty_store_all_is_new(place, shell):
     more = "step(np.ones((9, 9), np.float32))\njax.jit(step)(np.ones((9, 3), np.float32))\n"
     twice = STEP.replace("print(", f"{more}print(")
@@ -248,12 +258,14 @@ def test_on_the_first_run_of_an_empty_store_all_is_new(place, shell):
     assert cause_of(place, shell, SIZE="10") == "other program"
 
 
+@pytest.mark.thorough
 def test_refresh(place, shell):
     run(place)
     assert cause_of(place, shell, XCACHE="refresh") == "refresh"
     assert "XCACHE=1" in why(shell)["advice"]
 
 
+@pytest.mark.thorough
 def test_readonly_says_that_it_stores_nothing(place, shell):
     run(place, SIZE="9")
     for _ in range(2):
@@ -266,6 +278,7 @@ def test_readonly_says_that_it_stores_nothing(place, shell):
     assert told["differences"][0]["text"] == "argument 0 is f32[8,8] here, f32[9,9] in the stored program"
 
 
+@pytest.mark.thorough
 def test_statistics_count_the_same_causes(place, shell):
     run(place)
     run(place, SIZE="9", XCACHE="readonly")

@@ -18,6 +18,7 @@ def example() -> str:
     return textwrap.dedent(text[text.index("    import jax") : text.index("(The example uses")])
 
 
+@pytest.mark.thorough
 def test_the_example_runs_and_hits_the_second_time(place):
     for hits in (0, 1):
         result = place.run(example() + "\nprint(xcache.stats().hits)")
@@ -34,6 +35,7 @@ def test_a_program_that_asks_is_told_what_the_cache_did(place):
     assert place.run(example(), XCACHE_LOG="info").stderr == "xcache: 0 hits, 1 miss, 0.0 s saved\n"
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_off_means_off(place):
     result = place.run(example() + "\nprint(xcache.stats().requests)", XCACHE="0")

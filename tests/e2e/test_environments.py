@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 from support.command_line import Shell
 from support.jax_environment import JaxEnvironment
 from support.places import until
 
-# 80 MB are fetched four times, or twice where pip keeps what it fetched.
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 # Both run on every Python that xcache supports.
 FIRST, SECOND = "0.7.2", "0.7.1"
@@ -32,6 +32,26 @@ def why(shell: Shell) -> list[dict]:
     return [miss for miss in shell.json("why")["misses"] if miss["cause"] != "other program"]
 
 
+def rebuild(environment: JaxEnvironment) -> Path:
+    """Give a native library other bytes in place, under the same version."""
+    library = max((environment.packages / "jaxlib").glob("*.so"), key=lambda path: path.stat().st_size)
+    with library.open("ab") as file:
+        file.write(b"\0")
+    return library
+
+
+def test_nothing_of_a_jaxlib_is_found_by_another_one(place):
+    environment = JaxEnvironment(place, "one", None, PROGRAM)
+    hits, compiled = environment.run()
+    assert (hits, compiled > 0) == (0, True)
+    assert environment.run() == (compiled, 0)
+    rebuild(environment)
+    assert environment.run() == (0, compiled)
+
+
+# 80 MB are fetched four times, or twice where pip keeps what it fetched.
+@pytest.mark.timeout(900)
+@pytest.mark.thorough
 def test_environments_with_different_jaxlibs_share_a_daemon(place):
     shell = Shell(place)
     first, second = JaxEnvironment(place, "first", FIRST, PROGRAM), JaxEnvironment(place, "second", SECOND, PROGRAM)
@@ -66,9 +86,7 @@ def test_environments_with_different_jaxlibs_share_a_daemon(place):
     assert second.run() == (compiled, 0)
 
     # A native library that is rebuilt in place: another one of the same version.
-    library = max((second.packages / "jaxlib").glob("*.so"), key=lambda path: path.stat().st_size)
-    with library.open("ab") as file:
-        file.write(b"\0")
+    library = rebuild(second)
     assert until(lambda: states(shell) == {FIRST: "stale", SECOND: "stale"})
     assert second.run() == (0, compiled)
     told = why(shell)

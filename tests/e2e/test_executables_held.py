@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+from support.marks import thorough
 from support.program_files import program_text
 
 PROGRAM = program_text("hold_executables")
 
 
-@pytest.mark.parametrize("prefetch", ["0", "1G"])
+@pytest.mark.parametrize("prefetch", thorough(["0", "1G"], usual=["0"]))
 def test_a_loaded_executable_keeps_no_descriptor(place, prefetch):
     assert place.run(PROGRAM, XCACHE="1", XCACHE_PREFETCH=prefetch).returncode == 0
     done = place.run(PROGRAM, XCACHE="1", XCACHE_PREFETCH=prefetch)
@@ -21,6 +22,7 @@ def test_a_loaded_executable_keeps_no_descriptor(place, prefetch):
     assert more <= 2
 
 
+@pytest.mark.thorough
 def test_a_loaded_executable_can_be_serialized_after_xcache_was_switched_off(place):
     cold, warm = (place.run(program_text("serialize_after_disable"), XCACHE_TIMEOUT="60s") for _ in range(2))
     assert (cold.returncode, warm.returncode) == (0, 0), cold.stderr + warm.stderr

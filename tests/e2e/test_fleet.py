@@ -68,6 +68,7 @@ def test_what_one_host_compiled_the_next_one_loads(engine):
         assert counted["lowerings"]["skipped"] > 0
 
 
+@pytest.mark.thorough
 def test_a_program_with_another_name_finds_the_same_entries(folder_engine):
     tier = at(folder_engine)
     with on(tier) as here:
@@ -77,8 +78,9 @@ def test_a_program_with_another_name_finds_the_same_entries(folder_engine):
         source = program_path("train_a_little").read_text()
         done = there.run(source, **ON)
         assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["misses"] == 0
-        assert remote_of(there)["found"] == first["misses"]
+        # This host had none; what the tier was asked for also counts the lists of what programs wanted.
+        said = json.loads(done.stdout)
+        assert (said["misses"], said["hits"]) == (0, first["misses"])
 
 
 @pytest.mark.slow

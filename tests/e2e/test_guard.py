@@ -79,6 +79,7 @@ def test_whatever_would_compile_raises_and_compiles_afterwards_and_a_hit_is_no_c
     assert warm["within"] == warm["after"] == SUMS
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_program_that_cannot_be_cached_is_named_with_the_reason(place):
     source = """
@@ -94,6 +95,7 @@ print(json.dumps(shown))
     assert shown["later"] == 6.0
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_program_of_jaxlibs_is_named_with_its_place(place):
     source = """
@@ -164,6 +166,7 @@ print(jax.jit(lambda v: v + 1)(np.ones(3, np.float32)))
 FAIL = {"XCACHE_ON_MISS": "fail"}
 
 
+@pytest.mark.thorough
 def test_with_no_time_to_wait_the_first_compile_fails_and_a_hit_runs(place):
     cold = place.run(ADDING, **ON, **FAIL, XCACHE_ON_MISS_AFTER="0")
     assert (cold.returncode, cold.stdout) == (1, "")
@@ -175,6 +178,7 @@ def test_with_no_time_to_wait_the_first_compile_fails_and_a_hit_runs(place):
     assert (warm.returncode, warm.stdout, warm.stderr) == (0, "[2. 2. 2.]\n", "")
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 @pytest.mark.parametrize(
     ("time", "because"),
@@ -193,6 +197,7 @@ def test_a_program_in_which_the_setting_never_held_says_so_once_at_its_end(place
     assert (warm.returncode, warm.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_nothing_is_said_at_the_end_if_the_setting_held(place):
     done = place.run(ADDING + "import xcache\nxcache.warmed_up()\n", **ON, **FAIL)
@@ -219,6 +224,7 @@ run(int)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 @pytest.mark.parametrize("mode", ["1", "readonly"])
 def test_each_process_speaks_of_its_own_programs_also_a_forked_child(place, mode):

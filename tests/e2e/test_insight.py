@@ -55,6 +55,7 @@ def test_runs_are_listed_shown_compared_and_traced(place, shell, tmp_path):
     assert names >= {"compile jit_step", "lookup jit_step", "daemon jit_step", "store jit_step"}
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_run_that_looks_nothing_up_knows_its_arguments(place, shell):
     for settings in ({"XCACHE": "refresh"}, {"XCACHE_LOWERING": "off"}):
@@ -63,6 +64,7 @@ def test_a_run_that_looks_nothing_up_knows_its_arguments(place, shell):
         assert [each["shapes"] for each in programs if each["module_name"] == "jit_step"] == ["f32[8,8]"]
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_run_that_was_killed_is_recorded_up_to_then(place, shell):
     source = PROGRAM + "\nimport os, signal, xcache\ntime.sleep(3)\nos.kill(os.getpid(), signal.SIGKILL)\n"
@@ -72,6 +74,7 @@ def test_a_run_that_was_killed_is_recorded_up_to_then(place, shell):
     assert any(each["module_name"] == "jit_step" for each in shown["programs"])
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_run_without_any_allowance_left_has_ended(place, shell):
     source = PROGRAM + "\nfrom xcache import process_cache\nprocess_cache.current().client.charge(1e6)\n"
@@ -79,6 +82,7 @@ def test_a_run_without_any_allowance_left_has_ended(place, shell):
     assert json.loads(shell.run("run", "--json").stdout)["state"] == "ended"
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_what_a_command_about_runs_cannot_find_is_one_line(place, shell):
     for arguments, says in (
@@ -104,6 +108,7 @@ def test_what_a_command_about_runs_cannot_find_is_one_line(place, shell):
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_name_is_looked_for_in_the_runs_that_compiled_it(place, shell):
     run(place)
@@ -121,6 +126,7 @@ def misses(shell, *arguments):
     return json.loads(done.stdout)["misses"]
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_run_that_goes_on_is_explained_as_far_as_it_is(place, shell):
     source = PROGRAM + "\nimport sys\nprint(flush=True)\nsys.stdin.readline()\n"
@@ -137,6 +143,7 @@ def test_a_run_that_goes_on_is_explained_as_far_as_it_is(place, shell):
         begun.communicate(timeout=60)
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_long_texts_are_cut_in_a_pipe_too(place, shell):
     source = (
@@ -158,6 +165,7 @@ def run_source(place, source):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_store_of_an_older_version_has_no_runs(place, shell):
     run(place)
@@ -207,6 +215,7 @@ def test_explaining_logs_a_line_for_each_miss(place):
     assert any("jit_step" in line and line.endswith(says) for line in result.stderr.splitlines())
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_dumps_that_are_asked_for_appear_cold_and_warm(place, tmp_path):
     found = []

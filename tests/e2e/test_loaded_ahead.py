@@ -60,6 +60,7 @@ def run(place, numbers=range(6), first="", last="", name="program.py", **environ
     return said
 
 
+@pytest.mark.thorough
 def test_a_program_that_may_not_sleep_is_not_told_of_threads(place):
     """Some tests have each call of time.sleep raise, to find those of the program."""
     source = """
@@ -97,6 +98,7 @@ def test_a_program_that_changed_completely_is_right_all_the_same(place):
     assert run(place, numbers=range(100, 106), first=WAIT.format(count=6))["prefetched"] == 6
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_renamed_program_is_known_by_its_name_from_then_on(place):
     run(place)
@@ -104,6 +106,7 @@ def test_a_renamed_program_is_known_by_its_name_from_then_on(place):
     assert run(place, name="renamed.py", first=WAIT.format(count=6))["prefetched"] == 6
 
 
+@pytest.mark.thorough
 def test_an_executable_loaded_ahead_serializes_to_one_that_runs(place):
     run(place, numbers=[3])
     last = """
@@ -116,6 +119,7 @@ assert float(s.deserialize_and_load(*s.serialize(compiled))(x)) == expected(3)
     assert said["prefetched"] >= 1
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_entries_made_with_other_flags_are_not_loaded(place):
     run(place)
@@ -124,6 +128,7 @@ def test_entries_made_with_other_flags_are_not_loaded(place):
     assert said == {"hits": 0, "misses": 6, "prefetched": 0}
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_children_and_threads_of_a_program_are_right(place):
     run(place)
@@ -148,6 +153,7 @@ def test_a_program_that_ends_at_once_ends_well(place):
         assert said["hits"] == 2
 
 
+@pytest.mark.thorough
 def test_a_program_that_clears_its_backends_gets_nothing_of_the_old_client(place):
     """An executable that was loaded for a client runs only on that client's devices."""
     run(place)
@@ -162,6 +168,7 @@ assert old() is None, "the old client is still alive"
     assert run(place, first=first) == {"hits": 6, "misses": 0, "prefetched": 0}
 
 
+@pytest.mark.thorough
 def test_jax_finds_no_client_leaked_when_it_clears_its_backends(place):
     """jax itself can look for that (``jax_debug_leaked_clients_on_clear_backends``)."""
     if not hasattr(jax.config, "jax_debug_leaked_clients_on_clear_backends"):
@@ -187,12 +194,14 @@ for k in range(6):
 """
 
 
+@pytest.mark.thorough
 def test_a_client_of_the_program_s_own_gets_nothing_of_jax_s(place):
     run(place, numbers=[], first=ON_A_CLIENT.format(client="jax.devices()[0].client"))
     own = ON_A_CLIENT.format(client="xla_client.make_cpu_client()")
     assert run(place, numbers=[], first=WAIT.format(count=6) + own) == {"hits": 6, "misses": 0, "prefetched": 0}
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_program_without_a_default_backend_waits_for_nothing(place):
     """Its compiles are for a client of its own: jax is never asked for a backend, and nothing is loaded ahead."""
@@ -209,6 +218,7 @@ assert instantiated and all(instantiated), instantiated
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_code_that_the_program_has_registered_does_not_run_before_it_is_asked_for(place):
     """Loading makes the state of such calls, from what may not be set up yet; it is cached all the same."""
@@ -218,6 +228,7 @@ def test_code_that_the_program_has_registered_does_not_run_before_it_is_asked_fo
         assert said == {"hits": 7, "misses": 0, "prefetched": 6}
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_what_was_loaded_in_vain_is_in_the_run(place):
     run(place)

@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from support.marks import further
 from support.places import Place
 from support.program_files import program_path
 
@@ -98,6 +99,7 @@ def test_calls_that_are_not_traced_are_in_it(place, lock):
     assert lock.read_bytes() == first
 
 
+@pytest.mark.thorough
 def test_another_run_replaces_what_an_earlier_one_wanted(place, lock):
     run(place, "only(1); only(2)")
     run(place, "only(2); only(3)")
@@ -142,12 +144,9 @@ def test_processes_of_one_command_are_one_run(place, lock):
     ("end", "code"),
     [
         ("raise SystemExit(3)", 3),
-        ("raise ValueError", 1),
-        (
-            "signal.signal(15, lambda *_: sys.exit(4)); os.kill(os.getpid(), 15); time.sleep(60)",
-            4,
-        ),
-        ("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT),
+        *further(("raise ValueError", 1)),
+        ("signal.signal(15, lambda *_: sys.exit(4)); os.kill(os.getpid(), 15); time.sleep(60)", 4),
+        *further(("os.kill(os.getpid(), signal.SIGINT); time.sleep(60)", -signal.SIGINT)),
     ],
     ids=["exit", "exception", "SIGTERM", "Ctrl-C"],
 )
@@ -156,6 +155,7 @@ def test_it_is_written_however_the_program_ends(place, lock, end, code):
     assert names(lock) == ["jit_times_1"]
 
 
+@pytest.mark.thorough
 def test_switching_off_is_an_end_too(place, lock):
     source = """
     import xcache
@@ -168,6 +168,7 @@ def test_switching_off_is_an_end_too(place, lock):
     assert names(lock) == ["jit_times_1", "jit_times_3"]
 
 
+@pytest.mark.thorough
 def test_what_can_never_be_stored_is_not_in_it(place, lock):
     # A serialization that fails before the program runs it fails for ever.
     sort = "import jax, numpy as np; jax.jit(lambda x: jax.numpy.sort(x))(np.ones(300, np.float32))"
@@ -190,6 +191,7 @@ def test_without_a_daemon_it_is_written_all_the_same(place, lock):
     assert not place.answers()
 
 
+@pytest.mark.thorough
 def test_what_cannot_be_written_is_said_once_and_changes_nothing(place):
     (place.root / "requirements.lock").write_text("numpy==2\n")
     for path, reason in {
@@ -203,6 +205,7 @@ def test_what_cannot_be_written_is_said_once_and_changes_nothing(place):
     assert (place.root / "requirements.lock").read_text() == "numpy==2\n"
 
 
+@pytest.mark.thorough
 def test_a_killed_process_writes_nothing(place, lock):
     with subprocess.Popen(
         [sys.executable, "-c", ONE + "only(1); print(flush=True); import time; time.sleep(60)"],

@@ -7,6 +7,7 @@ import json
 import pytest
 from support.cluster import dask_cluster
 from support.command_line import Shell
+from support.marks import further, thorough
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -96,7 +97,7 @@ def test_calls_hit_after_they_were_prebuilt(place):
     assert warm["results"] == ran(place, XCACHE="0")["results"]
 
 
-@pytest.mark.parametrize("mode", ["0", "readonly"])
+@pytest.mark.parametrize("mode", thorough(["0", "readonly"], usual=["0"]))
 def test_without_a_cache_to_store_in_nothing_is_done_and_a_line_says_so(place, mode):
     done = place.run(PROGRAM, XCACHE=mode, JAX_PLATFORMS="cpu")
     assert done.returncode == 0, done.stderr
@@ -120,6 +121,7 @@ def test_the_command_compiles_what_a_file_lists(place):
     assert used.stdout == "2 0\n", used.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_cluster_compiles_what_a_file_lists(place):
     (place.root / "serving.py").write_text(MODULE)
@@ -151,6 +153,7 @@ def test_a_cluster_that_is_not_there_does_not_stop_a_program(place):
     assert done.stderr.startswith("xcache: no Dask scheduler answers at tcp://127.0.0.1:9")
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_the_command_compiles_in_its_own_process_where_programs_may_not(place):
     (place.root / "calling.py").write_text(
@@ -170,14 +173,18 @@ def test_the_command_compiles_in_its_own_process_where_programs_may_not(place):
     ("function", "content", "said"),
     [
         ("serving", "[]", "not of the form MODULE:FUNCTION"),
-        ("serving:nothing", '{"calls": [{}]}', "serving has no nothing"),
-        ("nowhere:serve", '{"calls": [{}]}', "nowhere cannot be imported"),
-        ("serving:plain", '{"calls": [{}]}', "is not a jitted function"),
+        *further(
+            ("serving:nothing", '{"calls": [{}]}', "serving has no nothing"),
+            ("nowhere:serve", '{"calls": [{}]}', "nowhere cannot be imported"),
+            ("serving:plain", '{"calls": [{}]}', "is not a jitted function"),
+        ),
         ("serving:serve", "{", "is not JSON"),
-        ("serving:serve", "{}", "lists no calls"),
-        ("serving:serve", '{"calls": [3]}', "call 1 in"),
-        ("serving:serve", '{"calls": [{"arguments": ["float33[2]"]}]}', "jax knows no type float33"),
-        ("serving:serve", '{"calls": [{"arguments": ["f32[2]"]}]}', "jax cannot trace a call of serving:serve"),
+        *further(
+            ("serving:serve", "{}", "lists no calls"),
+            ("serving:serve", '{"calls": [3]}', "call 1 in"),
+            ("serving:serve", '{"calls": [{"arguments": ["float33[2]"]}]}', "jax knows no type float33"),
+            ("serving:serve", '{"calls": [{"arguments": ["f32[2]"]}]}', "jax cannot trace a call of serving:serve"),
+        ),
     ],
 )
 def test_a_wrong_call_is_one_sentence(place, function, content, said):

@@ -12,6 +12,7 @@ from support.command_line import Shell
 from support.engines import Engine
 from support.engines import folder_engine as folder_engine
 from support.engines import redis_engine as redis_engine
+from support.marks import thorough
 from support.places import PATIENCE, Place, until
 from support.program_files import program_path
 from support.sharing import host
@@ -19,7 +20,7 @@ from support.sharing import host
 pytestmark = pytest.mark.once
 
 
-@pytest.fixture(scope="session", params=["folder", pytest.param("redis", marks=pytest.mark.slow)])
+@pytest.fixture(scope="session", params=thorough(["folder", "redis"], usual=["folder"]))
 def engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn."""
     found: Engine = request.getfixturevalue(f"{request.param}_engine")

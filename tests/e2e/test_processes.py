@@ -59,6 +59,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.thorough
 def test_children_of_multiprocessing_keep_their_executables(place, tmp_path):
     for method in ("fork", "spawn", "forkserver"):
         script = tmp_path / f"{method}.py"
@@ -105,6 +106,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_both_processes_of_a_job_store_and_find_what_they_compile(place):
     cold = run_job(place, free_port())

@@ -6,6 +6,7 @@ import os
 
 import jax
 import pytest
+from support.marks import thorough
 from support.programs import FOUR_DEVICES, NEEDS, PROGRAMS, SHARDED, SHORT, SORT, TOP_K, run
 
 VERSION = tuple(int(part) for part in jax.__version__.split(".")[:3])
@@ -20,7 +21,7 @@ UNCACHEABLE = {
 CHECKED = ("plain", "exported", "sharded", "laid out")
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", thorough(PROGRAMS, usual=["plain", "sharded"]))
 def test_a_program_is_the_same_off_cold_and_warm_and_whether_it_is_lowered_or_not(place, name):
     if name == "nested" and VERSION < (0, 8):
         pytest.skip("this jax cannot evaluate it")
@@ -46,7 +47,9 @@ def test_a_program_is_the_same_off_cold_and_warm_and_whether_it_is_lowered_or_no
         assert all(ran.stats["lowerings"]["checked"] > 0 for ran in checked)
 
 
-@pytest.mark.parametrize(("program", "compiles"), [(SORT, 1), (TOP_K, 3)], ids=["sort", "top_k"])
+@pytest.mark.parametrize(
+    ("program", "compiles"), [(SORT, 1), pytest.param(TOP_K, 3, marks=pytest.mark.thorough)], ids=["sort", "top_k"]
+)
 def test_a_sort_is_stored_although_it_cannot_be_serialized_once_it_has_run(place, program, compiles):
     off = run(place, program, mode=None)
     cold = run(place, program)
@@ -56,6 +59,7 @@ def test_a_sort_is_stored_although_it_cannot_be_serialized_once_it_has_run(place
     assert (warm.stats["hits"], warm.stats["requests"], warm.stats["uncacheable"]) == (compiles, compiles, {})
 
 
+@pytest.mark.thorough
 def test_custom_partitioning_is_cached_when_the_user_says_its_pointer_does_not_count(place):
     allowed = FOUR_DEVICES | {"JAX_REMOVE_CUSTOM_PARTITIONING_PTR_FROM_CACHE_KEY": "1"}
     cold = run(place, PROGRAMS["partitioned"], **allowed)
@@ -64,6 +68,7 @@ def test_custom_partitioning_is_cached_when_the_user_says_its_pointer_does_not_c
     assert (warm.stats["misses"], warm.stats["uncacheable"]) == (0, {})
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_the_surroundings_that_do_not_count(place):
     surroundings = (
@@ -78,6 +83,7 @@ def test_the_surroundings_that_do_not_count(place):
         assert (warm.stats["misses"], warm.stats["errors"]) == (0, {}), elsewhere
 
 
+@pytest.mark.thorough
 def test_the_surroundings_that_do(place):
     surroundings = (
         {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"},
@@ -103,6 +109,7 @@ print(xcache.stats().hits)
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_the_number_of_processors_a_program_may_use_counts(place):
     first, again, pinned = (
@@ -113,6 +120,7 @@ def test_the_number_of_processors_a_program_may_use_counts(place):
     assert pinned == ("0" if len(os.sched_getaffinity(0)) > 1 else "1")
 
 
+@pytest.mark.thorough
 def test_another_order_of_devices_is_another_program(place):
     run(place, SHARDED, **FOUR_DEVICES)
     turned = run(place, SHARDED.replace("np.array(jax.devices())", "np.array(jax.devices()[::-1])"), **FOUR_DEVICES)

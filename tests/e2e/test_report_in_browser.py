@@ -13,7 +13,8 @@ from support.command_line import Shell
 from support.places import new_place
 from support.program_files import program_text
 
-pytestmark = pytest.mark.once
+# The page itself is in tests/xcache/cli/report.
+pytestmark = [pytest.mark.once, pytest.mark.thorough]
 
 ON = {"XCACHE": "1", "PYTHONHASHSEED": "0"}
 # Each changes one thing, so that there are misses with causes, hits, and a function with several shapes.

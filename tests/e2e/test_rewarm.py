@@ -57,7 +57,7 @@ def ran(place, **environment: str) -> tuple[int, int]:
     return said["hits"], said["misses"]
 
 
-@pytest.mark.parametrize("flags", FLAGS)
+@pytest.mark.parametrize("flags", thorough(FLAGS, usual=["none"]))
 def test_the_keys_are_those_that_programs_ask_for(place, flags):
     environment = {"XLA_FLAGS": FLAGS[flags], "NPROC": "3"}
     hits, compiled = ran(place, **environment)
@@ -77,6 +77,7 @@ def test_the_keys_are_those_that_programs_ask_for(place, flags):
     assert (told["built"], told["there"]) == (1, compiled - 1)
 
 
+@pytest.mark.thorough
 def test_entries_are_chosen_as_ls_does(place):
     ran(place)
     make_old(place)
@@ -85,6 +86,7 @@ def test_entries_are_chosen_as_ls_does(place):
     assert shell.json("rewarm", "--name", "lambda")["built"] > 0
 
 
+@pytest.mark.thorough
 def test_other_settings_are_said_and_nothing_is_guessed(place):
     ran(place)
     make_old(place)
@@ -96,6 +98,7 @@ def test_other_settings_are_said_and_nothing_is_guessed(place):
     assert "optimization_level" in left["reason"]
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_what_another_jax_lowers_alike_hits(place):
     other = JaxEnvironment(place, "other", OTHER, PROGRAM)
@@ -135,6 +138,7 @@ def compiles(pid: int) -> list[int]:
     return [each for each in workers if any(each in children(worker) for worker in workers)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", thorough([signal.SIGKILL, signal.SIGSEGV], usual=[signal.SIGKILL]))
 def test_a_compile_that_ends_costs_one_entry(place, number):
     _, compiled = ran(place)
@@ -156,6 +160,7 @@ def test_a_compile_that_ends_costs_one_entry(place, number):
     assert shell.json("rewarm")["built"] == 1
 
 
+@pytest.mark.thorough
 def test_an_interrupted_command_leaves_no_process_and_goes_on_later(place):
     _, compiled = ran(place)
     make_old(place)

@@ -104,6 +104,7 @@ def both_waiting(cluster: Cluster, hosts: tuple[Place, Place, dict[str, str]]) -
         yield commands
 
 
+@pytest.mark.thorough
 def test_two_hosts_share_the_tasks(hosts):
     *places, keys = hosts
     with dask_cluster(places[0]) as cluster, both_waiting(cluster, hosts) as commands:
@@ -174,6 +175,7 @@ def compile_and_check(workers: DaskWorkers, name: str) -> None:
     assert "cannot read it" in unpacked(answer["packed"])["refused"]
 
 
+@pytest.mark.thorough
 def test_what_one_host_has_got_another_gets_later(place, monkeypatch):
     with dask_cluster(place, workers=1) as cluster, connected(cluster) as one, connected(cluster) as other:
         compile_and_check(one, "a")

@@ -35,12 +35,14 @@ def test_four_programs_started_together_compile_everything_once(place):
     assert {stderr for _, stderr in ended} == {""}
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_threads_of_one_program_compile_the_same_once(place):
     said, _ = end(begin(place, program_text("compile_the_same_in_five_threads"), XCACHE_TIMEOUT="60s"))
     assert said == [5, 1, 1, 4]
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_processes_of_one_job_do_not_wait_for_each_other_and_each_finds_its_own_again(place, free_port):
     for expected_misses in (True, False):

@@ -18,6 +18,7 @@ from xcache.wire.seals import sealed
 SKIP = {"XCACHE": "1", "XCACHE_LOWERING": "skip"}
 
 
+@pytest.mark.thorough
 def test_whoever_asks_for_a_module_gets_the_real_one(place):
     off, cold, warm = (
         json.loads(place.run(program_text("show_modules"), **settings).stdout.splitlines()[-1])
@@ -28,6 +29,7 @@ def test_whoever_asks_for_a_module_gets_the_real_one(place):
     assert warm["errors"] == cold["errors"] == {}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["compile_in_a_listener", "overflow_while_lowering", "compile_at_the_end"])
 def test_a_program_says_the_same_where_lowering_is_skipped(place, name):
     """Its results, warnings and exceptions are those of a run without xcache, under other settings of numpy, too."""
@@ -55,6 +57,7 @@ def test_a_program_is_counted_as_skipped_or_by_why_it_was_lowered_and_never_as_b
     assert len([line for line in other.complaints if "miss: " in line]) == other.stats["misses"] == warm["requests"]
 
 
+@pytest.mark.thorough
 def test_warnings_of_modules_that_are_imported_late_are_counted(place):
     program = """
 import jax, xcache
@@ -71,6 +74,7 @@ print(len(warned.modules_that_warn()))
     assert disabled > late > after == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_modules_that_come_while_python_collects_garbage_stop_nothing(place):
     # Another thread may import a module in the middle of any allocation of this one.
@@ -91,6 +95,7 @@ out = [float(jax.jit(lambda v, k=k: (v * k).sum())(2.0)) for k in range(5)]
     assert "error" not in ran.stats["lowerings"]
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_checking_finds_a_wrong_alias_and_drops_it(place):
     program = "out = [float(jax.jit(lambda v: v * 3)(x).sum()), float(jax.jit(lambda v: v + 4)(x).sum())]"

@@ -6,6 +6,7 @@ import json
 import textwrap
 
 import pytest
+from support.marks import thorough
 from support.program_files import program_text
 
 COMPILE = """
@@ -32,7 +33,7 @@ def test_on(place):
 
 
 @pytest.mark.once
-@pytest.mark.parametrize("value", ["0", "", None])
+@pytest.mark.parametrize("value", thorough(["0", "", None], usual=["0"]))
 def test_off(place, value):
     found, stderr = stats(place, **({} if value is None else {"XCACHE": value}))
     assert (found["requests"], stderr) == (0, "")
@@ -56,6 +57,7 @@ def test_a_wrong_setting_is_one_line_and_off(place):
     assert "XCACHE_MAX_SIZE='much' (environment)" in stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_misspelt_variable_is_one_line_and_one_that_may_be_another_program_s_is_none(place):
     twice = "import xcache\nxcache.enable()\nxcache.enable()\n"
@@ -65,6 +67,7 @@ def test_a_misspelt_variable_is_one_line_and_one_that_may_be_another_program_s_i
     assert stats(place, XCACHE="0", XCACHE_MAXSIZE="10G")[1] == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_relative_directory_means_the_same_to_the_program_and_its_daemon(place):
     """The daemon runs in another folder, and the program may go to another one."""
@@ -88,6 +91,7 @@ def test_readonly_looks_up_and_never_stores(place):
     assert (again["hits"], again["misses"]) == (0, 1)
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_refresh_compiles_anew_and_overwrites(place):
     stats(place, XCACHE="1")
@@ -108,6 +112,7 @@ def test_enable_and_disable_from_code(place):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_enable_before_jax_is_used(place):
     source = "import xcache; xcache.enable()\n" + COMPILE + STATS
@@ -137,6 +142,7 @@ with xcache.enable(dir=os.environ["XCACHE_DIR"] + "-other"):
     assert said[1].startswith("ConfigError 'size' is not a setting")
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_mode_from_code_is_one_of_those_of_the_variable(place):
     """Nothing is stored by a mode that there is not, nor by one that says off."""
@@ -148,13 +154,16 @@ def test_a_mode_from_code_is_one_of_those_of_the_variable(place):
 @pytest.mark.once
 @pytest.mark.parametrize(
     "said",
-    [
-        "enable('off')",
-        "disable()",
-        "enable('off').uninstall()",
-        "enable().uninstall()",
-        "enable().uninstall(); xcache.enable('off').__enter__(); xcache.enable().__exit__(None, None, None)",
-    ],
+    thorough(
+        [
+            "enable('off')",
+            "disable()",
+            "enable('off').uninstall()",
+            "enable().uninstall()",
+            "enable().uninstall(); xcache.enable('off').__enter__(); xcache.enable().__exit__(None, None, None)",
+        ],
+        usual=["disable()"],
+    ),
 )
 def test_off_from_code_holds_whatever_the_variable_says(place, said):
     source = "import xcache; xcache." + said + "\n" + COMPILE
@@ -181,7 +190,14 @@ assert xcache.enable.__name__ == "enable" and "readonly" in xcache.enable.__doc_
 
 @pytest.mark.once
 @pytest.mark.parametrize(
-    ("wrong", "log"), [("XCACHE_MAX_SIZE", "info"), ("XCACHE_DAEMON_USER", None), ("XCACHE", None), ("XCACHE", "info")]
+    ("wrong", "log"),
+    [
+        ("XCACHE_MAX_SIZE", "info"),
+        *(
+            pytest.param(*case, marks=pytest.mark.thorough)
+            for case in (("XCACHE_DAEMON_USER", None), ("XCACHE", None), ("XCACHE", "info"))
+        ),
+    ],
 )
 def test_a_line_of_xcache_in_a_program_has_its_name_in_front(place, wrong, log):
     environment = {"XCACHE": "1", wrong: "no-such-one"} | ({"XCACHE_LOG": log} if log else {})
@@ -190,6 +206,7 @@ def test_a_line_of_xcache_in_a_program_has_its_name_in_front(place, wrong, log):
     assert said[0].startswith(f"xcache: {wrong}='no-such-one' (environment)")
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_a_program_with_logging_of_its_own_is_told_by_that_alone(place):
     own = "import logging; logging.basicConfig(format='own: %(name)s')\n"
@@ -204,6 +221,7 @@ def test_jaxs_switch_for_persistent_caches_is_obeyed(place):
     assert found["uncacheable"] == {"jax_enable_compilation_cache is off": 1}
 
 
+@pytest.mark.thorough
 def test_jaxs_own_cache_is_bypassed_with_one_debug_line(place):
     own = place.root / "jax-cache"
     environment = {"JAX_COMPILATION_CACHE_DIR": str(own), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
@@ -224,7 +242,9 @@ compiler.backend_compile_and_load = compile
 
 
 @pytest.mark.parametrize(
-    "source", [_REPLACED + COMPILE, COMPILE.partition("\n")[0] + _REPLACED + COMPILE], ids=["first", "later"]
+    "source",
+    [_REPLACED + COMPILE, pytest.param(COMPILE.partition("\n")[0] + _REPLACED + COMPILE, marks=pytest.mark.thorough)],
+    ids=["first", "later"],
 )
 def test_a_replaced_compile_function_of_jaxs_goes_jaxs_own_way_with_its_own_cache(place, source):
     own = place.root / "jax-cache"
@@ -245,11 +265,13 @@ def test_a_program_without_a_key_has_jaxs_own_cache(place):
     assert list(own.iterdir())
 
 
+@pytest.mark.thorough
 def test_profile_guided_optimization_goes_jaxs_own_way(place):
     found, _ = stats(place, XCACHE="1", JAX_COMPILATION_CACHE_EXPECT_PGLE="1")
     assert found["uncacheable"] == {"profile-guided optimization": 1}
 
 
+@pytest.mark.thorough
 def test_jaxs_events_keep_their_meaning(place):
     source = (
         """
@@ -300,8 +322,13 @@ except Exception as error:
     "program",
     [
         COMPILE,
-        f"import xcache\nwith xcache.enable():\n{textwrap.indent(COMPILE, '    ')}",
-        f"import xcache\nhandle = xcache.enable()\n{COMPILE}\nhandle.uninstall()\nhandle.uninstall()\n",
+        pytest.param(
+            f"import xcache\nwith xcache.enable():\n{textwrap.indent(COMPILE, '    ')}", marks=pytest.mark.thorough
+        ),
+        pytest.param(
+            f"import xcache\nhandle = xcache.enable()\n{COMPILE}\nhandle.uninstall()\nhandle.uninstall()\n",
+            marks=pytest.mark.thorough,
+        ),
     ],
     ids=["XCACHE", "with", "handle"],
 )
@@ -310,6 +337,7 @@ def test_a_program_that_asks_is_told_once_what_the_cache_did(place, program):
     assert result.stderr.count("s saved") == 1, result.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_two_threads_that_switch_it_on_leave_one_cache(place):
     """One of two hooks once stayed when the cache was switched off."""
@@ -317,6 +345,7 @@ def test_two_threads_that_switch_it_on_leave_one_cache(place):
     assert (result.returncode, result.stderr) == (0, "")
 
 
+@pytest.mark.thorough
 def test_where_jax_cannot_be_used_a_direct_compile_still_is_cached(place):
     source = """
 import jax, xcache
@@ -332,6 +361,7 @@ print(json.dumps(xcache.stats().misses))
     assert "xcache is off" in result.stderr
 
 
+@pytest.mark.thorough
 def test_what_was_not_lowered_can_be_compiled_after_the_cache_is_off(place):
     ran = [place.run(program_text("compile_after_switching")) for _ in range(2)]
     assert {(each.returncode, each.stderr) for each in ran} == {(0, "")}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from support.marks import thorough
 
 STORES = """
 import jax, jax.numpy as jnp
@@ -60,7 +61,7 @@ def run(place, name: str, source: str, **environment: str) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("lowering", ["skip", "off"])
+@pytest.mark.parametrize("lowering", thorough(["skip", "off"], usual=["skip"]))
 def test_the_text_of_a_hit_has_the_files_and_functions_of_the_program_that_asks(place, lowering):
     expected = run(place, "asks.py", ASKS)
     run(place, "stores.py", STORES, XCACHE="1")

@@ -39,8 +39,8 @@ WINDOWS = 'import sys, shutil, tempfile; sys.platform = "win32"'
     ("change", "words"),
     [
         (NEW_PARAMETER, "another library has replaced a compile function of jax's"),
-        (MOVED, "no attribute 'backend_compile_and_load'"),
-        (WINDOWS, "does not run on Windows"),
+        pytest.param(MOVED, "no attribute 'backend_compile_and_load'", marks=pytest.mark.thorough),
+        pytest.param(WINDOWS, "does not run on Windows", marks=pytest.mark.thorough),
     ],
     ids=["a parameter more", "a function moved", "Windows"],
 )

@@ -32,7 +32,7 @@ def users(machine):
         yield user
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def reference() -> Iterator[Reference]:
     """Made once: a run without xcache and a store with everything in it."""
     with new_place() as place:

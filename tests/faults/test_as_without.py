@@ -147,21 +147,21 @@ late.itself = late
 FORKS = """
 import warnings
 warnings.simplefilter("ignore")
+# What a child leaves of jax and of the threads that it does not have crashes or hangs, without xcache too. This is
+# registered before the cache is made, so it comes after what xcache does at the exit.
+import atexit
+atexit.register(lambda: os.getpid() == parent or os._exit(7))
+parent = os.getpid()
 print(work(1), flush=True)
 for code in (0, 5):
     pid = os.fork()
     if pid == 0:
         os._exit(code)
     print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-for _ in range(5):
-    pid = os.fork()
-    if pid == 0:
-        sys.exit(6)
-    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    # A child of a program that has compiled may crash as it leaves, without xcache too; one that has not does not.
-    if code != -signal.SIGSEGV:
-        break
-print(code in (6, -signal.SIGSEGV))
+pid = os.fork()
+if pid == 0:
+    sys.exit(6)
+print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
 print(work(2))
 """
 
@@ -261,10 +261,7 @@ PROGRAMS = {
 
 
 # One of each kind of end, and what programs do most.
-USUAL = (
-    *("raises", "is terminated", "catches SIGTERM", "threads", "compiles at exit", "forks", "few descriptors"),
-    "runs a loop",
-)
+USUAL = ("raises", "threads", "forks")
 
 
 @pytest.mark.parametrize("name", thorough(PROGRAMS, usual=USUAL))
@@ -298,8 +295,9 @@ print(len(results) < 60, [results[k] if k in results else work(k) for k in range
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", thorough(range(2), usual=(0,)))
+@pytest.mark.parametrize("seed", range(2))
 def test_interrupts_at_any_time_reach_the_program_and_it_goes_on(place, seed):
     program = write(place, INTERRUPTED.format(seed=seed))
     expected = f"True {[28.0 * k + 8 for k in range(60)]}\n"
@@ -318,6 +316,7 @@ IS_INTERRUPTED = (
 )
 
 
+@pytest.mark.thorough
 def test_an_interrupt_that_nobody_catches(place):
     for environment in ({}, {"XCACHE": "1"}, {"XCACHE": "1"}):
         with running([sys.executable, write(place, IS_INTERRUPTED)], place, **environment) as program:

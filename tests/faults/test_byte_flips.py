@@ -10,6 +10,7 @@ import pytest
 from support.places import TESTS
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_damaged_entry_is_never_loaded_and_healed_in_one_run(place, campaign):
     rounds = campaign.rounds(28)

@@ -49,6 +49,7 @@ def run(place, campaign, one_in):
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "name", ["interrupt_at_every_line", "compile_at_every_line"], ids=["interrupted", "compiled there"]
 )
@@ -62,6 +63,7 @@ def test_at_every_line(place, run, one_in, name):
     assert err == ""
 
 
+@pytest.mark.thorough
 def test_an_interrupt_while_it_is_switched_on_comes_out_at_the_next_compile(run, one_in):
     found, _ = run("interrupt_where_it_is_switched_on")
     assert found["lines"] > 30 // one_in

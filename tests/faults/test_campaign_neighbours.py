@@ -259,6 +259,7 @@ def test_an_entry_is_written_before_most_that_a_neighbour_sent_earlier(machine, 
     assert best_of_rounds(written_earlier) < 1 / 2
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_neighbours(machine, campaign):
     """Rounds of floods; between them everything that was acknowledged is looked for."""

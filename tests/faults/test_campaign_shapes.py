@@ -49,6 +49,7 @@ MORE_SECONDS, MORE_SHARE = 5.0, 0.5
 LOSERS = 4
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_programs_are_what_they_are_without(campaign: Campaign):
     impossible_here = {name: why for name in WAYS if (why := impossible(name))}
@@ -171,6 +172,7 @@ BUILD = (
 )
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(3600)
 def test_a_program_that_pyinstaller_made(place: Place, campaign: Campaign):
     """Really built: without an xcached on the PATH it runs once and has no cache; with one, it has its daemon."""

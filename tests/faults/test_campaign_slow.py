@@ -104,6 +104,7 @@ def test_each_message_is_a_programs_or_is_left_out_for_a_reason():
     assert not ANSWERS & ADMINISTRATIVE
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(36000)
 def test_whatever_is_late_a_program_loses_its_timeout_once(campaign, store):

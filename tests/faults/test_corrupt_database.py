@@ -107,7 +107,9 @@ def ask_for_everything(place, campaign) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", [*DAMAGES, *HARMLESS])
+@pytest.mark.parametrize(
+    "damage", thorough([*DAMAGES, *HARMLESS], usual=("no database at all", "every second page overwritten", "emptied"))
+)
 def test_a_daemon_that_meets_it_answers_or_leaves(place, damage):
     """And nothing it gives out is anything but what was put."""
     fill(place)
@@ -122,7 +124,7 @@ def test_a_daemon_that_meets_it_answers_or_leaves(place, damage):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", thorough(DAMAGES, usual=("a header that is none", "cut in the middle")))
+@pytest.mark.parametrize("damage", thorough(DAMAGES, usual=("a header that is none",)))
 def test_it_is_set_aside_and_a_fresh_store_works(place, damage):
     fill(place)
     database = place.dir / "store.db"
@@ -186,7 +188,7 @@ def test_damage_in_any_place_gives_no_wrong_content_and_no_crash(place, campaign
     fill(place)
     database = place.dir / "store.db"
     whole = database.read_bytes()
-    for number in range(campaign.rounds(12)):
+    for number in range(campaign.rounds(3)):
         for path in place.dir.glob("store.db*"):
             path.unlink()
         damaged = bytearray(whole)
@@ -217,7 +219,7 @@ def test_damage_in_any_place_gives_no_wrong_content_and_no_crash(place, campaign
         child.kill()
         child.wait()
     campaign.judge()
-    assert campaign.counts["faults tried"] == campaign.rounds(12)
+    assert campaign.counts["faults tried"] == campaign.rounds(3)
 
 
 CUT_SHORT = """

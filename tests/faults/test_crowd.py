@@ -18,6 +18,7 @@ from xcache.wire import protocol
 ASKS, LONG_ASKS = 250, 1100
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(100_000)
 def test_a_crowd_of_programs_at_once_find_everything_right_and_compile_it_once(place, campaign):

@@ -25,7 +25,7 @@ def test_a_daemon_that_is_killed_again_and_again_keeps_what_it_acknowledged(plac
     choose = random.Random(f"kills {limit} {campaign.seed}")
     environment = {"XCACHE_MAX_SIZE": str(limit)}
     child = place.start_daemon(**environment)
-    for number in range(campaign.rounds(9)):
+    for number in range(campaign.rounds(3)):
         way = choose.choice(["load", "load", "load", "load", "leaving", "starting"])
         load = Load(place, ledger, f"{campaign.seed} {limit} {number}", evicting=bool(limit))
         load.start()

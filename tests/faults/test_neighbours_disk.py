@@ -8,6 +8,7 @@ import time
 
 import pytest
 from support.conversation import Conversation, key_of
+from support.marks import thorough
 from support.places import digest, get_message, put_message
 from support.users import ALICE, BOB, DAEMON
 
@@ -42,6 +43,7 @@ def speak(machine, uid):
     return talk
 
 
+@pytest.mark.thorough
 def test_nobody_goes_while_false_contents_are_checked(small):
     """Alice's entries and what is to stay free leave room for a copy of 46 MB, and not for both."""
     small.start(XCACHE_MIN_FREE=str(80 * MB))
@@ -103,7 +105,7 @@ def have_files_set_aside(talk):
         assert talk.ask(commands.Remove([key])).entries == 1
 
 
-@pytest.mark.parametrize("fill", [remember_wide_runs, have_files_set_aside])
+@pytest.mark.parametrize("fill", thorough([remember_wide_runs, have_files_set_aside], usual=[remember_wide_runs]))
 def test_nobody_goes_for_what_others_have_beside_entries(small, fill):
     """Alice's entries and what is to stay free leave room for 20 MB more; ``max_size`` leaves it for more."""
     small.start(XCACHE_MIN_FREE=str(80 * MB), XCACHE_MAX_SIZE="20G")

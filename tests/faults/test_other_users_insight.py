@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import pytest
 from support.users import ALICE, BOB, BUILDER, CAROL, KEY, command
 
 STEP = """
@@ -55,6 +56,7 @@ def test_users_see_their_own_runs_and_hear_nothing_of_others(machine):
     assert {each["run"] for each in runs(machine, 0)} == {of_alice["run"], of_bob["run"]}
 
 
+@pytest.mark.thorough
 def test_what_only_a_stranger_has_stored_is_told_without_a_name(machine):
     machine.start()
     run(machine, ALICE, 8)
@@ -68,6 +70,7 @@ def test_what_only_a_stranger_has_stored_is_told_without_a_name(machine):
     assert (miss["cause"], miss["nearest"], miss["differences"]) == ("new", "", [])
 
 
+@pytest.mark.thorough
 def test_a_program_is_compared_with_ones_own_and_those_of_trusted_writers(machine):
     machine.start(XCACHE_TRUSTED_WRITERS="builder")
     run(machine, BUILDER, 9)
@@ -97,6 +100,7 @@ def test_nobody_is_handed_the_program_of_a_stranger(machine):
     assert KEY not in command(machine, ALICE, "why")[1]
 
 
+@pytest.mark.thorough
 def test_what_exceeds_a_quota_is_told(machine):
     machine.start(XCACHE_USER_QUOTA="512K")
     for _ in range(2):

@@ -6,6 +6,7 @@ import json
 import platform
 import signal
 
+import pytest
 from support.conversation import talking
 from support.places import digest
 from support.program_files import program_text
@@ -29,6 +30,7 @@ def poison(place) -> str:
     return digest(sealed)
 
 
+@pytest.mark.thorough
 def test_the_third_program_compiles_and_the_fourth_finds_what_it_stored(place):
     first = place.run(PROGRAM, XCACHE="1")
     assert first.returncode == 0, first.stderr

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.command_line import Shell
 from support.conversation import key_of, talking
+from support.marks import further
 from support.places import until
 from support.stores import shelf
 
@@ -56,9 +57,9 @@ def put_until_full(talk, content: int, most: int) -> list[str]:
 @pytest.mark.parametrize(
     ("size", "content", "min_free", "restarted"),
     [
-        (2 * MB, 1000, "5%", False),
+        *further((2 * MB, 1000, "5%", False)),
         (2 * MB, 20_000, "0", True),
-        (30 * MB, 20_000, "0", False),
+        *further((30 * MB, 20_000, "0", False)),
         (30 * MB, 1000, "5%", True),
     ],
 )

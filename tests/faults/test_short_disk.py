@@ -55,6 +55,7 @@ def histories_in(disk) -> tuple[int, int]:
     return runs, len(list((disk.dir / "quarantine").iterdir()))
 
 
+@pytest.mark.thorough
 def test_small_entries_are_stored_on_and_on(disk):
     """The rows of many small ones are more than SQLite holds in memory, and each takes the place of about one."""
     min_free = 40 * MB
@@ -115,6 +116,7 @@ def fill(talk, disk, room: int) -> None:
     raise AssertionError("the disk does not fill")
 
 
+@pytest.mark.thorough
 def test_a_reader_that_holds_the_journal_stops_puts_and_not_the_store(disk):
     """The journal filled the disk, and no checkpoint had room any more, even after the reader was gone."""
     disk.start_daemon(XCACHE_MIN_FREE=str(20 * MB))
@@ -131,6 +133,7 @@ def test_a_reader_that_holds_the_journal_stops_puts_and_not_the_store(disk):
             assert talk.put(key_of(f"afterwards {number}"), os.urandom(SMALL)) == protocol.Stored(True)
 
 
+@pytest.mark.thorough
 def test_where_little_is_to_stay_free_the_disk_does_not_fill(disk):
     """The journal alone may take more than that."""
     disk.start_daemon()
@@ -141,6 +144,7 @@ def test_where_little_is_to_stay_free_the_disk_does_not_fill(disk):
         assert free_on(disk) > MB
 
 
+@pytest.mark.thorough
 def test_a_large_put_takes_the_place_of_small_entries_and_is_stored(disk):
     """The database's free pages are no room for a file until they are given back."""
     disk.start_daemon(XCACHE_MIN_FREE=str(10 * MB))

@@ -75,6 +75,7 @@ def test_a_steady_load_leaves_nothing_behind_in_the_daemon(place, campaign):
         assert growth < ALLOWED
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(100_000)
 def test_gets_leave_nothing_behind_in_the_program_that_makes_them(place, campaign):

@@ -78,7 +78,7 @@ REPLACEMENTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "replaced",
-    thorough(REPLACEMENTS, usual=(replaced_by_a_file, replaced_by_a_socket_that_nobody_accepts_on)),
+    thorough(REPLACEMENTS, usual=(replaced_by_a_socket_that_nobody_accepts_on,)),
     ids=lambda replaced: replaced.__name__,
 )
 def test_a_socket_that_is(warm, reference, replaced):

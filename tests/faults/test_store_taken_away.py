@@ -82,6 +82,7 @@ def test_a_store_that_is_deleted_while_in_use(place):
         a_fresh_one_works(place, child)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_store_that_is_moved_away_and_back(place):
     child = place.start_daemon()
@@ -173,6 +174,7 @@ def test_a_file_is_deleted_while_in_use(place):
         assert talk.get(key_of("large")) == LARGE
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_database_that_somebody_else_locks(place, campaign):
     """The lock lasts less than the daemon waits, and longer. Gets go on; a put is kept or refused, as answered."""

@@ -24,6 +24,7 @@ from support.injection import (
     skip_without_strace,
 )
 from support.load import Client
+from support.marks import thorough
 from support.places import until
 from support.verdict import check
 
@@ -131,8 +132,8 @@ def _faults(calls) -> dict[str, list[tuple[str, int, str]]]:
     }
 
 
-@pytest.mark.parametrize("before", ["nothing", "a store"])
-@pytest.mark.parametrize("what", ["kill", "failure"])
+@pytest.mark.parametrize("before", thorough(["nothing", "a store"], usual=["a store"]))
+@pytest.mark.parametrize("what", thorough(["kill", "failure"], usual=["kill"]))
 def test_a_fault_at_any_call_while_starting(place, campaign, before, what):
     choose = random.Random(f"start {before} {what} {campaign.seed}")
 
@@ -180,7 +181,7 @@ def test_a_fault_at_any_call_while_starting(place, campaign, before, what):
     campaign.judge()
 
 
-@pytest.mark.parametrize("what", ["kill", "failure"])
+@pytest.mark.parametrize("what", thorough(["kill", "failure"], usual=["kill"]))
 def test_a_fault_at_any_call_while_leaving(place, campaign, what):
     """A daemon that leaves brings its journal into the database, page by page."""
     ledger, choose = Ledger(), random.Random(f"leave {what} {campaign.seed}")

@@ -8,6 +8,7 @@ import os
 import signal
 
 import pytest
+from support.marks import thorough
 from support.places import Place, until
 from support.together import PROGRAM, begin, end
 
@@ -24,7 +25,7 @@ def compiling(place: Place) -> list[tuple[int, int]]:
     return []
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", thorough([signal.SIGKILL, signal.SIGSTOP], usual=[signal.SIGKILL]))
 def test_when_the_one_that_compiles_is_killed_or_stopped_the_others_go_on(place, number):
     children = [begin(place, PROGRAM, XCACHE_TIMEOUT="60s", XCACHE_LOG="debug") for _ in range(3)]
     assert until(lambda: [waiting for _, waiting in compiling(place)] == [2], 60)

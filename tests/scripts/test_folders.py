@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from support.places import Place
 
 # A Unix socket's path has at most 107 bytes.
@@ -17,6 +18,7 @@ def test_the_paths_are_short(place: Place, tmp_path: Path):
     assert max(len(str(each)) for each in (place.root, tmp_path)) < _LONGEST
 
 
+@pytest.mark.thorough
 def test_they_are_as_short_where_the_users_folder_has_a_long_path(tmp_path):
     long = tmp_path / ("a-folder-of-a-batch-system" * 4)
     long.mkdir()

@@ -66,6 +66,7 @@ def test_made_up_requests_follow_from_the_seed(name):
     assert some != list(itertools.islice(MADE_UP[name](Makers("2")), 3000))
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_policy_that_is_used_saves_more_than_lru_and_lfu():
     """This tests two kinds of traces together; docs/eviction.md has all of them."""

@@ -134,6 +134,7 @@ def expressions_of_alerts() -> dict[str, str]:
     return {rule["alert"]: re.sub(r"(==|[<>]=?)(?= )", r"\1 bool", rule["expr"]) for rule in group["rules"]}
 
 
+@pytest.mark.thorough
 def test_every_expression_finds_data_and_an_alert_is_raised(place, tmp_path):
     port = free_port()
     place.start_daemon(XCACHE_METRICS=f"127.0.0.1:{port}")

@@ -26,7 +26,6 @@ from support.services import (
 from xcache import __version__
 
 pytestmark = pytest.mark.slow
-both = pytest.mark.parametrize("kind", ["user", "system"])
 either = pytest.mark.parametrize("kind", thorough(("user", "system"), usual=("system",)))
 
 
@@ -47,7 +46,7 @@ def service(machine, kind):
     made.clean()
 
 
-@both
+@either
 def test_the_whole_life_of_a_service(machine, service):
     """Install twice, first use, kill, stop, uninstall; a program with jax finds what it stored all the while."""
     before, accounts = files(machine), machine.read("/etc/passwd") + machine.read("/etc/group")
@@ -113,6 +112,7 @@ def test_clients_that_come_at_once_activate_one_daemon(machine, service):
     assert service.daemons() == [service.main_pid()]
 
 
+@pytest.mark.thorough
 @either
 def test_a_daemon_that_hangs_is_restarted(machine, service):
     service.install()
@@ -126,6 +126,7 @@ def test_a_daemon_that_hangs_is_restarted(machine, service):
     assert not until(lambda: service.show("NRestarts") != "1", 3.0)
 
 
+@pytest.mark.thorough
 @either
 def test_a_change_of_the_settings_takes_effect_and_one_that_is_wrong_is_refused(machine, service):
     service.install()
@@ -149,6 +150,7 @@ def test_a_change_of_the_settings_takes_effect_and_one_that_is_wrong_is_refused(
     assert service.says("dir cannot change from .* while the daemon runs; restart it")
 
 
+@pytest.mark.thorough
 @either
 def test_metrics_are_served_on_a_socket_and_on_a_port_once_a_drop_in_allows_it(machine, service):
     path = service.socket.replace("xcached.sock", "metrics.sock")
@@ -174,6 +176,7 @@ with socket.create_connection(("127.0.0.1", int(sys.argv[1]))) if port else sock
     assert machine.run(*read, "9464").stdout == "True\n"
 
 
+@pytest.mark.thorough
 @either
 def test_it_logs_to_the_journal_with_levels(machine, service):
     service.install()
@@ -187,6 +190,7 @@ def test_it_logs_to_the_journal_with_levels(machine, service):
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 @either
 def test_xcache_is_upgraded_underneath(machine, service):
     service.install()
@@ -208,6 +212,7 @@ def test_xcache_is_upgraded_underneath(machine, service):
     assert service.talk("a")[0] == "found"
 
 
+@pytest.mark.thorough
 @either
 def test_it_leaves_when_idle_and_comes_back_when_asked(machine, service):
     service.install()
@@ -243,6 +248,7 @@ def test_a_stopped_service_finishes_the_requests_in_flight(machine, service):
     assert service.daemons() == []
 
 
+@pytest.mark.thorough
 @either
 def test_a_damaged_database_is_replaced_by_the_same_process(machine, service):
     """It executes itself again, with the socket and the lock in hand."""
@@ -265,6 +271,7 @@ def test_a_damaged_database_is_replaced_by_the_same_process(machine, service):
     assert service.show("Result") == "success"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["user"])
 def test_a_daemon_that_a_program_started_makes_way(machine, service):
     what, beside = service.talk("a")
@@ -274,6 +281,7 @@ def test_a_daemon_that_a_program_started_makes_way(machine, service):
     assert service.talk("a") == ("found", service.main_pid())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["user"])
 def test_a_program_outside_of_the_session_finds_the_socket(machine, service):
     """A cron job has no XDG_RUNTIME_DIR, looks elsewhere, and must not start a second daemon beside the service's."""
@@ -283,6 +291,7 @@ def test_a_program_outside_of_the_session_finds_the_socket(machine, service):
     assert service.daemons() == [service.main_pid()]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["user"])
 def test_the_service_takes_over_from_a_daemon_that_was_started_elsewhere(machine, service):
     service.install()
@@ -296,6 +305,7 @@ def test_the_service_takes_over_from_a_daemon_that_was_started_elsewhere(machine
     assert service.show("NRestarts") == "0"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["user"])
 def test_where_the_service_cannot_start_programs_do_without(machine, service):
     service.install()
@@ -343,6 +353,7 @@ def test_the_machines_daemon_sees_users_files_and_cannot_change_them(machine, se
     machine.run("chmod", "755", home)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["user"])
 def test_one_that_cannot_start_says_why_and_is_well_when_that_is_put_right(machine, service):
     service.install()
@@ -359,6 +370,7 @@ def test_one_that_cannot_start_says_why_and_is_well_when_that_is_put_right(machi
     assert service.talk("a") == ("stored", service.main_pid())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["user"])
 def test_a_shell_with_folders_of_its_own(machine, service):
     """The service manager does not know of them."""
@@ -382,6 +394,7 @@ def test_a_shell_with_folders_of_its_own(machine, service):
     machine.run("rm", "-r", f"{home}/other")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["system"])
 def test_the_machines_store_may_be_elsewhere_and_nobodys_own_is_in_its_way(machine, service):
     own = Service(machine, "user")

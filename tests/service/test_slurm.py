@@ -55,6 +55,7 @@ class Node:
         return done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="Slurm runs prolog and epilog as root")
 def test_what_one_job_compiled_is_there_for_the_next_one(place: Place):

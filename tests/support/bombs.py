@@ -203,7 +203,7 @@ BOMBS: dict[str, dict[str, Bomb]] = {
         name: lambda frame=frame: lease_object.decoded(unsigned(b"xclease\0", frame), "", _trusted(), 0.0) or _refused()
         for name, frame in _HEADERS.items()
     },
-    "xcached.toolchains.rows": {"files": lambda: rows._installation(_KEY, 0, _DEEP, "here", 0.0) or _refused()},
+    "xcached.toolchains.rows": {"files": lambda: rows._installation(_KEY, 0, _DEEP, "here", 0.0, 0) or _refused()},
 }
 
 

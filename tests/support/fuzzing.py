@@ -43,31 +43,31 @@ class Counts(NamedTuple):
 
 TARGETS = {
     "message": Target(
-        60_000,
+        30_000,
         lambda: nullcontext(decoders.message),
         seeds.bodies,
         lambda seed, samples: MessageMutator(seed, seeds.messages(), samples),
     ),
     "stream": Target(
-        20_000,
+        7_000,
         lambda: nullcontext(decoders.stream),
         seeds.streams,
         lambda seed, samples: StreamMutator(seed, seeds.messages(), samples),
     ),
     "envelope": Target(
-        60_000,
+        30_000,
         lambda: nullcontext(decoders.sealed_content),
         seeds.envelopes,
         lambda seed, samples: EnvelopeMutator(seed, samples, seeds.ENVELOPE_WORDS),
     ),
     "parcel": Target(
-        20_000,
+        7_000,
         lambda: nullcontext(parcels.check),
         parcels.samples,
         parcels.ParcelMutator,
     ),
     "options": Target(
-        60_000,
+        30_000,
         lambda: nullcontext(decoders.compile_options),
         seeds.wire_fields,
         lambda seed, samples: Mutator(seed, samples, seeds.wire_fields()),
@@ -79,7 +79,7 @@ TARGETS = {
         lambda seed, samples: Mutator(seed, samples, seeds.action_results()),
     ),
     "flags": Target(
-        30_000,
+        15_000,
         lambda: nullcontext(decoders.flag_texts),
         seeds.flags,
         lambda seed, samples: Mutator(seed, samples, seeds.FLAG_WORDS),
@@ -91,7 +91,7 @@ TARGETS = {
         lambda seed, samples: PrefixedMutator(seed, ends.heard_by_clients(), samples, ends.FIRST_REQUEST),
     ),
     "daemon": Target(
-        4_000,
+        2_000,
         ends.daemon_end,
         ends.conversations,
         lambda seed, samples: PrefixedMutator(seed, seeds.requests(), samples),

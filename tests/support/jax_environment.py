@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -14,14 +15,19 @@ import pytest
 class JaxEnvironment:
     """A virtual environment with a jax of its own; everything else is that of these tests."""
 
-    def __init__(self, place, name: str, version: str, program: str) -> None:
-        """``program`` is what ``run()`` runs; it prints the numbers of its hits and misses."""
+    def __init__(self, place, name: str, version: str | None, program: str) -> None:
+        """``program`` is what ``run()`` runs; it prints its hits and misses. Without a version the jax is a copy."""
         self.place = place
         self.program = program
         self.root = place.root / name
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", self.root], check=True, timeout=60)
         (self.packages / "others.pth").write_text(sysconfig.get_paths()["purelib"])
-        self.install(version)
+        if version is None:
+            for package in ("jax", "jaxlib"):
+                source = Path(sysconfig.get_paths()["purelib"]) / package
+                shutil.copytree(source, self.packages / package, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            self.install(version)
 
     @property
     def packages(self) -> Path:

@@ -11,3 +11,8 @@ import pytest
 def thorough(cases: Iterable[Any], usual: Container[Any]) -> list[Any]:
     """Return the cases; those that are not among the ``usual`` ones run only with scripts/test --thorough."""
     return [case if case in usual else pytest.param(case, marks=pytest.mark.thorough) for case in cases]
+
+
+def further(*cases: tuple[Any, ...]) -> list[Any]:
+    """Return cases of several values each that run only with scripts/test --thorough."""
+    return [pytest.param(*case, marks=pytest.mark.thorough) for case in cases]

@@ -47,6 +47,7 @@ def test_a_sound_installation_is_found_sound_and_nothing_is_left(place, shell):
     assert shell.json("ls")["entries"] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_file_that_forbids_compiles_does_not_forbid_the_one_of_the_check(shell, tmp_path):
     file = tmp_path / "settings.toml"
@@ -55,6 +56,7 @@ def test_a_file_that_forbids_compiles_does_not_forbid_the_one_of_the_check(shell
     assert "the next one found it" in found["compile"]["found"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_jax_that_goes_its_own_way_is_found_by_the_compile_too(shell):
     done = shell.run("doctor", XCACHE="1", JAX_ENABLE_COMPILATION_CACHE="off")

@@ -66,6 +66,7 @@ def test_a_store_is_checked_and_nothing_stays_there(folder):
         assert "no remote store matches nowhere" in here.say("remote", "check", "--tier", "nowhere", code=2)
 
 
+@pytest.mark.thorough
 def test_what_the_keys_lack_is_said(folder):
     options = {"plain": "", "read": "?readonly=1", "written": "?writeonly=1", "trusted": "?trust=tier"}
     for name in options:

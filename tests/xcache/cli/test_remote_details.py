@@ -283,6 +283,7 @@ def engine(request) -> Engine:
     return found
 
 
+@pytest.mark.thorough
 def test_after_an_upgrade_a_team_sees_and_removes_what_the_old_jaxlib_made(engine):
     """As a user does it: each command is a process, and what one machine uploaded another one looks at."""
     address = engine.at("upgrade").url

@@ -122,6 +122,7 @@ def test_nobody_is_told_to_run_programs_under_another_account(place, tmp_path):
         assert "Remove what is there" not in found[name]["advice"]
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_doctor_has_the_reason_why_nothing_is_stored(place, tmp_path):
     home = tmp_path / "home"

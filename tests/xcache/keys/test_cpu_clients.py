@@ -44,6 +44,7 @@ def hits(place, before: str = "", after: str = "") -> int:
     return int(result.stdout)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_program_whose_client_has_other_threads_finds_nothing_of_the_others(place):
     """The environment is the same when the keys are made, the clients are not."""
@@ -55,6 +56,7 @@ def test_a_program_whose_client_has_other_threads_finds_nothing_of_the_others(pl
     assert hits(place, before=set_now, after="del os.environ['PJRT_NPROC']") == 1
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_the_number_of_virtual_devices_counts(place):
     """XLA makes a thread for each device, and cuts loops into as many parts."""

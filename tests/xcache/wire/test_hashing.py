@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import random
 import threading
 
 import pytest
@@ -16,7 +17,7 @@ PART = 16 * 1024**2
 @pytest.fixture
 def content() -> bytearray:
     """Two parts and a piece of a third one."""
-    return bytearray(b"".join(number.to_bytes(4, "big") for number in range((2 * PART + 100_000) // 4)))
+    return bytearray(random.Random(0).randbytes(2 * PART + 100_000))
 
 
 def digest_of(tmp_path, content: bytes, threads: int = 1) -> str:

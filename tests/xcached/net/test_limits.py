@@ -154,6 +154,7 @@ def test_a_client_that_asked_for_too_much_is_waited_for(place):
         assert waiter.hear() == (99, protocol.Done())
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_words_do_not_pile_up_for_a_client_that_reads_few(place):
     """Twenty connections with 64 requests each, read just fast enough not to be dropped."""
@@ -190,6 +191,7 @@ def test_rows_and_descriptions_are_bounded_too(place):
         assert size < 12 * 2**20, f"{size >> 20} MiB where 1 MiB may be"
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_pages_of_entries_do_not_pile_up_for_a_client_that_reads_none(place):
     daemon = place.start_daemon()

@@ -79,6 +79,7 @@ def test_the_first_entries_of_a_prediction_come_along_up_to_a_limit(talk):
     assert key_of("3") not in talk.ask(protocol.Predict("train.py", "a")).payloads
 
 
+@pytest.mark.thorough
 def test_a_long_run_is_told_with_as_much_as_there_is_room_for(talk):
     """One frame holds it all, and no more is looked up than takes a moment."""
     names = [f"n{number}" for number in range(2000)]

@@ -211,6 +211,7 @@ def test_no_statement_walks_over_everything(tmp_path):
                     assert not walks and "TEMP B-TREE" not in step, (statement, step)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_put_that_evicts_costs_the_same_in_a_large_store(tmp_path):
     """Counted in steps of SQLite; scripts/measure_room.py does it for a million."""

@@ -101,6 +101,7 @@ def test_a_daemon_that_is_killed_in_the_middle_leaves_nothing(bundle):
         assert entries_in(there) == set()
 
 
+@pytest.mark.thorough
 def test_a_daemon_that_leaves_answers_an_import_that_has_just_ended(tmp_path):
     """It would keep the lock of the store for ever, and no other daemon could start."""
     path = tmp_path / "large.xcb"
@@ -149,6 +150,7 @@ def test_a_user_may_have_so_much_waiting():
             require_room(mine, [mine, staged(1, **full)])
 
 
+@pytest.mark.thorough
 def test_what_programs_wanted_takes_no_more_memory_than_it_came_in():
     """It comes compressed, and is a hundred times as large when it is decoded."""
     item = {"key": key_of("one"), "options": "o", "devices": "d" * 1900, "platform": "cpu", "seconds": 0.1}

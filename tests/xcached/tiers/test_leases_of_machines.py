@@ -73,7 +73,7 @@ def tier(tmp_path) -> Where:
 
 
 # For the session: what it starts is not left behind by a test.
-@pytest.fixture(scope="session", params=thorough(["folder", "redis", "s3"], usual=["folder", "redis"]))
+@pytest.fixture(scope="session", params=thorough(["folder", "redis", "s3"], usual=["redis"]))
 def creating_engine(request: pytest.FixtureRequest) -> Engine:
     """Each engine in turn that has leases."""
     found: Engine = request.getfixturevalue(f"{request.param}_engine")
@@ -366,6 +366,7 @@ def test_nobody_waits_longer_than_it_wants(tier, machine):
         assert is_held(tier)
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_nobody_waits_much_longer_than_a_compile_takes(tier, machine):
     """The holder knows how long, and the other does not."""

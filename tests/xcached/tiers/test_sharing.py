@@ -351,6 +351,7 @@ def test_what_a_program_wanted_comes_in_one_object_with_its_entries_and_aliases(
         assert remote_of(there)["gets"] == 1
 
 
+@pytest.mark.thorough
 def test_two_keys_have_a_part_each_of_what_a_program_wanted(folder):
     """So do two toolchains; and an unchanged list is not uploaded again."""
     both = OURS.public, SECOND.public

@@ -205,6 +205,7 @@ def test_a_pinned_stale_entry_is_kept_but_not_served(place, environment):
     assert served(place, pinned)
 
 
+@pytest.mark.thorough
 def test_hundreds_of_environments_cost_one_descriptor_and_few_threads(place):
     child = place.start_daemon()
     environments = [Environment(place.root / f"venv{number}", f"{number}") for number in range(300)]
@@ -220,6 +221,7 @@ def test_hundreds_of_environments_cost_one_descriptor_and_few_threads(place):
     assert until(lambda: sum(state == "stale" for state in states(place).values()) == 100, SOON)
 
 
+@pytest.mark.thorough
 def test_places_that_are_gone_make_room_for_new_ones(place, environment):
     """A CI with a fresh environment for each run announces thousands."""
     place.start_daemon()

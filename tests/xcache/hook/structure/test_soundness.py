@@ -14,6 +14,7 @@ import soundness_judge
 SCRIPT = Path(soundness_judge.__file__).with_name("soundness_run.py")
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_no_structure_stands_for_two_programs(tmp_path):
     command = [sys.executable, SCRIPT, "--records", tmp_path, "--only", "hard_cases", "programs"]
