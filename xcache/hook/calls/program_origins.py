@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import gc
 import hashlib
-import itertools
+import marshal
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from xcache.clock import process_began
 from xcache.hook.calls.program_code import code_of
-from xcache.hook.structure.encoding import CannotSkipError, are_same, text
+from xcache.hook.structure.encoding import CannotSkipError, tagged, text
 from xcache.hook.structure.libraries import is_of_jax
+from xcache.hook.structure.marks import Marks
 
 # Python reads no source file so soon after its start; the clocks of processes and files have this resolution.
 _GRACE_SECONDS = 0.01
@@ -33,14 +36,17 @@ _PURE = frozenset((
     "inspect.signature", "itertools", "json", "json.decoder", "json.encoder", "keyword", "math", "numbers", "operator",
     "re", "reprlib", "string", "struct", "textwrap", "types", "typing", "unicodedata", "warnings", "zlib",
 ))  # fmt: skip
+# A mapped file is read without a system call that anybody counts.
 _IMPURE = frozenset((
     "builtins.open", "builtins.input", "builtins.eval", "builtins.exec", "builtins.compile", "builtins.globals",
     "builtins.id", "builtins.hash", "builtins.__import__", "builtins.breakpoint", "typing.get_type_hints",
+    "numpy.memmap",
 ))  # fmt: skip
-# What the modules of libraries held when that was found to be theirs, by the module's name, with what was generated of
-# it, and what may be a setting.
+_MADE_OF_FUNCTIONS: dict[type, tuple[str, ...]] = {
+    staticmethod: ("__func__",), classmethod: ("__func__",), types.MethodType: ("__func__",),
+    functools.partial: ("func",), property: ("fget", "fset", "fdel"),
+}  # fmt: skip
 _MOST_SETTINGS = 100
-_examined: dict[str, tuple[list[Any], bytes, dict[str, Any]]] = {}
 _CONTAINERS = (dict, list, tuple, set)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -73,28 +79,26 @@ def _origin_of_file(file: str, package: str) -> str:
 
 def origin_of_function(function: types.FunctionType, own: frozenset[str]) -> str:
     """Return whose a function is: a library's, if it has the library's names and stands in its file."""
-    names = function.__globals__
+    names, file = function.__globals__, function.__code__.co_filename
     name = names.get("__name__")
     found = sys.modules.get(name) if isinstance(name, str) else None
-    if found is None or namespace(found) is not names:
-        # Python makes the methods of a named tuple so.
-        return PROGRAM
-    file = function.__code__.co_filename
-    if file.startswith("<") and not file.startswith("<frozen "):
-        return PROGRAM
-    return origin(name, own)
+    # Python makes the methods of a named tuple without a module.
+    is_of_text = file.startswith("<") and not file.startswith("<frozen ")
+    return PROGRAM if found is None or namespace(found) is not names or is_of_text else origin(name, own)
 
 
-def check_pure(module: Any, name: str) -> None:
-    """Raise CannotSkipError unless a function or class of Python's reads nothing but what it is given."""
+def check_pure(module: Any, name: str, whose: str) -> None:
+    """Raise CannotSkipError unless a function or class of others reads nothing but what it is given."""
     full = f"{module}.{name}"
-    if full in _IMPURE or not (module in _PURE or full in _PURE):
+    if full in _IMPURE or not (whose != PYTHON or module in _PURE or full in _PURE):
         raise CannotSkipError(f"outside the program: {full}")
 
 
-def namespace(module: types.ModuleType) -> dict[str, Any]:
-    """Return a module's names without asking the module, which may import something for that."""
-    found: dict[str, Any] = types.ModuleType.__getattribute__(module, "__dict__")
+def namespace(holder: Any) -> dict[str, Any]:
+    """Return the names of a module without asking it, which may import something for that; or those of a class."""
+    if isinstance(holder, type):
+        return gc.get_referents(holder.__dict__)[0]  # type: ignore[no-any-return]
+    found: dict[str, Any] = types.ModuleType.__getattribute__(holder, "__dict__")
     return found
 
 
@@ -118,85 +122,103 @@ def is_a_library_s(value: Any, own: frozenset[str] = frozenset()) -> bool:
     return is_named(value) and origin(value.__module__, own) != PROGRAM
 
 
+class _Examined(NamedTuple):
+    """What was found in the modules of libraries, which holds as long as there are as many, and they are the same."""
+
+    modules: int
+    marks: Marks
+    digest: bytes
+    # What may be a setting, by its name.
+    settings: dict[str, Any]
+
+
+_examined: dict[tuple[frozenset[str], frozenset[str]], _Examined] = {}
+
+
+def of_libraries(packages: frozenset[str], own: frozenset[str]) -> bytes:
+    """Return what counts of packages: files, settings, generated code; raise CannotSkipError if one is patched."""
+    if not packages:
+        return b""
+    known = _examined.get((packages, own))
+    if known is None or known.modules != len(sys.modules) or known.marks.have_changed():
+        known = _examined[packages, own] = _examine(packages, own)
+    return known.digest + b"".join(text(name) + tagged(b"S", _said(value)) for name, value in known.settings.items())
+
+
+def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
+    """Look at all modules of packages, and at the files of those that these use, and so on."""
+    count, loaded = len(sys.modules), collections.defaultdict(list)
+    for name, module in sorted(sys.modules.copy().items()):
+        if isinstance(module, types.ModuleType) and origin(name) not in (JAX, PYTHON):
+            loaded[package_of(name)].append((name, namespace(module)))
+    digest, settings = hashlib.sha256(), dict[str, Any]()
+    dictionaries, functions = list[dict[str, Any]](), dict[int, types.FunctionType]()
+    waiting = sorted(packages)
+    for package in waiting:
+        for name, names in loaded.pop(package, ()):
+            digest.update(text(name) + file_digest(names.get("__file__") or ""))
+            held = list(names.values())
+            if origin(name, own) != PROGRAM:
+                waiting += map(_package_of_part, held)
+            if package in packages:
+                kinds = [kind for kind in held if isinstance(kind, type) and package_of(kind.__module__) in packages]
+                settings |= {f"{name}.{key}": each for key, each in names.copy().items() if _is_setting(key, each)}
+                dictionaries += (names, *map(namespace, kinds))
+                held += (each for kind in kinds for each in vars(kind).values())
+                for function in (each for value in held for each in _functions_of(value)):
+                    functions[id(function)] = function
+                    if _is_programs(function, own):
+                        raise CannotSkipError(f"function of a library replaced: {name}.{function.__qualname__}")
+                    if function.__code__.co_filename.startswith("<"):
+                        digest.update(code_of(function.__code__).digest)
+    marks = Marks(dictionaries, list(functions.values()))
+    return _Examined(count, marks, digest.digest(), settings)
+
+
+def _package_of_part(value: Any) -> str:
+    """Return the package of a module, function or class that stands in a module; nothing for other values."""
+    if isinstance(value, types.ModuleType):
+        return package_of(namespace(value).get("__name__"))
+    return package_of(value.__module__) if isinstance(value, (types.FunctionType, type)) else ""
+
+
 @functools.cache
-def file_digest(file: str) -> str:
+def file_digest(file: str) -> bytes:
     """Return the digest of a library's file; raise CannotSkipError if the process may run what it held before."""
     try:
         content, status = Path(file).read_bytes(), Path(file).stat()
     except OSError:
-        return ""
+        return b""
     # A rename changes ctime, and no mtime.
     if status.st_ctime > process_began() + _GRACE_SECONDS:
         raise CannotSkipError(f"changed source file: {file}")
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(content).digest()
 
 
-def of_libraries(packages: Iterable[str], own: frozenset[str]) -> Iterator[bytes]:
-    """Yield what counts of the modules of these packages beside their files; raise CannotSkipError if one is patched.
-
-    That is their settings, and the code that Python and libraries generate. All other code has to be a library's.
-    """
-    wanted = {*packages}
-    for name, module in sorted(sys.modules.copy().items()):
-        if package_of(name) in wanted and isinstance(module, types.ModuleType):
-            names = namespace(module).copy()
-            held = list(names.values())
-            kinds = [kind for kind in held if isinstance(kind, type) and package_of(kind.__module__) in wanted]
-            held += itertools.chain.from_iterable(vars(kind).values() for kind in kinds)
-            known = _examined.get(name)
-            if known is None or not are_same(known[0], held):
-                settings = {
-                    key: value for key, value in names.items() if not key.startswith("__") and _is_setting(value)
-                }
-                known = _examined[name] = held, _generated(name, held, own), settings
-            told = [f"{key} {said}" for key, value in known[2].items() if (said := _said(value))]
-            if known[1] or told:
-                yield text(name) + known[1] + text("\n".join(told))
-
-
-def _generated(module: str, held: Iterable[Any], own: frozenset[str]) -> bytes:
-    """Return a digest of the generated functions among these values; refuse a function that is the program's."""
-    found = []
-    for function in {id(each): each for value in held for each in _functions_of(value)}.values():
-        if _is_programs(function, own):
-            raise CannotSkipError(f"function of a library replaced: {module}.{function.__qualname__}")
-        if function.__code__.co_filename.startswith("<"):
-            found.append(code_of(function.__code__).digest)
-    return hashlib.blake2b(b"".join(found), digest_size=16).digest() if found else b""
-
-
-def _is_setting(value: Any) -> bool:
+def _is_setting(name: str, value: Any) -> bool:
     kind = type(value)
-    return kind in _PLAIN or kind in _CONTAINERS or origin(kind.__module__) == LIBRARY
+    return not name.startswith("__") and (kind in _PLAIN or kind in _CONTAINERS or origin(kind.__module__) == LIBRARY)
 
 
-def _said(value: Any, depth: int = 4) -> str | None:
-    """Return a text of plain values and what holds nothing else; None of what is empty, large or holds others."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return repr(value)
-    if kind not in _CONTAINERS:
-        value = getattr(value, "__dict__", None) if _is_setting(value) else None
-    if not isinstance(value, _CONTAINERS) or not 0 < len(value) <= _MOST_SETTINGS or depth == 0:
-        return None
-    parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-    said = [_said(each, depth - 1) for each in parts]
-    if None in said:
-        return None
-    return f"{kind.__name__} {sorted(map(str, said)) if kind is set else said}"
+def _said(value: Any) -> bytes:
+    """Return the content of a plain value, or of a container or object that holds nothing else; nothing of others."""
+    held = value if type(value) in (*_PLAIN, *_CONTAINERS) else getattr(value, "__dict__", None)
+    if isinstance(held, _CONTAINERS) and len(held) > _MOST_SETTINGS:
+        return b""
+    try:
+        # Later formats depend on how often an object is referred to.
+        return marshal.dumps(sorted(held) if isinstance(held, set) else held, 2)
+    except (TypeError, ValueError):
+        return b""
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
     kind = type(value)
     if kind is types.FunctionType:
         yield value
-    elif kind in (staticmethod, classmethod, types.MethodType):
-        yield from _functions_of(value.__func__)
-    elif kind is property:
-        for each in (value.fget, value.fset, value.fdel):
-            yield from _functions_of(each)
-    elif kind is functools.partial:
-        yield from _functions_of(value.func)
+    elif kind in _MADE_OF_FUNCTIONS:
+        for name in _MADE_OF_FUNCTIONS[kind]:
+            yield from _functions_of(getattr(value, name))
     elif not isinstance(value, type) and type(call := getattr(kind, "__call__", None)) is types.FunctionType:  # noqa: B004
         yield call
 

@@ -27,6 +27,9 @@ from xcache.hook.structure.description import NATIVE
 from xcache.hook.structure.encoding import CannotSkipError
 
 MISSING: Any = object()
+# Texts show objects, such as a dataclass's defaults in its documentation, with their addresses.
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+(?=>)")
+_FIELD_OF_NAMED_TUPLE = type(collections.namedtuple("_", "a").__dict__["a"])
 # Native classes whose instances are known by their items, and what these are; a class may say something else of itself.
 ITEMS: dict[type, Callable[[Any], Any]] = {
     dict: lambda value: list(dict.items(value)),
@@ -89,10 +92,16 @@ def attributes(value: Any) -> Iterator[tuple[str, Any]]:
         is_local = issubclass(type(value), threading.local)
         yield from (vars(value) if is_local else object.__getattribute__(value, "__dict__")).items()
     for base in type(value).__mro__:
-        for name, slot in vars(base).items():
+        # A class of C's without slots has members of which its items tell, or which are addresses.
+        for name, slot in vars(base).items() if "__slots__" in vars(base) else ():
             if type(slot) is types.MemberDescriptorType:
                 with contextlib.suppress(AttributeError):
                     yield name, slot.__get__(value)
+
+
+def without_addresses(value: Any) -> str:
+    """Return a value as text, which is the same in another process."""
+    return _ADDRESS.sub("", str(value))
 
 
 def _variable(value: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
@@ -116,29 +125,25 @@ PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     memoryview: lambda value: (value.format, value.shape, value.strides, value.tobytes()),
     array.array: lambda value: (value.typecode, value.tobytes()),
     re.Pattern: lambda value: (value.pattern, value.flags),
-    datetime.date: lambda value: value.__reduce__()[1],
-    datetime.datetime: lambda value: value.__reduce__()[1],
-    datetime.time: lambda value: value.__reduce__()[1],
-    datetime.timedelta: lambda value: value.__reduce__()[1],
+    **dict.fromkeys(
+        (datetime.date, datetime.datetime, datetime.time, datetime.timedelta, _FIELD_OF_NAMED_TUPLE),
+        lambda value: value.__reduce__()[1],
+    ),
     datetime.timezone: lambda value: (repr(value),),
-    operator.attrgetter: lambda value: value.__reduce__()[:2],
-    operator.itemgetter: lambda value: value.__reduce__()[:2],
-    operator.methodcaller: lambda value: value.__reduce__()[:2],
-    type(collections.namedtuple("_", "a").__dict__["a"]): lambda value: value.__reduce__()[1],
+    **dict.fromkeys(
+        (operator.attrgetter, operator.itemgetter, operator.methodcaller), lambda value: value.__reduce__()[:2]
+    ),
     types.MethodType: lambda value: (value.__func__, value.__self__),
     property: lambda value: (value.fget, value.fset, value.fdel, value.__doc__),
     staticmethod: lambda value: (value.__func__,),
     classmethod: lambda value: (value.__func__,),
     functools.cached_property: lambda value: (value.func, value.attrname),
     types.CodeType: lambda value: (code_of(value).digest,),
-    types.MemberDescriptorType: lambda value: (value.__name__,),
-    types.GetSetDescriptorType: lambda value: (value.__name__,),
+    **dict.fromkeys((types.MemberDescriptorType, types.GetSetDescriptorType), lambda value: (value.__name__,)),
     types.NotImplementedType: lambda _: (),
-    types.GenericAlias: lambda value: (typing.get_origin(value), *typing.get_args(value)),
-    types.UnionType: typing.get_args,
     typing.TypeVar: lambda value: (value.__name__,),
     dataclasses.Field: lambda value: [
-        repr(each) if name == "_field_type" else each for name, each in attributes(value) if name != "type"
+        without_addresses(each) if name in ("type", "_field_type") else each for name, each in attributes(value)
     ],
     contextvars.ContextVar: _variable,
     logging.Logger: lambda value: (value.name, value.getEffectiveLevel(), value.disabled, value.manager.disable),

@@ -13,11 +13,10 @@ import contextlib
 import functools
 import os
 import pathlib
-import re
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -37,6 +36,7 @@ from xcache.hook.calls.program_parts import (
     attributes,
     imported,
     is_native,
+    without_addresses,
 )
 from xcache.hook.structure import digest  # noqa: F401 - it completes the table of types
 from xcache.hook.structure.description import NATIVE
@@ -51,16 +51,14 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _HEAP_TYPE = 1 << 9
 # Classes whose objects only tell others apart, by a number that counts up in each process.
 _IDENTITIES = ("flax.ids.FlaxId",)
-# A dataclass shows its defaults in its documentation.
-_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+(?=>)")
 # What Python adds to a class or module: where it is, and what follows from the rest.
 _OF_PYTHON = frozenset((
     "__module__", "__dict__", "__weakref__", "__file__", "__path__", "__cached__", "__loader__", "__spec__",
-    "__package__", "__builtins__", "__warningregistry__", "__annotations__", "__annotate__", "__annotate_func__",
-    "__annotations_cache__", "__firstlineno__", "__static_attributes__", "__parameters__", "__orig_bases__",
-    "__abstractmethods__", "_abc_impl", "__dataclass_params__", "__slotnames__", "__type_params__",
-    "_value2member_map_",
+    "__package__", "__builtins__", "__warningregistry__", "__annotate__", "__annotate_func__", "__annotations_cache__",
+    "__firstlineno__", "__static_attributes__", "__parameters__", "__orig_bases__", "__abstractmethods__", "_abc_impl",
+    "__dataclass_params__", "__slotnames__", "__type_params__", "_value2member_map_",
 ))  # fmt: skip
+_AS_TEXT = ("__doc__", "__annotations__")
 # Attributes of a function that jax has made of another which say nothing of what it does.
 _OF_A_FUNCTION = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "_fun", "fun_sourceinfo",
                   "fun_signature")  # fmt: skip
@@ -111,13 +109,11 @@ class ProgramEncoding(Encoding):
             self._later.append((write, value))
 
     def library(self, module: Any, name: str) -> str:
-        """Return whose a class or function is; note a library's, refuse what Python reads outside of the program."""
+        """Return whose a class or function is; note a library's, refuse what reads outside of the program."""
         whose = origin(module, self.own)
-        if whose == PYTHON:
-            origins.check_pure(module, name)
-        elif whose == LIBRARY:
+        origins.check_pure(module, name, whose)
+        if whose == LIBRARY:
             self._packages.add(origins.package_of(module))
-            self.write(text(origins.file_digest(namespace(sys.modules[module]).get("__file__") or "")))
         return whose
 
     def digest(self) -> str:
@@ -125,8 +121,7 @@ class ProgramEncoding(Encoding):
         self._write_the_rest()
         if "numpy" in self._packages:
             self.encode((np.get_printoptions(), np.geterr()))
-        for told in origins.of_libraries(self._packages, self.own):
-            self.write(told)
+        self.write(origins.of_libraries(frozenset(self._packages), self.own))
         if self.has_path and (reading := self.named & _READING):
             raise CannotSkipError(f"outside the program: pathlib.Path.{min(reading)}")
         return super().digest()
@@ -194,15 +189,13 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
         if is_a_library_s(value, encoding.own):
             return
     held = [item for item in vars(value).items() if not _is_of_xcache(item[1])]
-    encoding.encode_all((value.__name__, value.__doc__, value.__defaults__, value.__kwdefaults__, *held))
+    annotations = without_addresses(getattr(value, "__annotations__", None))
+    encoding.encode_all((value.__name__, value.__doc__, annotations, value.__defaults__, value.__kwdefaults__, *held))
     for cell in value.__closure__ or ():
         try:
             encoding.encode(cell.cell_contents)
         except ValueError:
             encoding.write(b"empty")
-    for name, each in getattr(value, "__annotations__", {}).items():
-        is_type = isinstance(each, type) or typing.get_origin(each) or type(each).__module__ == "typing"
-        encoding.encode((name, repr(each) if is_type else each))
     if whose == PROGRAM:
         _globals(encoding, value, known)
 
@@ -242,16 +235,18 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
         encoding.encode_all((type(value), *value.__bases__))
         if "_abc_impl" in vars(value) and sys.modules["_abc"]._get_dump(value)[0]:
             raise CannotSkipError(f"class with registered subclasses: {type_name(value)}")
-        documentation = vars(value).get("__doc__")
-        encoding.encode(_ADDRESS.sub("", documentation) if type(documentation) is str else documentation)
-        _names(encoding, {name: held for name, held in vars(value).items() if name != "__doc__"})
+        _names(encoding, vars(value))
     node = tree_util._registry.get(value)
     if node is not None and origin(value.__module__) not in (JAX, PYTHON):
         encoding.encode_all(node)
 
 
-def _names(encoding: ProgramEncoding, names: dict[str, Any]) -> None:
-    encoding.encode_all(item for item in names.items() if item[0] not in _OF_PYTHON)
+def _names(encoding: ProgramEncoding, names: Mapping[str, Any]) -> None:
+    encoding.encode_all(
+        (name, without_addresses(held) if name in _AS_TEXT and type(held) in (str, dict) else held)
+        for name, held in names.items()
+        if name not in _OF_PYTHON
+    )
 
 
 def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
@@ -380,6 +375,7 @@ _BY_BASE: tuple[tuple[Any, Callable[[Any, Any], None]], ...] = (
     (type, lambda encoding, value: encoding.later(value, _class)),
     (types.ModuleType, lambda encoding, value: encoding.later(value, _module)),
     (NATIVE, _native),
+    ((types.GenericAlias, types.UnionType), _type_form),
     (jax.tree_util.PyTreeDef, _tree),
     ((jax.Array, np.ndarray), _array),
     (type(functools.lru_cache(len)), _cached),

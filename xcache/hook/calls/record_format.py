@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -36,8 +37,6 @@ _MOST_BYTES = 16 * 1024 * 1024
 # A tree of results has dictionaries with numbers as keys.
 _SHAPE = bounded.Shape(_MOST_BYTES, _MOST_BYTES, containers=1_000_000, only_text_keys=False)
 _PLAIN = (type(None), bool, int, float, str, bytes)
-# ``Layout`` has this name since jax 0.7.
-_LAYOUT: Any = getattr(layout, "Layout", None)
 _UNCONSTRAINED = PartitionSpec.UNCONSTRAINED
 
 
@@ -185,17 +184,12 @@ def _make_mesh(devices: Any, shape: Any, names: Any, types: Any) -> Any:
     return meshes.Mesh(held.reshape(shape), names, axis_types=types)
 
 
-def _abstract_mesh(value: Any) -> tuple[Any, ...]:
-    return value.axis_sizes, value.axis_names, value.axis_types, value.abstract_device
-
-
 def _make_abstract_mesh(sizes: Any, names: Any, types: Any, device: Any) -> Any:
     return meshes.AbstractMesh(sizes, names, axis_types=types, abstract_device=device)
 
 
 def _spec(value: Any) -> tuple[Any, ...]:
-    partitions = value._partitions if hasattr(value, "_partitions") else tuple(value)
-    return tuple(partitions), getattr(value, "unreduced", None) or None, getattr(value, "reduced", None) or None
+    return tuple(value._partitions), getattr(value, "unreduced", None) or None, getattr(value, "reduced", None) or None
 
 
 def _make_spec(partitions: Any, unreduced: Any, reduced: Any) -> Any:
@@ -251,10 +245,11 @@ _SHARED: dict[Any, tuple[str, Any, _Parts, Callable[..., Any]]] = {
          lambda device, memory_kind: SingleDeviceSharding(device, memory_kind=memory_kind)),
         ("named", NamedSharding, _named, lambda mesh, spec, kind: NamedSharding(mesh, spec, memory_kind=kind)),
         ("mesh", meshes.Mesh, _mesh, _make_mesh),
-        ("abstract mesh", meshes.AbstractMesh, _abstract_mesh, _make_abstract_mesh),
+        ("abstract mesh", meshes.AbstractMesh, attrgetter("axis_sizes", "axis_names", "axis_types", "abstract_device"),
+         _make_abstract_mesh),
         ("gspmd", getattr(sharding_impls, "GSPMDSharding", None), _gspmd, _make_gspmd),
-        ("layout", _LAYOUT, lambda value: (value.major_to_minor, value.tiling, value.sub_byte_element_size_in_bits),
-         lambda *parts: _LAYOUT(*parts)),
+        ("layout", layout.Layout, attrgetter("major_to_minor", "tiling", "sub_byte_element_size_in_bits"),
+         layout.Layout),
     )
 }  # fmt: skip
 _BASES = (np.dtype, xla_client.Device, xla_client.Client)
