@@ -58,10 +58,8 @@ def describe(
     # Tracing may call anything of jax's; what it imports late must not count.
     pristine.check_all()
     encoding.write(pristine.digest(_PUBLIC))
-    with encoding.unordered():
-        encoding.encode(ambient.trace_context())
-        encoding.write(ambient.configuration.digest())
-        encoding.encode((meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))
+    encoding.write(ambient.configuration.digest())
+    encoding.encode((ambient.trace_context(), meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))
     encoding.encode_all(
         (name, value) for name, value in zip(options._fields, options, strict=True) if name not in _NOT_OPTIONS
     )

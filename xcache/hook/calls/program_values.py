@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import builtins
 import collections
-import contextlib
 import functools
 import os
 import pathlib
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -75,8 +74,6 @@ class ProgramEncoding(Encoding):
         # Functions, classes and modules lead far: they are written after what names them, one after the other.
         self._later: list[tuple[_Write, Any]] = []
         self._packages: set[str] = set()
-        # Whether sets within the value being written have no order: it is a part of an object of jax's, say.
-        self.is_unordered = False
         # All names in the code that was met, and whether a path was, which can read files.
         self.named: set[str] = set()
         self.has_path = False
@@ -90,18 +87,7 @@ class ProgramEncoding(Encoding):
         if kind in _PLAIN:
             super().encode(value)
             return
-        write = _writer(value, kind)
-        with self.unordered(write is Encoding.encode or (self.is_unordered and kind in (tuple, set, frozenset))):
-            write(self, value)
-
-    @contextlib.contextmanager
-    def unordered(self, is_unordered: bool = True) -> Iterator[None]:
-        """Encode the values within as those that nobody goes through in order, such as parts of an object of jax's."""
-        outer, self.is_unordered = self.is_unordered, is_unordered
-        try:
-            yield
-        finally:
-            self.is_unordered = outer
+        _writer(value, kind)(self, value)
 
     def later(self, value: Any, write: _Write) -> None:
         """Write the number of an object, and have its content written later if it was not met before."""
@@ -126,25 +112,14 @@ class ProgramEncoding(Encoding):
             raise CannotSkipError(f"outside the program: pathlib.Path.{min(reading)}")
         return super().digest()
 
-    def apart(self, value: Any, handler: Callable[[Encoding, Any], None]) -> bytes:
-        """Return the encoding of a value by itself, with numbers of its own."""
-
-        def alone(_: Encoding, value: Any) -> None:
-            outer = self._numbers, self._later
-            self._numbers, self._later = {}, []
-            try:
-                handler(self, value)
-                self._write_the_rest()
-            finally:
-                self._numbers, self._later = outer
-
-        return super().apart(value, alone)
+    def write_token(self, value: Any, handler: Callable[[Encoding, Any], None]) -> None:
+        """Write an object of jax's in place: it may hold objects of the program's, which have numbers."""
+        handler(self, value)
 
     def _write_the_rest(self) -> None:
         # It grows meanwhile.
         for write, value in self._later:
-            with self.unordered(False):
-                write(self, value)
+            write(self, value)
         self._later.clear()
 
 
@@ -175,10 +150,7 @@ def _parts(encoding: ProgramEncoding, value: Any) -> None:
     if kind in WITH_IDENTITY and encoding.met_before(b"v", value):
         return
     encoding.write(text(type_name(kind)))
-    if kind in (set, frozenset) and encoding.is_unordered:
-        encoding.write_unordered(value)
-    else:
-        encoding.encode_all(PARTS[kind](value))
+    encoding.encode_all(PARTS[kind](value))
 
 
 def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
