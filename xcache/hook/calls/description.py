@@ -25,8 +25,6 @@ _FORMAT = 12
 # They only name the function, whose content is encoded below.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
 _ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)
-
-
 # ``import jax`` imports these.
 _PUBLIC = ("jax", "jax.lax", "jax.nn", "jax.numpy", "jax.random", "jax.tree_util")
 
@@ -66,9 +64,9 @@ def describe(
     encoding.encode_all((
         signature.dynamic_arg_treedefs, signature.dynamic_arg_names, signature.static_args, signature.static_arg_names
     ))  # fmt: skip
-    known = _ARRAYS if not is_prepared else (*_ARRAYS, jax.ShapeDtypeStruct)
     for leaf in leaves:
-        if isinstance(leaf, core.Tracer) or not isinstance(leaf, known):
+        is_known = isinstance(leaf, _ARRAYS) or (is_prepared and isinstance(leaf, jax.ShapeDtypeStruct))
+        if not is_known or isinstance(leaf, core.Tracer):
             raise CannotSkipError("argument that is no array")
         _encode_argument(encoding, leaf)
     encoding.encode(fun)
@@ -87,14 +85,11 @@ def _own_packages(fun: Any) -> frozenset[str]:
 
 def parsed(options: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Return jax's description of a call's arguments, and their leaves."""
-    names, values = tuple(keywords), tuple(keywords.values())
+    static = options.static_argnums, options.static_argnames
     try:
-        signature, leaves = jax_jit.parse_arguments(
-            arguments, values, names, options.static_argnums, options.static_argnames, REGISTRY
-        )
+        return jax_jit.parse_arguments(arguments, tuple(keywords.values()), tuple(keywords), *static, REGISTRY)  # type: ignore[no-any-return]
     except (TypeError, ValueError):
         raise CannotSkipError("refused by jax") from None
-    return signature, leaves
 
 
 def _encode_argument(encoding: ProgramEncoding, leaf: Any) -> None:

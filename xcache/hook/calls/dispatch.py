@@ -103,14 +103,6 @@ class RecordedFunction:
         self._is_left_to_jax = True
         self._ready.clear()
 
-    def cache_info(self) -> str:
-        """Name this cache."""
-        return "xcache.jit"
-
-    def cache_keys(self) -> Sequence[Any]:
-        """Name no calls."""
-        return ()
-
     def _clear(self) -> None:
         self.cache_clear()
         type(self.jitted).clear_cache(self.jitted)

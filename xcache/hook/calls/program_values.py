@@ -84,10 +84,7 @@ class ProgramEncoding(Encoding):
         self._objects += 1
         if self._objects > _MOST_OBJECTS or (kind in (str, bytes) and len(value) > _MOST_BYTES):
             raise CannotSkipError("large object")
-        if kind in _PLAIN:
-            super().encode(value)
-            return
-        _writer(value, kind)(self, value)
+        (Encoding.encode if kind in _PLAIN else _writer(value, kind))(self, value)
 
     def later(self, value: Any, write: _Write) -> None:
         """Write the number of an object, and have its content written later if it was not met before."""
@@ -104,7 +101,10 @@ class ProgramEncoding(Encoding):
 
     def digest(self) -> str:
         """Return the digest of all that was written, and of what this led to."""
-        self._write_the_rest()
+        # It grows meanwhile.
+        for write, value in self._later:
+            write(self, value)
+        self._later.clear()
         if "numpy" in self._packages:
             self.encode((np.get_printoptions(), np.geterr()))
         self.write(origins.of_libraries(frozenset(self._packages), self.own))
@@ -115,12 +115,6 @@ class ProgramEncoding(Encoding):
     def write_token(self, value: Any, handler: Callable[[Encoding, Any], None]) -> None:
         """Write an object of jax's in place: it may hold objects of the program's, which have numbers."""
         handler(self, value)
-
-    def _write_the_rest(self) -> None:
-        # It grows meanwhile.
-        for write, value in self._later:
-            write(self, value)
-        self._later.clear()
 
 
 def _writer(value: Any, kind: type) -> Callable[[Any, Any], None]:
@@ -227,10 +221,10 @@ def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
     encoding.write(text(f"module {name}"))
     if sys.modules.get(name) is value and origin(name, encoding.own) != PROGRAM:
         encoding.library(name, "")
-        return
-    if "__getattr__" in names:
+    elif "__getattr__" in names:
         raise CannotSkipError(f"attribute that a module computes: {name}")
-    _names(encoding, names)
+    else:
+        _names(encoding, names)
 
 
 def _native(encoding: ProgramEncoding, value: Any) -> None:
