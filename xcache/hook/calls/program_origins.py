@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import jax
 
 from xcache.clock import process_began
-from xcache.hook.calls.program_code import code_of
 from xcache.hook.structure.encoding import CannotSkipError, tagged, text
 from xcache.hook.structure.libraries import is_of_jax
 from xcache.hook.structure.marks import Marks
@@ -47,6 +46,8 @@ _MADE_OF_FUNCTIONS: dict[type, tuple[str, ...]] = {
     functools.partial: ("func",), property: ("fget", "fset", "fdel"),
 }  # fmt: skip
 _MOST_SETTINGS = 100
+# Later formats depend on how often an object is referred to, and on which texts Python has interned.
+_MARSHAL = 0
 _CONTAINERS = (dict, list, tuple, set)
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -128,8 +129,8 @@ class _Examined(NamedTuple):
     modules: int
     marks: Marks
     digest: bytes
-    # What may be a setting, by its name.
-    settings: dict[str, Any]
+    # Settings that the program can change in place, by their names.
+    containers: dict[str, Any]
 
 
 _examined: dict[tuple[frozenset[str], frozenset[str]], _Examined] = {}
@@ -142,7 +143,7 @@ def of_libraries(packages: frozenset[str], own: frozenset[str]) -> bytes:
     known = _examined.get((packages, own))
     if known is None or known.modules != len(sys.modules) or known.marks.have_changed():
         known = _examined[packages, own] = _examine(packages, own)
-    return known.digest + b"".join(text(name) + tagged(b"S", _said(value)) for name, value in known.settings.items())
+    return known.digest + _told(known.containers)
 
 
 def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
@@ -170,9 +171,10 @@ def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
                     if _is_programs(function, own):
                         raise CannotSkipError(f"function of a library replaced: {name}.{function.__qualname__}")
                     if function.__code__.co_filename.startswith("<"):
-                        digest.update(code_of(function.__code__).digest)
-    marks = Marks(dictionaries, list(functions.values()))
-    return _Examined(count, marks, digest.digest(), settings)
+                        digest.update(marshal.dumps(function.__code__, _MARSHAL))
+    digest.update(_told(settings))
+    containers = {name: each for name, each in settings.items() if type(each) not in _PLAIN}
+    return _Examined(count, Marks(dictionaries, list(functions.values())), digest.digest(), containers)
 
 
 def _package_of_part(value: Any) -> str:
@@ -200,14 +202,17 @@ def _is_setting(name: str, value: Any) -> bool:
     return not name.startswith("__") and (kind in _PLAIN or kind in _CONTAINERS or origin(kind.__module__) == LIBRARY)
 
 
+def _told(settings: dict[str, Any]) -> bytes:
+    return b"".join(text(name) + tagged(b"S", _said(value)) for name, value in settings.items())
+
+
 def _said(value: Any) -> bytes:
     """Return the content of a plain value, or of a container or object that holds nothing else; nothing of others."""
     held = value if type(value) in (*_PLAIN, *_CONTAINERS) else getattr(value, "__dict__", None)
     if isinstance(held, _CONTAINERS) and len(held) > _MOST_SETTINGS:
         return b""
     try:
-        # Later formats depend on how often an object is referred to.
-        return marshal.dumps(sorted(held) if isinstance(held, set) else held, 2)
+        return marshal.dumps(sorted(held) if isinstance(held, set) else held, _MARSHAL)
     except (TypeError, ValueError):
         return b""
 
