@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from typing import Any, NamedTuple
 
@@ -74,8 +73,10 @@ def describe(
 
 
 def _own_packages(fun: Any) -> frozenset[str]:
-    """Return the package of the function itself, which is the program's own where it is installed, too."""
-    while (inner := fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", None)) is not None:
+    """Return the package of the function, or of the object that it is bound to: the program's own, installed or not."""
+    while (
+        not hasattr(fun, "__self__") and (inner := getattr(fun, "func", getattr(fun, "__wrapped__", None))) is not None
+    ):
         fun = inner
     owner = getattr(fun, "__self__", fun)
     owner = owner if isinstance(owner, (type, types.FunctionType)) else type(owner)
