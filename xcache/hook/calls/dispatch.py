@@ -292,10 +292,10 @@ def _imported_since(before: frozenset[str]) -> list[str]:
 
 
 def _must_count(module: str) -> bool:
-    """Return whether a module is neither of Python, nor of jax, xcache or what they require."""
+    """Return whether a module is neither of Python, nor of jax, its plugins, xcache or what jax requires."""
     # Cython gives a module of scipy's a second name.
     name = getattr(sys.modules.get(module), "__name__", module)
-    return not (is_of_jax(name) or is_of_a_library(name) or name.startswith("xcache."))
+    return not (is_of_jax(name) or is_of_a_library(name) or name.startswith(("jax_", "xcache.")))
 
 
 def _difference(one: Alias, other: Alias) -> str | None:

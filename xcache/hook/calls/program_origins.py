@@ -27,7 +27,7 @@ PROGRAM, LIBRARY, PYTHON, JAX = "program", "library", "python", "jax"
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _STANDARD = f"{Path(os.__file__).parent}{os.sep}"
 # Modules of Python's whose functions read nothing but their arguments, and whose objects keep all in attributes.
-_PURE = frozenset((
+PURE = frozenset((
     "_abc", "_bisect", "_collections", "_functools", "_heapq", "_operator", "_struct", "_thread._local", "_typing",
     "_warnings", "abc", "argparse.Namespace", "array", "base64", "binascii", "bisect", "builtins", "cmath",
     "collections", "collections.abc", "contextlib", "copy", "dataclasses", "enum", "fractions", "functools", "heapq",
@@ -36,7 +36,7 @@ _PURE = frozenset((
     "re", "reprlib", "string", "struct", "textwrap", "types", "typing", "unicodedata", "warnings", "zlib",
 ))  # fmt: skip
 # A mapped file is read without a system call that anybody counts.
-_IMPURE = frozenset((
+IMPURE = frozenset((
     "builtins.open", "builtins.input", "builtins.eval", "builtins.exec", "builtins.compile", "builtins.globals",
     "builtins.id", "builtins.hash", "builtins.__import__", "builtins.breakpoint", "typing.get_type_hints",
     "numpy.memmap",
@@ -49,7 +49,7 @@ _MOST_SETTINGS = 100
 # Later formats depend on how often an object is referred to, and on which texts Python has interned.
 _MARSHAL = 0
 _CONTAINERS = (dict, list, tuple, set)
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def package_of(module: Any) -> str:
@@ -86,13 +86,6 @@ def origin_of_function(function: types.FunctionType, own: frozenset[str]) -> str
     # Python makes the methods of a named tuple without a module.
     is_of_text = file.startswith("<") and not file.startswith("<frozen ")
     return PROGRAM if found is None or namespace(found) is not names or is_of_text else origin(name, own)
-
-
-def check_pure(module: Any, name: str, whose: str) -> None:
-    """Raise CannotSkipError unless a function or class of others reads nothing but what it is given."""
-    full = f"{module}.{name}"
-    if full in _IMPURE or not (whose != PYTHON or module in _PURE or full in _PURE):
-        raise CannotSkipError(f"outside the program: {full}")
 
 
 def namespace(holder: Any) -> dict[str, Any]:
@@ -173,7 +166,7 @@ def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
                     if function.__code__.co_filename.startswith("<"):
                         digest.update(marshal.dumps(function.__code__, _MARSHAL))
     digest.update(_told(settings))
-    containers = {name: each for name, each in settings.items() if type(each) not in _PLAIN}
+    containers = {name: each for name, each in settings.items() if type(each) not in PLAIN}
     return _Examined(count, Marks(dictionaries, list(functions.values())), digest.digest(), containers)
 
 
@@ -199,7 +192,7 @@ def file_digest(file: str) -> bytes:
 
 def _is_setting(name: str, value: Any) -> bool:
     kind = type(value)
-    return not name.startswith("__") and (kind in _PLAIN or kind in _CONTAINERS or origin(kind.__module__) == LIBRARY)
+    return not name.startswith("__") and (kind in PLAIN or kind in _CONTAINERS or origin(kind.__module__) == LIBRARY)
 
 
 def _told(settings: dict[str, Any]) -> bytes:
@@ -208,7 +201,7 @@ def _told(settings: dict[str, Any]) -> bytes:
 
 def _said(value: Any) -> bytes:
     """Return the content of a plain value, or of a container or object that holds nothing else; nothing of others."""
-    held = value if type(value) in (*_PLAIN, *_CONTAINERS) else getattr(value, "__dict__", None)
+    held = value if type(value) in (*PLAIN, *_CONTAINERS) else getattr(value, "__dict__", None)
     if isinstance(held, _CONTAINERS) and len(held) > _MOST_SETTINGS:
         return b""
     try:

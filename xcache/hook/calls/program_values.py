@@ -42,7 +42,6 @@ from xcache.hook.structure.values import content
 _MOST_OBJECTS = 300_000
 # The most bytes of one text or array.
 _MOST_BYTES = 1024 * 1024
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # CPython's flag of a class that is not one of C's own static ones.
 _HEAP_TYPE = 1 << 9
 # Classes whose objects only tell others apart, by a number that counts up in each process.
@@ -104,12 +103,13 @@ class ProgramEncoding(Encoding):
         self._objects += 1
         if self._objects > _MOST_OBJECTS or (kind in (str, bytes) and len(value) > _MOST_BYTES):
             raise CannotSkipError("large object")
-        (Encoding.encode if kind in _PLAIN else _writer(value, kind))(self, value)
+        (Encoding.encode if kind in origins.PLAIN else _writer(value, kind))(self, value)
 
     def library(self, module: Any, name: str) -> str:
         """Return whose a class or function is; note a library's, refuse what reads outside of the program."""
-        whose = origin(module, self.own)
-        origins.check_pure(module, name, whose)
+        whose, full = origin(module, self.own), f"{module}.{name}"
+        if full in origins.IMPURE or (whose == PYTHON and origins.PURE.isdisjoint((module, full))):
+            raise CannotSkipError(f"outside the program: {full}")
         if whose == LIBRARY:
             self._packages.add(origins.package_of(module))
         return whose
