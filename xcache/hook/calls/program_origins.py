@@ -101,14 +101,20 @@ def is_named(value: Any) -> bool:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
     if not (isinstance(module, str) and isinstance(name, str)):
         return False
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        held = namespace(found) if isinstance(found, types.ModuleType) else getattr(found, "__dict__", {})
-        found = held.get(part)
+    found = named(module, name)
     if isinstance(found, (staticmethod, classmethod)):
         found = found.__func__
     # Its name in jaxlib leads nowhere.
     return found is value or value is jax.Array
+
+
+def named(module: str, name: str) -> Any:
+    """Return what a name leads to, or None."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        held = namespace(found) if isinstance(found, types.ModuleType) else getattr(found, "__dict__", {})
+        found = held.get(part)
+    return found
 
 
 def is_a_library_s(value: Any, own: frozenset[str] = frozenset()) -> bool:
