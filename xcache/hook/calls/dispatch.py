@@ -293,9 +293,11 @@ def _imported_since(before: frozenset[str]) -> list[str]:
 
 def _must_count(module: str) -> bool:
     """Return whether a module is neither of Python, nor of jax, its plugins, xcache or what jax requires."""
-    # Cython gives a module of scipy's a second name.
-    name = getattr(sys.modules.get(module), "__name__", module)
-    return not (is_of_jax(name) or is_of_a_library(name) or name.startswith(("jax_", "xcache.")))
+    found = sys.modules.get(module)
+    # Cython makes modules without a file, and gives one of scipy's a second name.
+    name = getattr(found, "__name__", module)
+    is_known = is_of_jax(name) or is_of_a_library(name) or name.startswith(("jax_", "xcache."))
+    return getattr(found, "__file__", None) is not None and not is_known
 
 
 def _difference(one: Alias, other: Alias) -> str | None:
