@@ -128,7 +128,7 @@ class _Examined(NamedTuple):
     modules: int
     marks: Marks
     digest: bytes
-    # Settings that the program can change in place, by their names.
+    # What the program can change in place, by its name.
     containers: dict[str, Any]
 
 
@@ -142,7 +142,7 @@ def of_libraries(packages: frozenset[str], own: frozenset[str]) -> bytes:
     known = _examined.get((packages, own))
     if known is None or known.modules != len(sys.modules) or known.marks.have_changed():
         known = _examined[packages, own] = _examine(packages, own)
-    return known.digest + _told(known.containers)
+    return known.digest + _told(known.containers, own)
 
 
 def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
@@ -164,6 +164,12 @@ def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
                 kinds = [kind for kind in held if isinstance(kind, type) and package_of(kind.__module__) in packages]
                 settings |= {f"{name}.{key}": each for key, each in names.copy().items() if _is_setting(key, each)}
                 dictionaries += (names, *map(namespace, kinds))
+                for kind in kinds:
+                    settings |= {
+                        f"{name}.{kind.__qualname__}.{key}": each
+                        for key, each in namespace(kind).copy().items()
+                        if type(each) in _CONTAINERS and not key.startswith("__")
+                    }
                 held += (each for kind in kinds for each in vars(kind).values())
                 for function in (each for value in held for each in _functions_of(value)):
                     functions[id(function)] = function
@@ -171,8 +177,10 @@ def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
                         raise CannotSkipError(f"function of a library replaced: {name}.{function.__qualname__}")
                     if function.__code__.co_filename.startswith("<"):
                         digest.update(marshal.dumps(function.__code__, _MARSHAL))
-    digest.update(_told(settings))
-    containers = {name: each for name, each in settings.items() if type(each) not in PLAIN}
+    digest.update(_told(settings, own))
+    # Modules import them from each other.
+    names_of = {id(each): name for name, each in settings.items() if type(each) not in PLAIN}
+    containers = {name: settings[name] for name in names_of.values()}
     return _Examined(count, Marks(dictionaries, list(functions.values())), digest.digest(), containers)
 
 
@@ -201,8 +209,12 @@ def _is_setting(name: str, value: Any) -> bool:
     return not name.startswith("__") and (kind in PLAIN or kind in _CONTAINERS or origin(kind.__module__) == LIBRARY)
 
 
-def _told(settings: dict[str, Any]) -> bytes:
-    return b"".join(text(name) + tagged(b"S", _said(value)) for name, value in settings.items())
+def _told(settings: dict[str, Any], own: frozenset[str]) -> bytes:
+    said = {name: _said(value) for name, value in settings.items()}
+    for name, each in said.items():
+        if not each:
+            _check_held(name, settings[name], own)
+    return b"".join(text(name) + tagged(b"S", each) for name, each in said.items())
 
 
 def _said(value: Any) -> bytes:
@@ -214,6 +226,17 @@ def _said(value: Any) -> bytes:
         return marshal.dumps(sorted(held) if isinstance(held, set) else held, _MARSHAL)
     except (TypeError, ValueError):
         return b""
+
+
+def _check_held(name: str, value: Any, own: frozenset[str], depth: int = 4) -> None:
+    """Raise CannotSkipError if a container or object of a library's holds functions or classes of the program's."""
+    held = value if type(value) in _CONTAINERS else getattr(value, "__dict__", {})
+    for each in (list(held.values()) if isinstance(held, dict) else list(held)) if depth else ():
+        is_class = isinstance(each, type) and origin(each.__module__, own) == PROGRAM
+        if is_class or any(_is_programs(function, own) for function in _functions_of(each)):
+            raise CannotSkipError(f"function of a library replaced: {name}")
+        if type(each) in _CONTAINERS:
+            _check_held(name, each, own, depth - 1)
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:

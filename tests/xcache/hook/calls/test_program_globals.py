@@ -282,6 +282,27 @@ def test_a_library_with_a_function_of_the_program_s_is_refused(owner, name, valu
         told(using(click.style))
 
 
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda held: setattr(click.utils, "HELD_BY_A_TEST", {"a": [(held,)]}),
+        lambda held: setattr(click.utils, "HELD_BY_A_TEST", click.Option(["--held"], callback=held)),
+        lambda held: setattr(click.Context, "held_by_a_test", [held]),
+    ],
+    ids=["dictionary", "object", "list of a class"],
+)
+def test_a_library_with_which_the_program_has_registered_something_is_refused(register, monkeypatch):
+    monkeypatch.setattr(click.utils, "HELD_BY_A_TEST", {}, raising=False)
+    monkeypatch.setattr(click.Context, "held_by_a_test", [], raising=False)
+    for held in (len, click.echo, int, click.Option):
+        register(held)
+        told(using(click.style))
+    for held in (echo, Plain):
+        register(held)
+        with pytest.raises(CannotSkipError, match="function of a library replaced"):
+            told(using(click.style))
+
+
 def test_a_mapped_file_is_refused():
     with pytest.raises(CannotSkipError, match=r"outside the program: numpy\.memmap"):
         told(using(np.memmap))
