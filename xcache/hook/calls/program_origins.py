@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 
 from xcache.clock import process_began
-from xcache.hook.structure.encoding import CannotSkipError, tagged, text
+from xcache.hook.structure.encoding import CannotSkipError, tagged, text, type_name
 from xcache.hook.structure.libraries import is_of_jax
 from xcache.hook.structure.marks import Marks
 
@@ -146,42 +146,44 @@ def of_libraries(packages: frozenset[str], own: frozenset[str]) -> bytes:
 
 
 def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
-    """Look at all modules of packages, and at the files of those that these use, and so on."""
-    count, loaded = len(sys.modules), collections.defaultdict(list)
+    """Look at the files of packages and of all that these use, and at what is in their own modules and classes."""
+    count, digest, settings = len(sys.modules), hashlib.sha256(), dict[str, Any]()
+    # By id, because modules import classes from each other.
+    holders, functions = dict[int, tuple[str, dict[str, Any]]](), dict[int, types.FunctionType]()
+    for name, names in _modules_of(packages, own):
+        digest.update(text(name) + file_digest(names.get("__file__") or ""))
+        if package_of(name) in packages:
+            kinds = [each for each in names.copy().values() if isinstance(each, type)]
+            own_kinds = [kind for kind in kinds if package_of(kind.__module__) in packages]
+            holders |= {id(held): (type_name(kind), held) for kind in own_kinds for held in [namespace(kind)]}
+            holders[id(names)] = name, names
+    for place, names in holders.values():
+        settings |= {f"{place}.{key}": each for key, each in names.copy().items() if _is_setting(key, each)}
+        for function in (each for value in list(names.values()) for each in _functions_of(value)):
+            functions[id(function)] = function
+            if _is_programs(function, own):
+                raise CannotSkipError(f"function of a library replaced: {place}.{function.__qualname__}")
+            if function.__code__.co_filename.startswith("<"):
+                digest.update(marshal.dumps(function.__code__, _MARSHAL))
+    digest.update(_told(settings, own))
+    names_of = {id(each): name for name, each in settings.items() if type(each) not in PLAIN}
+    containers = {name: settings[name] for name in names_of.values()}
+    marks = Marks([names for _, names in holders.values()], list(functions.values()))
+    return _Examined(count, marks, digest.digest(), containers)
+
+
+def _modules_of(packages: frozenset[str], own: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the loaded modules of packages with their names, and those of the packages that these use, and so on."""
+    loaded = collections.defaultdict(list)
     for name, module in sorted(sys.modules.copy().items()):
         if isinstance(module, types.ModuleType) and origin(name) not in (JAX, PYTHON):
             loaded[package_of(name)].append((name, namespace(module)))
-    digest, settings = hashlib.sha256(), dict[str, Any]()
-    dictionaries, functions = list[dict[str, Any]](), dict[int, types.FunctionType]()
     waiting = sorted(packages)
     for package in waiting:
         for name, names in loaded.pop(package, ()):
-            digest.update(text(name) + file_digest(names.get("__file__") or ""))
-            held = list(names.values())
+            yield name, names
             if origin(name, own) != PROGRAM:
-                waiting += map(_package_of_part, held)
-            if package in packages:
-                kinds = [kind for kind in held if isinstance(kind, type) and package_of(kind.__module__) in packages]
-                settings |= {f"{name}.{key}": each for key, each in names.copy().items() if _is_setting(key, each)}
-                dictionaries += (names, *map(namespace, kinds))
-                for kind in kinds:
-                    settings |= {
-                        f"{name}.{kind.__qualname__}.{key}": each
-                        for key, each in namespace(kind).copy().items()
-                        if type(each) in _CONTAINERS and not key.startswith("__")
-                    }
-                held += (each for kind in kinds for each in vars(kind).values())
-                for function in (each for value in held for each in _functions_of(value)):
-                    functions[id(function)] = function
-                    if _is_programs(function, own):
-                        raise CannotSkipError(f"function of a library replaced: {name}.{function.__qualname__}")
-                    if function.__code__.co_filename.startswith("<"):
-                        digest.update(marshal.dumps(function.__code__, _MARSHAL))
-    digest.update(_told(settings, own))
-    # Modules import them from each other.
-    names_of = {id(each): name for name, each in settings.items() if type(each) not in PLAIN}
-    containers = {name: settings[name] for name in names_of.values()}
-    return _Examined(count, Marks(dictionaries, list(functions.values())), digest.digest(), containers)
+                waiting += map(_package_of_part, list(names.values()))
 
 
 def _package_of_part(value: Any) -> str:

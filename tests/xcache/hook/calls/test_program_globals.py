@@ -262,7 +262,9 @@ def test_what_the_program_sets_in_a_library_counts(monkeypatch):
     seen.add(told(using(click.style)))
     monkeypatch.setattr(click.utils, "RATE_OF_A_TEST", 2)
     seen.add(told(using(click.style)))
-    assert len(seen) == 4
+    monkeypatch.setattr(click.Context, "rate_of_a_test", 1, raising=False)
+    seen.add(told(using(click.style)))
+    assert len(seen) == 5
     monkeypatch.undo()
     assert told(using(click.style)) == before
 
