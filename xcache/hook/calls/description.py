@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from typing import Any, NamedTuple
 
@@ -21,12 +20,10 @@ from xcache.hook.structure.encoding import CannotSkipError, text
 from xcache.hook.structure.pristine import pristine
 
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 11
+_FORMAT = 12
 # They only name the function, whose content is encoded below.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
 _ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)
-
-
 # ``import jax`` imports these.
 _PUBLIC = ("jax", "jax.lax", "jax.nn", "jax.numpy", "jax.random", "jax.tree_util")
 
@@ -58,19 +55,17 @@ def describe(
     # Tracing may call anything of jax's; what it imports late must not count.
     pristine.check_all()
     encoding.write(pristine.digest(_PUBLIC))
-    with encoding.unordered():
-        encoding.encode(ambient.trace_context())
-        encoding.write(ambient.configuration.digest())
-        encoding.encode((meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))
+    encoding.write(ambient.configuration.digest())
+    encoding.encode((ambient.trace_context(), meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))
     encoding.encode_all(
         (name, value) for name, value in zip(options._fields, options, strict=True) if name not in _NOT_OPTIONS
     )
     encoding.encode_all((
         signature.dynamic_arg_treedefs, signature.dynamic_arg_names, signature.static_args, signature.static_arg_names
     ))  # fmt: skip
-    known = _ARRAYS if not is_prepared else (*_ARRAYS, jax.ShapeDtypeStruct)
     for leaf in leaves:
-        if isinstance(leaf, core.Tracer) or not isinstance(leaf, known):
+        is_known = isinstance(leaf, _ARRAYS) or (is_prepared and isinstance(leaf, jax.ShapeDtypeStruct))
+        if not is_known or isinstance(leaf, core.Tracer):
             raise CannotSkipError("argument that is no array")
         _encode_argument(encoding, leaf)
     encoding.encode(fun)
@@ -78,8 +73,10 @@ def describe(
 
 
 def _own_packages(fun: Any) -> frozenset[str]:
-    """Return the package of the function itself, which is the program's own where it is installed, too."""
-    while (inner := fun.func if isinstance(fun, functools.partial) else getattr(fun, "__wrapped__", None)) is not None:
+    """Return the package of the function, or of the object that it is bound to: the program's own, installed or not."""
+    while (
+        not hasattr(fun, "__self__") and (inner := getattr(fun, "func", getattr(fun, "__wrapped__", None))) is not None
+    ):
         fun = inner
     owner = getattr(fun, "__self__", fun)
     owner = owner if isinstance(owner, (type, types.FunctionType)) else type(owner)
@@ -89,14 +86,11 @@ def _own_packages(fun: Any) -> frozenset[str]:
 
 def parsed(options: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[Any, list[Any]]:
     """Return jax's description of a call's arguments, and their leaves."""
-    names, values = tuple(keywords), tuple(keywords.values())
+    static = options.static_argnums, options.static_argnames
     try:
-        signature, leaves = jax_jit.parse_arguments(
-            arguments, values, names, options.static_argnums, options.static_argnames, REGISTRY
-        )
+        return jax_jit.parse_arguments(arguments, tuple(keywords.values()), tuple(keywords), *static, REGISTRY)  # type: ignore[no-any-return]
     except (TypeError, ValueError):
         raise CannotSkipError("refused by jax") from None
-    return signature, leaves
 
 
 def _encode_argument(encoding: ProgramEncoding, leaf: Any) -> None:

@@ -13,9 +13,9 @@ import inspect
 import logging
 import os
 import sys
-import weakref
+import types
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from jax._src import core, pjit, source_info_util, traceback_util, tree_util, util, xla_bridge
@@ -29,7 +29,7 @@ from xcache.hook.calls import record_format, second_trace, trees
 from xcache.hook.calls.description import Call, describe, parsed
 from xcache.hook.skipping import SKIPPED
 from xcache.hook.structure.encoding import CannotSkipError
-from xcache.hook.structure.libraries import is_of_jax
+from xcache.hook.structure.libraries import is_of_a_library, is_of_jax
 from xcache.request import Alias
 from xcache.signals import reraise_if_the_programs
 from xcache.threads import usual_stack
@@ -40,10 +40,9 @@ logger = logging.getLogger("xcache")
 traceback_util.register_exclusion(__file__)
 source_info_util.register_exclusion(__file__)
 
-# Calls that jax has traced in this process, by digest: their records, and those that have none. All functions share
-# them, to find two that xcache cannot tell apart.
-_recorded: dict[str, Alias] = {}
-_unrecorded: set[str] = set()
+# Calls that jax has traced in this process, by digest, with their records; None for a call that may have none. All
+# functions share them, to find two that xcache cannot tell apart.
+_traced: dict[str, Alias | None] = {}
 _MOST_THREADS = min(8, os.cpu_count() or 1)
 # The daemon refuses larger records; the rest is for the other facts of an alias.
 _MOST_BYTES = protocol.MAX_RECORD - 1024
@@ -72,7 +71,6 @@ class RecordedFunction:
 
     def __init__(self, fun: Any, plain: Any, version: str) -> None:
         self._fun, self._version = fun, version
-        second_trace.check()
         try:
             state = plain.__getstate__()
             self._ask_jax, self._options = state["cache_miss"], plain._jit_info
@@ -80,7 +78,8 @@ class RecordedFunction:
             self._fast_path = {name: _EMPTY_PARAMETERS[name] for name in list(parameters)[4:]}
             kind: Any = type(plain)
             jitted = kind.__new__(kind)
-            answer = pjit.api_boundary(_Answer(self, self._ask_jax))
+            # cloudpickle writes this function with its closure.
+            answer = pjit.api_boundary(lambda *arguments, **keywords: self.answer(*arguments, **keywords))
             state.update(cache_miss=answer, cache=_jax.PjitFunctionCache(capacity=4096))
             jitted.__setstate__(state)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -92,25 +91,28 @@ class RecordedFunction:
         vars(jitted).update(vars(plain))
         jitted.clear_cache = self._clear
         self.jitted = jitted
-        # jax keeps only a weak reference.
-        self._clearing = _Clearing(self)
-        util.register_cache(self._clearing, "xcache.jit")
+        # ``jax.clear_caches()`` takes this for a cache of jax's, to which jax keeps only a weak reference.
+        util.register_cache(self, "xcache.jit")
 
-    def forget(self) -> None:
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Have another process, to which cloudpickle sends this, ask jax alone."""
+        return types.SimpleNamespace, (), {"answer": self._ask_jax}
+
+    def cache_clear(self) -> None:
         """Drop all executables, and use no records from now on."""
         self._is_left_to_jax = True
         self._ready.clear()
 
     def _clear(self) -> None:
-        self.forget()
+        self.cache_clear()
         type(self.jitted).clear_cache(self.jitted)
 
     def answer(self, *arguments: Any, **keywords: Any) -> Any:
         """Answer the dispatcher: the results, the data for its fast path, and whether to forget what it has."""
         records = _current_records()
-        call = None if records is None else self._describe(records, arguments, keywords)
         if records is None:
             _warn_if_unchecked()
+        call = None if records is None else self._describe(records, arguments, keywords)
         if records is None or call is None:
             return self._ask_jax(*arguments, **keywords)
         ready_or_reason = "checked" if records.check else self._load(records, call)
@@ -127,36 +129,22 @@ class RecordedFunction:
 
     def prepare(self, wanted: list[Arguments]) -> None:
         """Load or compile what these calls need, several at once; each has its arguments and keywords."""
-        records, settings, stages = _current_records(), late_module.settings(), current_stages()
-        site = "" if stages is None else stages.site()
-
-        def under_settings(function: Callable[..., Any], *arguments: Any) -> Any:
-            noted = contextlib.nullcontext() if stages is None else stages.asked_from(site)
-            with late_module.under(settings), noted:
-                return function(*arguments)
-
+        records = _current_records()
         # With check each call is traced when it is made, and compared then.
         usable = None if records is None or records.check else records
-        with contextlib.closing(_Threads()) as threads:
-            described: list[Call | None] = []
-            loading: list[Future[Ready | str] | None] = []
-            for each in wanted:
-                call = None if usable is None else self._describe(usable, *each, is_prepared=True)
-                described.append(call)
-                loading.append(call and threads.submit(under_settings, self._load, usable, call))
-            loaded = [each and each.result() for each in loading]
-            missing = [number for number, each in enumerate(loaded) if not isinstance(each, Ready)]
-            lowered, imported = [], []
-            for number in missing:
-                before = frozenset(sys.modules)
-                lowered.append(self.jitted.trace(*wanted[number][0], **wanted[number][1]).lower())
-                imported.append(_imported_since(before))
-            compiling = [threads.submit(under_settings, each._lowering.compile) for each in lowered]
-            for number, compiled, modules in zip(missing, compiling, imported, strict=True):
-                compiled.result()
-                call, reason = described[number], loaded[number]
-                if usable is not None and call is not None and isinstance(reason, str):
-                    self._record_and_count(usable, call, wanted[number], modules, reason)
+        described = [None if usable is None else self._describe(usable, *each, is_prepared=True) for each in wanted]
+        loaded = _in_threads(lambda call: usable and call and self._load(usable, call), described)
+        missing = [number for number, each in enumerate(loaded) if not isinstance(each, Ready)]
+        lowered, imported = [], []
+        for number in missing:
+            before = frozenset(sys.modules)
+            lowered.append(self.jitted.trace(*wanted[number][0], **wanted[number][1]).lower())
+            imported.append(_imported_since(before))
+        _in_threads(lambda each: each._lowering.compile(), lowered)
+        for number, modules in zip(missing, imported, strict=True):
+            call, reason = described[number], loaded[number]
+            if usable is not None and call is not None:
+                self._record_and_count(usable, call, wanted[number], modules, reason)
 
     def _describe(
         self, records: CallRecords, arguments: Any, keywords: Any, *, is_prepared: bool = False
@@ -175,7 +163,7 @@ class RecordedFunction:
         ready = self._ready.get(call.digest)
         if ready is not None:
             return ready
-        if call.digest in _recorded:
+        if _traced.get(call.digest) is not None:
             # Another function has it; whether both mean the same is known when this one has been traced.
             return "no record"
         try:
@@ -203,7 +191,7 @@ class RecordedFunction:
         self, records: CallRecords, call: Call, arguments: Arguments, imported: list[str], reason: str
     ) -> None:
         """Record what jax has just compiled; count the call, once, by why it was traced."""
-        is_first = call.digest not in _recorded and call.digest not in _unrecorded
+        is_first = call.digest not in _traced
         problem = self._record(records, call, arguments, imported)
         if problem is not None or is_first:
             records.count(problem or reason)
@@ -212,14 +200,13 @@ class RecordedFunction:
 
     def _record(self, records: CallRecords, call: Call, arguments: Arguments, imported: list[str]) -> str | None:
         """Record what jax has just compiled, or check the version by it; return why there can be no record, or None."""
-        if records.is_readonly or call.digest in _unrecorded:
-            _unrecorded.add(call.digest)
-            return None
-        known = _recorded.pop(call.digest, None)
+        is_new, known = call.digest not in _traced, _traced.get(call.digest)
         # Unless all of the following succeeds, for good.
-        _unrecorded.add(call.digest)
+        _traced[call.digest] = None
+        if records.is_readonly or not (is_new or known):
+            return None
         try:
-            made = self._alias(records, call, arguments, imported, is_new=known is None)
+            made = self._alias(records, call, arguments, imported, is_new=is_new)
         except BaseException as error:  # noqa: BLE001 - the program has its results already
             self._is_left_to_jax = getattr(error, "kind", "") == second_trace.DIFFERS
             return self._reason(error)
@@ -232,21 +219,22 @@ class RecordedFunction:
                 self._options.fun_sourceinfo,
             )
             return "calls that cannot be told apart"
-        _recorded[call.digest] = made
-        _unrecorded.discard(call.digest)
-        if known is not None:
-            return None
-        if records.check:
+        _traced[call.digest] = made
+        if is_new and records.check:
             outcome = self._check_version(records, made)
             self._say_traced(outcome)
             return outcome
-        records.note(made)
+        if is_new:
+            records.note(made)
         return None
 
     def _alias(
         self, records: CallRecords, call: Call, arguments: Arguments, imported: list[str], *, is_new: bool
     ) -> Alias:
         """Return the alias of what jax has just compiled; raise CannotSkipError if there can be none."""
+        if others := [name for name in imported if _must_count(name)]:
+            # A process that has not imported it yet finds the record.
+            raise CannotSkipError(f"module imported by the function: {others[0]}")
         positional, keywords = arguments
         traced = self.jitted.trace(*positional, **keywords)
         lowered = traced.lower()
@@ -256,7 +244,8 @@ class RecordedFunction:
         if is_new:
             second_trace.compare(traced, lambda: self.jitted.trace(*positional, **keywords))
         parts = trees.parts_of(call.trees, parsed(self._options, *arguments)[0].dynamic_arg_treedefs)
-        record = record_format.encode(lowered._lowering, traced.out_tree, parts, imported)
+        of_jax = filter(is_of_jax, imported)
+        record = record_format.encode(lowered._lowering, traced.out_tree, parts, [*of_jax])
         if len(record) > _MOST_BYTES:
             raise CannotSkipError("large record")
         record_format.decode(record).tree(call.trees)
@@ -297,9 +286,18 @@ class RecordedFunction:
 
 
 def _imported_since(before: frozenset[str]) -> list[str]:
-    """Return the modules of jax's that were imported since, in that order."""
+    """Return the modules that were imported since, in that order."""
     # A list, because other threads may import meanwhile.
-    return [name for name in list(sys.modules) if name not in before and is_of_jax(name)]
+    return [name for name in list(sys.modules) if name not in before]
+
+
+def _must_count(module: str) -> bool:
+    """Return whether a module is neither of Python, nor of jax, its plugins, xcache or what jax requires."""
+    found = sys.modules.get(module)
+    # Cython makes modules without a file, and gives one of scipy's a second name.
+    name = getattr(found, "__name__", module)
+    is_known = is_of_jax(name) or is_of_a_library(name) or name.startswith(("jax_", "xcache."))
+    return getattr(found, "__file__", None) is not None and not is_known
 
 
 def _difference(one: Alias, other: Alias) -> str | None:
@@ -324,52 +322,17 @@ def _current_records() -> CallRecords | None:
     return current_calls()
 
 
-class _Answer(NamedTuple):
-    """The function that jax's dispatcher asks; another process to which cloudpickle sends it gets jax's own."""
+def _in_threads(work: Callable[[Any], Any], items: Sequence[Any]) -> list[Any]:
+    """Return what ``work`` gives for each item, several at once, under this thread's settings of jax."""
+    settings, stages = late_module.settings(), current_stages()
+    site = "" if stages is None else stages.site()
 
-    function: RecordedFunction
-    ask_jax: Callable[..., Any]
+    def work_under_settings(item: Any) -> Any:
+        noted = contextlib.nullcontext() if stages is None else stages.asked_from(site)
+        with late_module.under(settings), noted:
+            return work(item)
 
-    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
-        return self.function.answer(*arguments, **keywords)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _unchanged, (self.ask_jax,)
-
-
-def _unchanged(function: Callable[..., Any]) -> Callable[..., Any]:
-    return function
-
-
-class _Threads(ThreadPoolExecutor):
-    """Threads that load or compile."""
-
-    def __init__(self) -> None:
-        super().__init__(_MOST_THREADS, "xcache-prepare")
-
-    def submit(self, *work: Any) -> Future[Any]:  # type: ignore[override] # no caller passes keywords
-        """Have a thread do the work."""
+    with ThreadPoolExecutor(_MOST_THREADS, "xcache-prepare") as threads:
         with usual_stack():
-            return super().submit(*work)
-
-    def close(self) -> None:
-        """End the threads, and cancel the jobs that have not begun."""
-        self.shutdown(cancel_futures=True)
-
-
-class _Clearing:
-    """Poses as one of jax's caches, so that ``jax.clear_caches()`` reaches a function that is still in use."""
-
-    def __init__(self, function: RecordedFunction) -> None:
-        self._function = weakref.ref(function)
-
-    def cache_clear(self) -> None:
-        function = self._function()
-        if function is not None:
-            function.forget()
-
-    def cache_info(self) -> str:
-        return "xcache.jit"
-
-    def cache_keys(self) -> Sequence[Any]:
-        return ()
+            results = threads.map(work_under_settings, items)
+        return list(results)

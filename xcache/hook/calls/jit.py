@@ -12,9 +12,6 @@ from xcache.errors import UnsupportedError
 
 logger = logging.getLogger("xcache")
 
-# Arguments and keywords.
-_Call = tuple[tuple[Any, ...], dict[str, Any]]
-
 
 def jit(fun: Callable[..., Any] | None = None, *, version: str, **options: Any) -> Any:
     """Return ``jax.jit(fun, **options)``, whose calls a later process neither traces nor lowers again.
@@ -35,20 +32,19 @@ def jit(fun: Callable[..., Any] | None = None, *, version: str, **options: Any) 
         return functools.partial(jit, version=version, **options)
     import jax
 
-    jitted = plain = jax.jit(fun, **options)
-    prepare: Callable[[list[_Call]], None] = functools.partial(_compile, plain)
+    plain, function = jax.jit(fun, **options), None
     try:
         from xcache.hook.calls.dispatch import RecordedFunction
 
         function = RecordedFunction(fun, plain, version)
-        jitted, prepare = function.jitted, function.prepare
     except (ImportError, AttributeError, UnsupportedError) as error:
         logger.debug("xcache.jit is jax.jit with this version of jax: %s", error)
-    jitted.prepare = _preparing(prepare)
+    jitted: Any = plain if function is None else function.jitted
+    jitted.prepare = _preparing(plain, function)
     return jitted
 
 
-def _preparing(prepare: Callable[[list[_Call]], None]) -> Callable[..., None]:
+def _preparing(plain: Any, function: Any) -> Callable[..., None]:
     def prepare_calls(*calls: Any) -> None:
         """Load or compile what these calls need, several at once, and run nothing.
 
@@ -58,15 +54,14 @@ def _preparing(prepare: Callable[[list[_Call]], None]) -> Callable[..., None]:
         for call in calls:
             if not isinstance(call, (tuple, list, inspect.BoundArguments)):
                 raise TypeError(f"each call is a tuple of arguments, not {type(call).__name__}")
-        prepare([
+        wanted = [
             (call.args, call.kwargs) if isinstance(call, inspect.BoundArguments) else (tuple(call), {})
             for call in calls
-        ])  # fmt: skip
+        ]  # fmt: skip
+        if function is not None:
+            function.prepare(wanted)
+            return
+        for arguments, keywords in wanted:
+            plain.lower(*arguments, **keywords).compile()
 
     return prepare_calls
-
-
-def _compile(plain: Any, calls: list[_Call]) -> None:
-    """Compile what these calls need, one after the other."""
-    for arguments, keywords in calls:
-        plain.lower(*arguments, **keywords).compile()

@@ -54,8 +54,8 @@ def code_of(value: types.CodeType) -> Code:
         if value.co_name == "__hash__":
             # A hash serves to find things; the order of a set counts elsewhere.
             reads.pop(("hash",), None)
-        makes_sets = any(step.opname == "BUILD_SET" for step in steps) or any(each.makes_sets for each in inner)
-        known = _known[id(value)] = Code(value, _digest(value, steps), tuple(reads), makes_sets)
+        makes_sets = any(map(_makes_set, steps, steps[1:])) or any(each.makes_sets for each in inner)
+        known = _known[id(value)] = Code(value, _digest(value), tuple(reads), makes_sets)
     return known
 
 
@@ -82,24 +82,17 @@ def _imports(steps: list[dis.Instruction], number: int) -> Iterator[tuple[Any, .
         yield (Import(level, name.partition(".")[0]),)
 
 
-def _digest(value: types.CodeType, steps: list[dis.Instruction]) -> bytes:
+def _makes_set(step: dis.Instruction, following: dis.Instruction) -> bool:
+    """Return whether an instruction makes a set, or takes a constant one that is not only searched."""
+    return step.opname == "BUILD_SET" or (type(step.argval) is frozenset and following.opname != "CONTAINS_OP")
+
+
+def _digest(value: types.CodeType) -> bytes:
     """Return a digest of what code does, and not of where it stands."""
     encoding = Encoding()
     encoding.encode_all((
         value.co_name, value.co_code, value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars,
         value.co_flags, value.co_argcount, value.co_kwonlyargcount, value.co_posonlyargcount, value.co_exceptiontable,
     ))  # fmt: skip
-    # One that is only searched has no order that counts.
-    iterated = [
-        step.argval
-        for step, following in itertools.pairwise(steps)
-        if type(step.argval) is frozenset and following.opname != "CONTAINS_OP"
-    ]
-    for constant in value.co_consts:
-        if isinstance(constant, types.CodeType):
-            encoding.encode(code_of(constant).digest)
-        elif type(constant) is frozenset and constant in iterated:
-            encoding.encode(("in order", *constant))
-        else:
-            encoding.encode(constant)
+    encoding.encode_all(code_of(each).digest if isinstance(each, types.CodeType) else each for each in value.co_consts)
     return hashlib.blake2b(bytes.fromhex(encoding.digest()), digest_size=16).digest()

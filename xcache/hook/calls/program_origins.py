@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import functools
+import gc
 import hashlib
-import itertools
+import marshal
 import os
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
 from xcache.clock import process_began
-from xcache.hook.calls.program_code import code_of
-from xcache.hook.structure.encoding import CannotSkipError, are_same, text
+from xcache.hook.structure.encoding import CannotSkipError, tagged, text, type_name
 from xcache.hook.structure.libraries import is_of_jax
+from xcache.hook.structure.marks import Marks
 
 # Python reads no source file so soon after its start; the clocks of processes and files have this resolution.
 _GRACE_SECONDS = 0.01
@@ -25,7 +27,7 @@ PROGRAM, LIBRARY, PYTHON, JAX = "program", "library", "python", "jax"
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _STANDARD = f"{Path(os.__file__).parent}{os.sep}"
 # Modules of Python's whose functions read nothing but their arguments, and whose objects keep all in attributes.
-_PURE = frozenset((
+PURE = frozenset((
     "_abc", "_bisect", "_collections", "_functools", "_heapq", "_operator", "_struct", "_thread._local", "_typing",
     "_warnings", "abc", "argparse.Namespace", "array", "base64", "binascii", "bisect", "builtins", "cmath",
     "collections", "collections.abc", "contextlib", "copy", "dataclasses", "enum", "fractions", "functools", "heapq",
@@ -33,16 +35,21 @@ _PURE = frozenset((
     "inspect.signature", "itertools", "json", "json.decoder", "json.encoder", "keyword", "math", "numbers", "operator",
     "re", "reprlib", "string", "struct", "textwrap", "types", "typing", "unicodedata", "warnings", "zlib",
 ))  # fmt: skip
-_IMPURE = frozenset((
+# A mapped file is read without a system call that anybody counts.
+IMPURE = frozenset((
     "builtins.open", "builtins.input", "builtins.eval", "builtins.exec", "builtins.compile", "builtins.globals",
     "builtins.id", "builtins.hash", "builtins.__import__", "builtins.breakpoint", "typing.get_type_hints",
+    "numpy.memmap",
 ))  # fmt: skip
-# What the modules of libraries held when that was found to be theirs, by the module's name, with what was generated of
-# it, and what may be a setting.
+_MADE_OF_FUNCTIONS: dict[type, tuple[str, ...]] = {
+    staticmethod: ("__func__",), classmethod: ("__func__",), types.MethodType: ("__func__",),
+    functools.partial: ("func",), property: ("fget", "fset", "fdel"),
+}  # fmt: skip
 _MOST_SETTINGS = 100
-_examined: dict[str, tuple[list[Any], bytes, dict[str, Any]]] = {}
+# Later formats depend on how often an object is referred to, and on which texts Python has interned.
+_MARSHAL = 0
 _CONTAINERS = (dict, list, tuple, set)
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
 def package_of(module: Any) -> str:
@@ -73,28 +80,19 @@ def _origin_of_file(file: str, package: str) -> str:
 
 def origin_of_function(function: types.FunctionType, own: frozenset[str]) -> str:
     """Return whose a function is: a library's, if it has the library's names and stands in its file."""
-    names = function.__globals__
+    names, file = function.__globals__, function.__code__.co_filename
     name = names.get("__name__")
     found = sys.modules.get(name) if isinstance(name, str) else None
-    if found is None or namespace(found) is not names:
-        # Python makes the methods of a named tuple so.
-        return PROGRAM
-    file = function.__code__.co_filename
-    if file.startswith("<") and not file.startswith("<frozen "):
-        return PROGRAM
-    return origin(name, own)
+    # Python makes the methods of a named tuple without a module.
+    is_of_text = file.startswith("<") and not file.startswith("<frozen ")
+    return PROGRAM if found is None or namespace(found) is not names or is_of_text else origin(name, own)
 
 
-def check_pure(module: Any, name: str) -> None:
-    """Raise CannotSkipError unless a function or class of Python's reads nothing but what it is given."""
-    full = f"{module}.{name}"
-    if full in _IMPURE or not (module in _PURE or full in _PURE):
-        raise CannotSkipError(f"outside the program: {full}")
-
-
-def namespace(module: types.ModuleType) -> dict[str, Any]:
-    """Return a module's names without asking the module, which may import something for that."""
-    found: dict[str, Any] = types.ModuleType.__getattribute__(module, "__dict__")
+def namespace(holder: Any) -> dict[str, Any]:
+    """Return the names of a module without asking it, which may import something for that; or those of a class."""
+    if isinstance(holder, type):
+        return gc.get_referents(holder.__dict__)[0]  # type: ignore[no-any-return]
+    found: dict[str, Any] = types.ModuleType.__getattribute__(holder, "__dict__")
     return found
 
 
@@ -103,14 +101,20 @@ def is_named(value: Any) -> bool:
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
     if not (isinstance(module, str) and isinstance(name, str)):
         return False
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        held = namespace(found) if isinstance(found, types.ModuleType) else getattr(found, "__dict__", {})
-        found = held.get(part)
+    found = named(module, name)
     if isinstance(found, (staticmethod, classmethod)):
         found = found.__func__
     # Its name in jaxlib leads nowhere.
     return found is value or value is jax.Array
+
+
+def named(module: str, name: str) -> Any:
+    """Return what a name leads to, or None."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        held = namespace(found) if isinstance(found, types.ModuleType) else getattr(found, "__dict__", {})
+        found = held.get(part)
+    return found
 
 
 def is_a_library_s(value: Any, own: frozenset[str] = frozenset()) -> bool:
@@ -118,85 +122,132 @@ def is_a_library_s(value: Any, own: frozenset[str] = frozenset()) -> bool:
     return is_named(value) and origin(value.__module__, own) != PROGRAM
 
 
+class _Examined(NamedTuple):
+    """What was found in the modules of libraries, which holds as long as there are as many, and they are the same."""
+
+    modules: int
+    marks: Marks
+    digest: bytes
+    # What the program can change in place, by its name.
+    containers: dict[str, Any]
+
+
+_examined: dict[tuple[frozenset[str], frozenset[str]], _Examined] = {}
+
+
+def of_libraries(packages: frozenset[str], own: frozenset[str]) -> bytes:
+    """Return what counts of packages: files, settings, generated code; raise CannotSkipError if one is patched."""
+    if not packages:
+        return b""
+    known = _examined.get((packages, own))
+    if known is None or known.modules != len(sys.modules) or known.marks.have_changed():
+        known = _examined[packages, own] = _examine(packages, own)
+    return known.digest + _told(known.containers, own)
+
+
+def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
+    """Look at the files of packages and of all that these use, and at what is in their own modules and classes."""
+    count, digest, settings = len(sys.modules), hashlib.sha256(), dict[str, Any]()
+    # By id, because modules import classes from each other.
+    holders, functions = dict[int, tuple[str, dict[str, Any]]](), dict[int, types.FunctionType]()
+    for name, names in _modules_of(packages, own):
+        digest.update(text(name) + file_digest(names.get("__file__") or ""))
+        if package_of(name) in packages:
+            kinds = [each for each in names.copy().values() if isinstance(each, type)]
+            own_kinds = [kind for kind in kinds if package_of(kind.__module__) in packages]
+            holders |= {id(held): (type_name(kind), held) for kind in own_kinds for held in [namespace(kind)]}
+            holders[id(names)] = name, names
+    for place, names in holders.values():
+        settings |= {f"{place}.{key}": each for key, each in names.copy().items() if _is_setting(key, each)}
+        for function in (each for value in list(names.values()) for each in _functions_of(value)):
+            functions[id(function)] = function
+            if _is_programs(function, own):
+                raise CannotSkipError(f"function of a library replaced: {place}.{function.__qualname__}")
+            if function.__code__.co_filename.startswith("<"):
+                digest.update(marshal.dumps(function.__code__, _MARSHAL))
+    digest.update(_told(settings, own))
+    names_of = {id(each): name for name, each in settings.items() if type(each) not in PLAIN}
+    containers = {name: settings[name] for name in names_of.values()}
+    marks = Marks([names for _, names in holders.values()], list(functions.values()))
+    return _Examined(count, marks, digest.digest(), containers)
+
+
+def _modules_of(packages: frozenset[str], own: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the loaded modules of packages with their names, and those of the packages that these use, and so on."""
+    loaded = collections.defaultdict(list)
+    for name, module in sorted(sys.modules.copy().items()):
+        if isinstance(module, types.ModuleType) and origin(name) not in (JAX, PYTHON):
+            loaded[package_of(name)].append((name, namespace(module)))
+    waiting = sorted(packages)
+    for package in waiting:
+        for name, names in loaded.pop(package, ()):
+            yield name, names
+            if origin(name, own) != PROGRAM:
+                waiting += map(_package_of_part, list(names.values()))
+
+
+def _package_of_part(value: Any) -> str:
+    """Return the package of a module, function or class that stands in a module; nothing for other values."""
+    if isinstance(value, types.ModuleType):
+        return package_of(namespace(value).get("__name__"))
+    return package_of(value.__module__) if isinstance(value, (types.FunctionType, type)) else ""
+
+
 @functools.cache
-def file_digest(file: str) -> str:
+def file_digest(file: str) -> bytes:
     """Return the digest of a library's file; raise CannotSkipError if the process may run what it held before."""
     try:
         content, status = Path(file).read_bytes(), Path(file).stat()
     except OSError:
-        return ""
+        return b""
     # A rename changes ctime, and no mtime.
     if status.st_ctime > process_began() + _GRACE_SECONDS:
         raise CannotSkipError(f"changed source file: {file}")
-    return hashlib.sha256(content).hexdigest()
+    return hashlib.sha256(content).digest()
 
 
-def of_libraries(packages: Iterable[str], own: frozenset[str]) -> Iterator[bytes]:
-    """Yield what counts of the modules of these packages beside their files; raise CannotSkipError if one is patched.
-
-    That is their settings, and the code that Python and libraries generate. All other code has to be a library's.
-    """
-    wanted = {*packages}
-    for name, module in sorted(sys.modules.copy().items()):
-        if package_of(name) in wanted and isinstance(module, types.ModuleType):
-            names = namespace(module).copy()
-            held = list(names.values())
-            kinds = [kind for kind in held if isinstance(kind, type) and package_of(kind.__module__) in wanted]
-            held += itertools.chain.from_iterable(vars(kind).values() for kind in kinds)
-            known = _examined.get(name)
-            if known is None or not are_same(known[0], held):
-                settings = {
-                    key: value for key, value in names.items() if not key.startswith("__") and _is_setting(value)
-                }
-                known = _examined[name] = held, _generated(name, held, own), settings
-            told = [f"{key} {said}" for key, value in known[2].items() if (said := _said(value))]
-            if known[1] or told:
-                yield text(name) + known[1] + text("\n".join(told))
-
-
-def _generated(module: str, held: Iterable[Any], own: frozenset[str]) -> bytes:
-    """Return a digest of the generated functions among these values; refuse a function that is the program's."""
-    found = []
-    for function in {id(each): each for value in held for each in _functions_of(value)}.values():
-        if _is_programs(function, own):
-            raise CannotSkipError(f"function of a library replaced: {module}.{function.__qualname__}")
-        if function.__code__.co_filename.startswith("<"):
-            found.append(code_of(function.__code__).digest)
-    return hashlib.blake2b(b"".join(found), digest_size=16).digest() if found else b""
-
-
-def _is_setting(value: Any) -> bool:
+def _is_setting(name: str, value: Any) -> bool:
     kind = type(value)
-    return kind in _PLAIN or kind in _CONTAINERS or origin(kind.__module__) == LIBRARY
+    return not name.startswith("__") and (kind in PLAIN or kind in _CONTAINERS or origin(kind.__module__) == LIBRARY)
 
 
-def _said(value: Any, depth: int = 4) -> str | None:
-    """Return a text of plain values and what holds nothing else; None of what is empty, large or holds others."""
-    kind = type(value)
-    if kind in _PLAIN:
-        return repr(value)
-    if kind not in _CONTAINERS:
-        value = getattr(value, "__dict__", None) if _is_setting(value) else None
-    if not isinstance(value, _CONTAINERS) or not 0 < len(value) <= _MOST_SETTINGS or depth == 0:
-        return None
-    parts = [*value.keys(), *value.values()] if isinstance(value, dict) else value
-    said = [_said(each, depth - 1) for each in parts]
-    if None in said:
-        return None
-    return f"{kind.__name__} {sorted(map(str, said)) if kind is set else said}"
+def _told(settings: dict[str, Any], own: frozenset[str]) -> bytes:
+    said = {name: _said(value) for name, value in settings.items()}
+    for name, each in said.items():
+        if not each:
+            _check_held(name, settings[name], own)
+    return b"".join(text(name) + tagged(b"S", each) for name, each in said.items())
+
+
+def _said(value: Any) -> bytes:
+    """Return the content of a plain value, or of a container or object that holds nothing else; nothing of others."""
+    held = value if type(value) in (*PLAIN, *_CONTAINERS) else getattr(value, "__dict__", None)
+    if isinstance(held, _CONTAINERS) and len(held) > _MOST_SETTINGS:
+        return b""
+    try:
+        return marshal.dumps(sorted(held) if isinstance(held, set) else held, _MARSHAL)
+    except (TypeError, ValueError):
+        return b""
+
+
+def _check_held(name: str, value: Any, own: frozenset[str], depth: int = 4) -> None:
+    """Raise CannotSkipError if a container or object of a library's holds functions or classes of the program's."""
+    held = value if type(value) in _CONTAINERS else getattr(value, "__dict__", {})
+    for each in (list(held.values()) if isinstance(held, dict) else list(held)) if depth else ():
+        is_class = isinstance(each, type) and origin(each.__module__, own) == PROGRAM
+        if is_class or any(_is_programs(function, own) for function in _functions_of(each)):
+            raise CannotSkipError(f"function of a library replaced: {name}")
+        if type(each) in _CONTAINERS:
+            _check_held(name, each, own, depth - 1)
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
     kind = type(value)
     if kind is types.FunctionType:
         yield value
-    elif kind in (staticmethod, classmethod, types.MethodType):
-        yield from _functions_of(value.__func__)
-    elif kind is property:
-        for each in (value.fget, value.fset, value.fdel):
-            yield from _functions_of(each)
-    elif kind is functools.partial:
-        yield from _functions_of(value.func)
+    elif kind in _MADE_OF_FUNCTIONS:
+        for name in _MADE_OF_FUNCTIONS[kind]:
+            yield from _functions_of(getattr(value, name))
     elif not isinstance(value, type) and type(call := getattr(kind, "__call__", None)) is types.FunctionType:  # noqa: B004
         yield call
 

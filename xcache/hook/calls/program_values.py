@@ -1,43 +1,39 @@
 """The content of the program's own values: functions, static arguments, and what is in the nodes of trees.
 
-Each value counts with all that it leads to. ``PARTS`` says of which parts the values of a type consist, ``_BY_BASE``
+Each value counts with all that it leads to. ``_PARTS`` says of which parts the values of a type consist, ``_BY_BASE``
 has the functions that write others. What is in neither is jax's, or an object: its class, its attributes and its items.
 What C code may keep elsewhere, and what leads out of the program, raises CannotSkipError.
 """
 
 from __future__ import annotations
 
+import array
 import builtins
 import collections
 import contextlib
+import contextvars
+import dataclasses
+import datetime
 import functools
+import logging
+import operator
 import os
 import pathlib
 import re
 import sys
+import threading
 import types
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import core, tree_util
+from jax._src import core, tree_util, util
 
 from xcache.hook.calls import program_origins as origins
 from xcache.hook.calls.program_code import Code, Import, code_of
 from xcache.hook.calls.program_origins import JAX, LIBRARY, PROGRAM, PYTHON, is_a_library_s, namespace, origin
-from xcache.hook.calls.program_parts import (
-    ITEMS,
-    MISSING,
-    PARTS,
-    READABLE,
-    WITH_IDENTITY,
-    attribute,
-    attributes,
-    imported,
-    is_native,
-)
 from xcache.hook.structure import digest  # noqa: F401 - it completes the table of types
 from xcache.hook.structure.description import NATIVE
 from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
@@ -46,25 +42,45 @@ from xcache.hook.structure.values import content
 _MOST_OBJECTS = 300_000
 # The most bytes of one text or array.
 _MOST_BYTES = 1024 * 1024
-_PLAIN = (bool, int, float, complex, str, bytes, type(None))
 # CPython's flag of a class that is not one of C's own static ones.
 _HEAP_TYPE = 1 << 9
 # Classes whose objects only tell others apart, by a number that counts up in each process.
 _IDENTITIES = ("flax.ids.FlaxId",)
-# A dataclass shows its defaults in its documentation.
-_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+(?=>)")
 # What Python adds to a class or module: where it is, and what follows from the rest.
 _OF_PYTHON = frozenset((
     "__module__", "__dict__", "__weakref__", "__file__", "__path__", "__cached__", "__loader__", "__spec__",
-    "__package__", "__builtins__", "__warningregistry__", "__annotations__", "__annotate__", "__annotate_func__",
-    "__annotations_cache__", "__firstlineno__", "__static_attributes__", "__parameters__", "__orig_bases__",
-    "__abstractmethods__", "_abc_impl", "__dataclass_params__", "__slotnames__", "__type_params__",
-    "_value2member_map_",
+    "__package__", "__builtins__", "__warningregistry__", "__annotate__", "__annotate_func__", "__annotations_cache__",
+    "__firstlineno__", "__static_attributes__", "__parameters__", "__orig_bases__", "__abstractmethods__", "_abc_impl",
+    "__dataclass_params__", "__slotnames__", "__type_params__", "_value2member_map_",
 ))  # fmt: skip
+_AS_TEXT = ("__doc__", "__annotations__")
 # Attributes of a function that jax has made of another which say nothing of what it does.
 _OF_A_FUNCTION = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "_fun", "fun_sourceinfo",
                   "fun_signature")  # fmt: skip
-_Write = Callable[["ProgramEncoding", Any], None]
+_MISSING: Any = object()
+# Texts show objects, such as a dataclass's defaults in its documentation, with their addresses.
+_ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+(?=>)")
+# Types of Python's whose values are what ``copy`` makes them of.
+_COPIED = (
+    collections.deque, range, bytearray, array.array, datetime.date, datetime.datetime, datetime.time,
+    datetime.timedelta, datetime.timezone, operator.attrgetter, operator.itemgetter,
+    type(vars(collections.namedtuple("_", "a"))["a"]),
+)  # fmt: skip
+# Native classes whose instances are known by their items, and what these are; a class may say something else of itself.
+_ITEMS: dict[type, Callable[[Any], Any]] = {
+    dict: lambda value: list(dict.items(value)),
+    collections.OrderedDict: lambda value: list(collections.OrderedDict.__iter__(value)),
+    collections.defaultdict: lambda value: value.default_factory,
+    list: lambda value: list(list.__iter__(value)),
+    tuple: lambda value: tuple(tuple.__iter__(value)),
+    str: str.__str__,
+    int: int.__int__,
+    float: float.__float__,
+    functools.partial: lambda value: (value.func, value.args, value.keywords),
+}
+# Native classes that add nothing to their instances' attributes.
+_READABLE = {object, types.SimpleNamespace, threading.local, *_ITEMS}
+_Write = Callable[["ProgramEncoding", Any], Any]
 
 
 class ProgramEncoding(Encoding):
@@ -75,10 +91,8 @@ class ProgramEncoding(Encoding):
         self.own = own
         self._objects = 0
         # Functions, classes and modules lead far: they are written after what names them, one after the other.
-        self._later: list[tuple[_Write, Any]] = []
+        self.later: list[tuple[_Write, Any]] = []
         self._packages: set[str] = set()
-        # Whether sets within the value being written have no order: it is a part of an object of jax's, say.
-        self.is_unordered = False
         # All names in the code that was met, and whether a path was, which can read files.
         self.named: set[str] = set()
         self.has_path = False
@@ -89,73 +103,38 @@ class ProgramEncoding(Encoding):
         self._objects += 1
         if self._objects > _MOST_OBJECTS or (kind in (str, bytes) and len(value) > _MOST_BYTES):
             raise CannotSkipError("large object")
-        if kind in _PLAIN:
-            super().encode(value)
-            return
-        write = _writer(value, kind)
-        with self.unordered(write is Encoding.encode or (self.is_unordered and kind in (tuple, set, frozenset))):
-            write(self, value)
-
-    @contextlib.contextmanager
-    def unordered(self, is_unordered: bool = True) -> Iterator[None]:
-        """Encode the values within as those that nobody goes through in order, such as parts of an object of jax's."""
-        outer, self.is_unordered = self.is_unordered, is_unordered
-        try:
-            yield
-        finally:
-            self.is_unordered = outer
-
-    def later(self, value: Any, write: _Write) -> None:
-        """Write the number of an object, and have its content written later if it was not met before."""
-        if not self.met_before(b"L", value):
-            self._later.append((write, value))
+        (Encoding.encode if kind in origins.PLAIN else _writer(value, kind))(self, value)
 
     def library(self, module: Any, name: str) -> str:
-        """Return whose a class or function is; note a library's, refuse what Python reads outside of the program."""
-        whose = origin(module, self.own)
-        if whose == PYTHON:
-            origins.check_pure(module, name)
-        elif whose == LIBRARY:
+        """Return whose a class or function is; note a library's, refuse what reads outside of the program."""
+        whose, full = origin(module, self.own), f"{module}.{name}"
+        if full in origins.IMPURE or (whose == PYTHON and origins.PURE.isdisjoint((module, full))):
+            raise CannotSkipError(f"outside the program: {full}")
+        if whose == LIBRARY:
             self._packages.add(origins.package_of(module))
-            self.write(text(origins.file_digest(namespace(sys.modules[module]).get("__file__") or "")))
         return whose
 
     def digest(self) -> str:
         """Return the digest of all that was written, and of what this led to."""
-        self._write_the_rest()
+        # It grows meanwhile.
+        for write, value in self.later:
+            write(self, value)
+        self.later.clear()
         if "numpy" in self._packages:
             self.encode((np.get_printoptions(), np.geterr()))
-        for told in origins.of_libraries(self._packages, self.own):
-            self.write(told)
+        self.write(origins.of_libraries(frozenset(self._packages), self.own))
         if self.has_path and (reading := self.named & _READING):
             raise CannotSkipError(f"outside the program: pathlib.Path.{min(reading)}")
         return super().digest()
 
-    def apart(self, value: Any, handler: Callable[[Encoding, Any], None]) -> bytes:
-        """Return the encoding of a value by itself, with numbers of its own."""
-
-        def alone(_: Encoding, value: Any) -> None:
-            outer = self._numbers, self._later
-            self._numbers, self._later = {}, []
-            try:
-                handler(self, value)
-                self._write_the_rest()
-            finally:
-                self._numbers, self._later = outer
-
-        return super().apart(value, alone)
-
-    def _write_the_rest(self) -> None:
-        # It grows meanwhile.
-        for write, value in self._later:
-            with self.unordered(False):
-                write(self, value)
-        self._later.clear()
+    def write_token(self, value: Any, handler: Callable[[Encoding, Any], None]) -> None:
+        """Write an object of jax's in place: it may hold objects of the program's, which have numbers."""
+        handler(self, value)
 
 
 def _writer(value: Any, kind: type) -> Callable[[Any, Any], None]:
     """Return the function that writes a value of this type."""
-    if kind in PARTS:
+    if kind in _PARTS:
         return _parts
     for base, write in _BY_BASE:
         if issubclass(kind, base):
@@ -175,15 +154,16 @@ def _writer(value: Any, kind: type) -> Callable[[Any, Any], None]:
     return _object
 
 
+def _later(write: _Write) -> _Write:
+    return lambda encoding, value: None if encoding.met_before(b"L", value) else encoding.later.append((write, value))
+
+
 def _parts(encoding: ProgramEncoding, value: Any) -> None:
     kind = type(value)
-    if kind in WITH_IDENTITY and encoding.met_before(b"v", value):
+    if kind in _WITH_IDENTITY and encoding.met_before(b"v", value):
         return
     encoding.write(text(type_name(kind)))
-    if kind in (set, frozenset) and encoding.is_unordered:
-        encoding.write_unordered(value)
-    else:
-        encoding.encode_all(PARTS[kind](value))
+    encoding.encode_all(_PARTS[kind](value))
 
 
 def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
@@ -194,15 +174,13 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
         if is_a_library_s(value, encoding.own):
             return
     held = [item for item in vars(value).items() if not _is_of_xcache(item[1])]
-    encoding.encode_all((value.__name__, value.__doc__, value.__defaults__, value.__kwdefaults__, *held))
+    annotations = _without_addresses(getattr(value, "__annotations__", None))
+    encoding.encode_all((value.__name__, value.__doc__, annotations, value.__defaults__, value.__kwdefaults__, *held))
     for cell in value.__closure__ or ():
         try:
             encoding.encode(cell.cell_contents)
         except ValueError:
             encoding.write(b"empty")
-    for name, each in getattr(value, "__annotations__", {}).items():
-        is_type = isinstance(each, type) or typing.get_origin(each) or type(each).__module__ == "typing"
-        encoding.encode((name, repr(each) if is_type else each))
     if whose == PROGRAM:
         _globals(encoding, value, known)
 
@@ -213,11 +191,11 @@ def _globals(encoding: ProgramEncoding, function: types.FunctionType, known: Cod
     makes_sets = known.makes_sets
     for name, *following in known.reads:
         if isinstance(name, Import):
-            found = imported(name, function.__globals__, following)
+            found = _imported(name, function.__globals__, following)
         else:
-            found = function.__globals__.get(name, vars(builtins).get(name, MISSING))
+            found = function.__globals__.get(name, vars(builtins).get(name, _MISSING))
         makes_sets |= found is set or found is frozenset
-        while following and (inner := attribute(found, following[0])) is not MISSING:
+        while following and (inner := _attribute(found, following[0])) is not _MISSING:
             found = inner
             del following[0]
         encoding.write(b"G%d;" % len(following))
@@ -242,16 +220,18 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
         encoding.encode_all((type(value), *value.__bases__))
         if "_abc_impl" in vars(value) and sys.modules["_abc"]._get_dump(value)[0]:
             raise CannotSkipError(f"class with registered subclasses: {type_name(value)}")
-        documentation = vars(value).get("__doc__")
-        encoding.encode(_ADDRESS.sub("", documentation) if type(documentation) is str else documentation)
-        _names(encoding, {name: held for name, held in vars(value).items() if name != "__doc__"})
+        _names(encoding, vars(value))
     node = tree_util._registry.get(value)
     if node is not None and origin(value.__module__) not in (JAX, PYTHON):
         encoding.encode_all(node)
 
 
-def _names(encoding: ProgramEncoding, names: dict[str, Any]) -> None:
-    encoding.encode_all(item for item in names.items() if item[0] not in _OF_PYTHON)
+def _names(encoding: ProgramEncoding, names: Mapping[str, Any]) -> None:
+    encoding.encode_all(
+        (name, _without_addresses(held) if name in _AS_TEXT and type(held) in (str, dict) else held)
+        for name, held in names.items()
+        if name not in _OF_PYTHON
+    )
 
 
 def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
@@ -260,10 +240,10 @@ def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
     encoding.write(text(f"module {name}"))
     if sys.modules.get(name) is value and origin(name, encoding.own) != PROGRAM:
         encoding.library(name, "")
-        return
-    if "__getattr__" in names:
+    elif "__getattr__" in names:
         raise CannotSkipError(f"attribute that a module computes: {name}")
-    _names(encoding, names)
+    else:
+        _names(encoding, names)
 
 
 def _native(encoding: ProgramEncoding, value: Any) -> None:
@@ -310,9 +290,7 @@ def _path(encoding: ProgramEncoding, value: pathlib.PurePath) -> None:
 
 
 def _refuse(_: ProgramEncoding, value: Any) -> None:
-    raise CannotSkipError(
-        "outside the program: os.environ" if value is os.environ else f"unknown type: {type_name(type(value))}"
-    )
+    raise CannotSkipError(f"unknown type: {type_name(type(value))}")
 
 
 def _wrapper(encoding: ProgramEncoding, value: Any) -> None:
@@ -327,13 +305,6 @@ def _wrapper(encoding: ProgramEncoding, value: Any) -> None:
     elif type(value).__module__.startswith("jaxlib"):
         _refuse(encoding, value)
     encoding.encode_all(item for item in sorted(held.items()) if item[0] not in _OF_A_FUNCTION)
-
-
-def _tree(encoding: ProgramEncoding, value: Any) -> None:
-    node = value.node_data()
-    encoding.write(b"tree" if node is not None else b"leaf" if value.num_leaves else b"none")
-    if node is not None:
-        encoding.encode_all((*node, *value.children()))
 
 
 def _array(encoding: ProgramEncoding, value: Any) -> None:
@@ -366,21 +337,125 @@ def _object(encoding: ProgramEncoding, value: Any) -> None:
     if type_name(kind) in _IDENTITIES:
         return
     # Python's own classes have a dictionary or slots, be they empty; C's may have neither.
-    is_readable = kind in READABLE or "__slots__" in vars(kind) or kind.__dictoffset__
-    if not is_readable or any(base not in READABLE and is_native(base) for base in kind.__mro__):
+    is_readable = kind in _READABLE or "__slots__" in vars(kind) or kind.__dictoffset__
+    if not is_readable or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
         _refuse(encoding, value)
-    encoding.encode_all(attributes(value))
-    encoding.encode_all(items(value) for base, items in ITEMS.items() if issubclass(kind, base))
+    encoding.encode_all(_attributes(value))
+    encoding.encode_all(items(value) for base, items in _ITEMS.items() if issubclass(kind, base))
 
 
+def _imported(wanted: Import, names: dict[str, Any], parts: list[str]) -> Any:
+    """Return the module that an import in a function's body leads to, or the module that is a part of it."""
+    name = wanted.name
+    if wanted.level:
+        above = str(names.get("__package__")).rsplit(".", wanted.level - 1)[0]
+        name = f"{above}.{name}" if name else above
+    found = sys.modules.get(name)
+    if parts and found is not None and parts[0] not in namespace(found):
+        found = sys.modules.get(f"{name}.{parts.pop(0)}")
+    if found is None and origin(name) != JAX:
+        raise CannotSkipError(f"module imported by the function: {name}")
+    # What comes with jax's files is known by its name.
+    return name if found is None else found
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """Return an attribute of a module or object if it is nothing but an entry of its dictionary, or _MISSING."""
+    kind = type(value)
+    is_module = issubclass(kind, types.ModuleType)
+    plain: Any = types.ModuleType.__getattribute__ if is_module else object.__getattribute__
+    if kind.__getattribute__ is not plain or any(name in vars(base) for base in kind.__mro__):
+        return _MISSING
+    try:
+        held = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return _MISSING
+    if is_module and name not in held and "__getattr__" in held and origin(held.get("__name__")) != JAX:
+        raise CannotSkipError(f"attribute that a module computes: {held.get('__name__')}.{name}")
+    return held.get(name, _MISSING)
+
+
+def _is_native(base: type) -> bool:
+    """Return whether a class is written in C, so that its instances may have state that nobody sees."""
+    module = sys.modules.get(base.__module__)
+    file = None if module is None else namespace(module).get("__file__")
+    is_in_python = file.endswith((".py", ".pyc")) if file else base.__module__ not in sys.builtin_module_names
+    is_made_in_c = any(type(vars(base).get(name)) in NATIVE for name in ("__new__", "__init__"))
+    return is_made_in_c or module is None or not is_in_python
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield an object's attributes, in the order in which they were set; a class may hide some of them."""
+    with contextlib.suppress(AttributeError):
+        is_local = issubclass(type(value), threading.local)
+        yield from (vars(value) if is_local else object.__getattribute__(value, "__dict__")).items()
+    for base in type(value).__mro__:
+        # A class of C's without slots has members of which its items tell, or which are addresses.
+        for name, slot in vars(base).items() if "__slots__" in vars(base) else ():
+            if type(slot) is types.MemberDescriptorType:
+                with contextlib.suppress(AttributeError):
+                    yield name, slot.__get__(value)
+
+
+def _without_addresses(value: Any) -> str:
+    """Return a value as text, which is the same in another process."""
+    return _ADDRESS.sub("", str(value))
+
+
+def _what_makes_a_copy(value: Any) -> list[Any]:
+    _, arguments, *more = value.__reduce_ex__(3)
+    return [arguments, *(list(each) if isinstance(each, Iterator) else each for each in more)]
+
+
+def _variable(value: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
+    try:
+        return value.name, value.get()
+    except LookupError:
+        return (value.name,)
+
+
+# Types of Python's, and the parts that make up a value of each.
+_PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    tuple: tuple,
+    list: list,
+    set: list,
+    frozenset: list,
+    dict: lambda value: (*value.keys(), *value.values()),
+    types.MappingProxyType: lambda value: (*value.keys(), *value.values()),
+    memoryview: lambda value: (value.format, value.shape, value.strides, value.tobytes()),
+    **dict.fromkeys(_COPIED, _what_makes_a_copy),
+    re.Pattern: lambda value: (value.pattern, value.flags),
+    operator.methodcaller: lambda value: value.__reduce__()[:2],
+    types.MethodType: lambda value: (value.__func__, value.__self__),
+    property: lambda value: (value.fget, value.fset, value.fdel, value.__doc__),
+    staticmethod: lambda value: (value.__func__,),
+    classmethod: lambda value: (value.__func__,),
+    functools.cached_property: lambda value: (value.func, value.attrname),
+    types.CodeType: lambda value: (code_of(value).digest,),
+    **dict.fromkeys((types.MemberDescriptorType, types.GetSetDescriptorType), lambda value: (value.__name__,)),
+    types.NotImplementedType: lambda _: (),
+    typing.TypeVar: lambda value: (value.__name__,),
+    dataclasses.Field: lambda value: [
+        _without_addresses(each) if name in ("type", "_field_type") else each for name, each in _attributes(value)
+    ],
+    contextvars.ContextVar: _variable,
+    logging.Logger: lambda value: (value.name, value.getEffectiveLevel(), value.disabled, value.manager.disable),
+    util.HashablePartial: lambda value: (value.f, value.args, value.kwargs),
+    jax.tree_util.PyTreeDef: lambda value: (value.num_leaves, value.node_data(), *value.children()),
+}
+# Of these, those that the program can change or compare by identity.
+_WITH_IDENTITY = (
+    list, set, frozenset, dict, types.MappingProxyType, collections.deque, bytearray, array.array,
+    contextvars.ContextVar,
+)  # fmt: skip
 # The methods of paths that read files, as Python's own classes tell.
 _READING = {name for name in vars(pathlib.Path) if not name.startswith("_")} - {*vars(pathlib.PurePath)}
 _BY_BASE: tuple[tuple[Any, Callable[[Any, Any], None]], ...] = (
-    (types.FunctionType, lambda encoding, value: encoding.later(value, _function)),
-    (type, lambda encoding, value: encoding.later(value, _class)),
-    (types.ModuleType, lambda encoding, value: encoding.later(value, _module)),
+    (types.FunctionType, _later(_function)),
+    (type, _later(_class)),
+    (types.ModuleType, _later(_module)),
     (NATIVE, _native),
-    (jax.tree_util.PyTreeDef, _tree),
+    ((types.GenericAlias, types.UnionType), _type_form),
     ((jax.Array, np.ndarray), _array),
     (type(functools.lru_cache(len)), _cached),
     (pathlib.PurePath, _path),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -36,9 +37,8 @@ _MOST_BYTES = 16 * 1024 * 1024
 # A tree of results has dictionaries with numbers as keys.
 _SHAPE = bounded.Shape(_MOST_BYTES, _MOST_BYTES, containers=1_000_000, only_text_keys=False)
 _PLAIN = (type(None), bool, int, float, str, bytes)
-# ``Layout`` has this name since jax 0.7.
-_LAYOUT: Any = getattr(layout, "Layout", None)
 _UNCONSTRAINED = PartitionSpec.UNCONSTRAINED
+_Parts = Callable[[Any], Sequence[Any]]
 
 
 class Record(NamedTuple):
@@ -102,23 +102,24 @@ class _Writer:
     def write(self, value: Any) -> Any:
         if type(value) in _PLAIN:
             return value
-        if type(value) in _SHARED:
-            return ["#", self._share(value)]
-        for name, kind, parts, _ in _TYPES:
-            if type(value) is kind or (kind in _BASES and isinstance(value, kind)):
-                return [name, *map(self.write, parts(value))]
-        raise CannotSkipError(f"unknown type in a computation: {type_name(type(value))}")
-
-    def _share(self, value: Any) -> int:
+        name, parts, make = _row_of(value)
+        if name not in _SHARED:
+            return [name, *map(self.write, parts(value))]
         key = type(value), value
         if key not in self._numbers:
-            name, _, parts, make = _SHARED[type(value)]
             form = [name, *map(self.write, parts(value))]
             if make(*map(_Reader(self.shared).read, form[1:])) != value:
                 raise CannotSkipError(f"a computation's {type(value).__name__} cannot be written")
             self.shared.append(form)
             self._numbers[key] = len(self.shared) - 1
-        return self._numbers[key]
+        return ["#", self._numbers[key]]
+
+
+def _row_of(value: Any) -> tuple[str, _Parts, Callable[..., Any]]:
+    for name, kind, parts, make in _TYPES:
+        if type(value) is kind or (kind in _BASES and isinstance(value, kind)):
+            return name, parts, make
+    raise CannotSkipError(f"unknown type in a computation: {type_name(type(value))}")
 
 
 class _Reader:
@@ -185,17 +186,12 @@ def _make_mesh(devices: Any, shape: Any, names: Any, types: Any) -> Any:
     return meshes.Mesh(held.reshape(shape), names, axis_types=types)
 
 
-def _abstract_mesh(value: Any) -> tuple[Any, ...]:
-    return value.axis_sizes, value.axis_names, value.axis_types, value.abstract_device
-
-
 def _make_abstract_mesh(sizes: Any, names: Any, types: Any, device: Any) -> Any:
     return meshes.AbstractMesh(sizes, names, axis_types=types, abstract_device=device)
 
 
 def _spec(value: Any) -> tuple[Any, ...]:
-    partitions = value._partitions if hasattr(value, "_partitions") else tuple(value)
-    return tuple(partitions), getattr(value, "unreduced", None) or None, getattr(value, "reduced", None) or None
+    return tuple(value._partitions), getattr(value, "unreduced", None) or None, getattr(value, "reduced", None) or None
 
 
 def _make_spec(partitions: Any, unreduced: Any, reduced: Any) -> Any:
@@ -219,7 +215,6 @@ def _polymorphism(value: Any) -> tuple[Any, ...]:
     return ()
 
 
-_Parts = Callable[[Any], Sequence[Any]]
 _TYPES: list[tuple[str, Any, _Parts, Callable[..., Any]]] = [
     ("tuple", tuple, tuple, lambda *items: items),
     ("list", list, list, lambda *items: list(items)),
@@ -241,21 +236,17 @@ _TYPES: list[tuple[str, Any, _Parts, Callable[..., Any]]] = [
     ("axis type", meshes.AxisType, lambda value: (value.name,), lambda name: meshes.AxisType[name]),
     ("spec", PartitionSpec, _spec, _make_spec),
     ("abstract device", meshes.AbstractDevice, dataclasses.astuple, meshes.AbstractDevice),
+    ("aval", core.ShapedArray, _aval, _make_aval),
+    ("single", SingleDeviceSharding, _single,
+     lambda device, memory_kind: SingleDeviceSharding(device, memory_kind=memory_kind)),
+    ("named", NamedSharding, _named, lambda mesh, spec, kind: NamedSharding(mesh, spec, memory_kind=kind)),
+    ("mesh", meshes.Mesh, _mesh, _make_mesh),
+    ("abstract mesh", meshes.AbstractMesh, attrgetter("axis_sizes", "axis_names", "axis_types", "abstract_device"),
+     _make_abstract_mesh),
+    ("gspmd", getattr(sharding_impls, "GSPMDSharding", None), _gspmd, _make_gspmd),
+    ("layout", layout.Layout, attrgetter("major_to_minor", "tiling", "sub_byte_element_size_in_bits"), layout.Layout),
 ]  # fmt: skip
 # Types of which a computation holds many equal values. Each is compared with what is made of it.
-_SHARED: dict[Any, tuple[str, Any, _Parts, Callable[..., Any]]] = {
-    entry[1]: entry
-    for entry in (
-        ("aval", core.ShapedArray, _aval, _make_aval),
-        ("single", SingleDeviceSharding, _single,
-         lambda device, memory_kind: SingleDeviceSharding(device, memory_kind=memory_kind)),
-        ("named", NamedSharding, _named, lambda mesh, spec, kind: NamedSharding(mesh, spec, memory_kind=kind)),
-        ("mesh", meshes.Mesh, _mesh, _make_mesh),
-        ("abstract mesh", meshes.AbstractMesh, _abstract_mesh, _make_abstract_mesh),
-        ("gspmd", getattr(sharding_impls, "GSPMDSharding", None), _gspmd, _make_gspmd),
-        ("layout", _LAYOUT, lambda value: (value.major_to_minor, value.tiling, value.sub_byte_element_size_in_bits),
-         lambda *parts: _LAYOUT(*parts)),
-    )
-}  # fmt: skip
+_SHARED = ("aval", "single", "named", "mesh", "abstract mesh", "gspmd", "layout")
 _BASES = (np.dtype, xla_client.Device, xla_client.Client)
-_MAKERS = {name: make for name, _, _, make in (*_TYPES, *_SHARED.values())}
+_MAKERS = {name: make for name, _, _, make in _TYPES}

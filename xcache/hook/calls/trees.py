@@ -6,13 +6,13 @@ objects, because its data (functions, modules) often cannot be written, and beca
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 from jax._src import tree_util
 
+from xcache.hook.calls.program_origins import named
 from xcache.hook.structure.encoding import CannotSkipError, type_name
 
 _Tree = jax.tree_util.PyTreeDef
@@ -57,7 +57,7 @@ def encode(tree: Any, parts: Sequence[Part]) -> Any:
         raise CannotSkipError("keys of the results")
     if kind in _NAMES:
         return [_NAMES[kind], data, children]
-    if _is_named_tuple(kind) and _found(kind.__module__, kind.__qualname__) is kind:
+    if _is_named_tuple(kind) and named(kind.__module__, kind.__qualname__) is kind:
         form = ["named", [kind.__module__, kind.__qualname__, *kind._fields], children]
         # If the program registered it as a node of its own, its fields are not all that it consists of.
         if _decode(form, [part.tree for part in parts]) == tree:
@@ -101,7 +101,7 @@ def _is_same_data(one: Any, again: Any, other: Any) -> bool:
 
 
 def _named_tuple(module: str, qualified: str, *fields: str) -> Any:
-    kind = _found(module, qualified)
+    kind = named(module, qualified)
     if not _is_named_tuple(kind):
         raise ValueError(f"no named tuple: {module}.{qualified}")
     if kind._fields != fields:
@@ -111,10 +111,3 @@ def _named_tuple(module: str, qualified: str, *fields: str) -> Any:
 
 def _is_named_tuple(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, tuple) and hasattr(kind, "_fields")
-
-
-def _found(module: str, qualified: str) -> Any:
-    found: Any = sys.modules.get(module)
-    for part in qualified.split("."):
-        found = getattr(found, part, None)
-    return found

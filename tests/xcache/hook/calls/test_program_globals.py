@@ -24,6 +24,7 @@ import typing
 import weakref
 from collections.abc import Callable
 
+import click
 import jax
 import numpy as np
 import pytest
@@ -245,3 +246,65 @@ def test_a_function_that_closes_over_itself_can_be_told():
         return function(x)
 
     assert told(using(function)) == told(using(function))
+
+
+def echo(*_: object) -> None:
+    """Take the place of a function of the library's."""
+
+
+def test_what_the_program_sets_in_a_library_counts(monkeypatch):
+    before = told(using(click.style))
+    settings = {"rates": [1]}
+    monkeypatch.setattr(click.utils, "RATE_OF_A_TEST", 1, raising=False)
+    monkeypatch.setattr(click.utils, "SETTINGS_OF_A_TEST", settings, raising=False)
+    seen = {before, told(using(click.style))}
+    settings["rates"].append(2)
+    seen.add(told(using(click.style)))
+    monkeypatch.setattr(click.utils, "RATE_OF_A_TEST", 2)
+    seen.add(told(using(click.style)))
+    monkeypatch.setattr(click.Context, "rate_of_a_test", 1, raising=False)
+    seen.add(told(using(click.style)))
+    assert len(seen) == 5
+    monkeypatch.undo()
+    assert told(using(click.style)) == before
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value"),
+    [
+        (click.utils, "echo", echo), (click.Context, "exit", echo), (click.Context, "exit", property(echo)),
+        (click.utils, "echo", functools.partial(echo)), (click.style, "__code__", echo.__code__),
+    ],
+    ids=["in a module", "in a class", "property", "partial", "code"],
+)  # fmt: skip
+def test_a_library_with_a_function_of_the_program_s_is_refused(owner, name, value, monkeypatch):
+    told(using(click.style))
+    monkeypatch.setattr(owner, name, value)
+    with pytest.raises(CannotSkipError, match="function of a library replaced"):
+        told(using(click.style))
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda held: setattr(click.utils, "HELD_BY_A_TEST", {"a": [(held,)]}),
+        lambda held: setattr(click.utils, "HELD_BY_A_TEST", click.Option(["--held"], callback=held)),
+        lambda held: setattr(click.Context, "held_by_a_test", [held]),
+    ],
+    ids=["dictionary", "object", "list of a class"],
+)
+def test_a_library_with_which_the_program_has_registered_something_is_refused(register, monkeypatch):
+    monkeypatch.setattr(click.utils, "HELD_BY_A_TEST", {}, raising=False)
+    monkeypatch.setattr(click.Context, "held_by_a_test", [], raising=False)
+    for held in (len, click.echo, int, click.Option):
+        register(held)
+        told(using(click.style))
+    for held in (echo, Plain):
+        register(held)
+        with pytest.raises(CannotSkipError, match="function of a library replaced"):
+            told(using(click.style))
+
+
+def test_a_mapped_file_is_refused():
+    with pytest.raises(CannotSkipError, match=r"outside the program: numpy\.memmap"):
+        told(using(np.memmap))

@@ -10,7 +10,6 @@ import datetime
 import enum
 import fractions
 import functools
-import itertools
 import operator
 import pathlib
 import random
@@ -25,7 +24,6 @@ import numpy as np
 import pytest
 from support.describing import of_text, told, using
 
-from xcache.hook.calls.program_values import ProgramEncoding
 from xcache.hook.structure.encoding import CannotSkipError
 
 
@@ -351,16 +349,6 @@ def test_a_set_counts_in_the_order_in_which_the_program_meets_it():
     assert [*one] != [*other]
     for of in (lambda held: held, frozenset, lambda held: Options(0.1, held), lambda held: using(held)):
         assert told(of({0, 8})) == told(of({0, 8})) != told(of({8, 0}))
-
-
-def test_a_set_in_an_object_of_jax_has_no_order():
-    def spec(order):
-        encoding = ProgramEncoding()
-        with encoding.unordered():
-            encoding.encode((frozenset(order),))
-        return encoding.digest()
-
-    assert len({spec(order) for order in itertools.permutations((0, 8, 16))}) == 1
 
 
 def test_what_a_dtype_carries_cannot_be_told():
