@@ -13,10 +13,10 @@ import jax
 import jaxlib
 
 ROOTS = tuple(f"{Path(package.__file__).resolve().parent}/" for package in (jax, jaxlib))
-# Packages that jax or jaxlib requires or brings, whose objects stand in its modules.
-_REQUIRED = frozenset(
-    ("numpy", "ml_dtypes", "scipy", "opt_einsum", "typing_extensions", "nanobind", "absl", "flatbuffers")
-)
+# Packages that jax or jaxlib requires, brings, or uses where it finds them, whose objects stand in its modules.
+_REQUIRED = frozenset((
+    "numpy", "ml_dtypes", "scipy", "opt_einsum", "typing_extensions", "nanobind", "absl", "flatbuffers", "etils",
+))  # fmt: skip
 _STANDARD = f"{Path(os.__file__).resolve().parent}/"
 _INSTALLED = ("site-packages", "dist-packages")
 # Methods that Python generates for dataclasses and named tuples, from no file.
