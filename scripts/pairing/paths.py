@@ -94,8 +94,9 @@ _ANOTHER = (("two edits", "after the first compile"), ("wrapped or not", "and th
 # Which wrappers do something to which function.
 _RETURNING = ("lower_jaxpr_to_module", "_cached_lowering_to_hlo")
 _TAKING = ("_cached_compilation", "backend_compile_and_load", "backend_compile", "compile_or_get_cached",
-           "_compile_and_write_cache", "UnloadedMeshExecutable.from_hlo", "MeshExecutable.from_hlo",
-           "use_detailed_logging")  # fmt: skip
+           "_compile_and_write_cache", "UnloadedMeshExecutable.from_hlo", "MeshExecutable.from_hlo")  # fmt: skip
+# They get the module, and hand it to nothing.
+_READING = ("use_detailed_logging",)
 
 
 def _wrappers(function: str) -> tuple[str, ...]:
@@ -103,7 +104,7 @@ def _wrappers(function: str) -> tuple[str, ...]:
         return ("edits what it returns", "looks at it")
     if function in _TAKING:
         return ("edits what it gets", "passes another module on", "looks at it")
-    return ("looks at it",)
+    return ("edits what it gets", "looks at it") if function in _READING else ("looks at it",)
 
 
 def _wrap(module: str, function: str, made: str, wrapper: str, condition: str) -> str:

@@ -15,7 +15,7 @@ NUMBERS = (
     ("0 or -0.0", "0", "-0.0"),
     ("1.0 or 1+0j", "1.0", "1+0j"),
     ("zeros of complex", "complex(0.0, 0.0)", "complex(-0.0, 0.0)"),
-    ("zeros of the imaginary part", "complex(0.0, 0.0)", "complex(0.0, -0.0)"),
+    ("imaginary parts", "complex(0.0, 2.0)", "complex(0.0, -2.0)"),
     ("inf or -inf", "float('inf')", "-float('inf')"),
     ("nan's payload", "np.uint32(0x7fc00001).view(np.float32)", "np.uint32(0x7fc00002).view(np.float32)"),
     ("nan's sign", "np.uint32(0x7fc00000).view(np.float32)", "np.uint32(0xffc00000).view(np.float32)"),
