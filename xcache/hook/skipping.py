@@ -20,6 +20,7 @@ from xcache.hook import warned
 from xcache.hook.stages import Stages
 from xcache.keys import Component, stablehlo
 from xcache.request import Alias
+from xcache.wire.hashing import digest
 
 logger = logging.getLogger("xcache")
 
@@ -43,6 +44,8 @@ class Lowered(NamedTuple):
     detailed_logging: bool
     lapack: bool
     expected: Alias | None
+    # The digest of the module as it was lowered: a program may change it until it is compiled.
+    content: str = ""
 
 
 class Never:
@@ -142,6 +145,9 @@ class Skipping:
         ``parts`` are those of the program's key.
         """
         program, expected = parts["program"], lowered.expected
+        if lowered.content and lowered.content != digest(stablehlo.bytecode(module)):
+            logger.debug("no alias: %s was changed after it was lowered", name)
+            return None
         alias = Alias(lowered.structure, program.digest, name, lowered.detailed_logging, lowered.lapack)
         if expected is None or expected.program == program.digest:
             _note(self._compiled, module, alias)
@@ -230,7 +236,8 @@ class Skipping:
 
     def _compile_late(self, computation: Any, *arguments: Any, **options: Any) -> Any:
         if type(computation) is self._late_module.BoundLateModule:
-            if not self._is_ours():
+            if not self._is_ours() or computation.late.is_lowered:
+                # Whoever has asked for the module may have changed it.
                 return self._compile(computation.lowered(), *arguments, **options)
             # jax's cache holds this argument weakly, for as long as its cache of lowerings holds it.
             outer = self._state.held
@@ -335,7 +342,8 @@ class Skipping:
         if reason is None:
             lapack = any(name.startswith(_LAPACK) for name in calls)
             detailed_logging = bool(self._use_detailed_logging(result.module))
-            _note(self._lowered, result.module, Lowered(structure, detailed_logging, lapack, alias))
+            content = digest(stablehlo.bytecode(result.module))
+            _note(self._lowered, result.module, Lowered(structure, detailed_logging, lapack, alias, content))
 
     def _failed(self, what: str, error: Exception) -> None:
         logger.debug("could not %s: %s: %s", what, type(error).__name__, error)

@@ -38,6 +38,8 @@ NATIVE = (
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, np.ufunc,
 )  # fmt: skip
 _MAX_ARRAY_BYTES = 64 * 1024
+# No text and no number of code is one of these.
+_OPENS, _CLOSES = (..., ...), (..., None, None)
 _code_of = operator.attrgetter("__code__")
 _file_of = operator.attrgetter("co_filename")
 _made_of = operator.attrgetter("__globals__", "__code__", "__defaults__", "__kwdefaults__", "__closure__")
@@ -55,6 +57,9 @@ class Description:
         # The functions whose code is a part of this, and the classes, primitives and decorated functions that it names.
         self.functions: list[types.FunctionType] = []
         self.named: list[Any] = []
+        # The same holds as long as these do not change; of objects, their attributes.
+        self.dictionaries: list[dict[Any, Any]] = []
+        self.objects: list[Any] = []
         self.is_complete = is_complete
         # The file of each module of jax's that was met, by the id of its names.
         self._files: dict[int, str] = {}
@@ -80,13 +85,13 @@ class Description:
 
     def write_all(self, values: Iterable[Any]) -> None:
         """Write values in their order."""
-        self.parts.append("(")
+        self.parts += _OPENS
         for value in values:
             if type(value) in PLAIN:
                 self.parts.append(value)
             else:
                 self.write(value)
-        self.parts.append(")")
+        self.parts += _CLOSES
 
     def write_items(self, items: Mapping[Any, Any]) -> None:
         """Write a mapping, sorted by its keys."""
@@ -114,6 +119,7 @@ class Description:
         if defaults:
             self.write_all(defaults)
         if keywords:
+            self.dictionaries.append(keywords)
             self.write_items(keywords)
         if closure:
             self.write_all(map(_content_of, closure))
@@ -148,7 +154,9 @@ class Description:
     def write_module(self, module: types.ModuleType) -> None:
         """Write a module by its name."""
         module = original_of(module)
-        if not is_known_module(module):
+        kind = type(module)
+        is_plain = kind is types.ModuleType or is_of_jax(kind.__module__) or is_of_a_library(kind.__module__)
+        if not (is_plain and is_known_module(module)):
             raise CannotSkipError(f"module outside jax: {module.__name__}")
         self.parts.append(module.__name__)
 
@@ -185,8 +193,12 @@ class Description:
         wrapped = getattr(value, "__wrapped__", None)
         if wrapped is not None:
             attributes["__wrapped__"] = wrapped
-        if not self.is_complete:
+        if isinstance(value, tuple):
+            self.write_all(tuple.__iter__(value))
+        elif not self.is_complete:
             attributes = {name: held for name, held in attributes.items() if type(held) in CODE}
+            if attributes and hasattr(value, "__dict__"):
+                self.objects.append(value)
         elif not attributes and not (is_of_jax(kind.__module__) and hasattr(value, "__dict__")):
             raise CannotSkipError(f"rule that holds an object: {type_name(kind)}")
         self.write_items(attributes)
@@ -300,7 +312,7 @@ _WRITERS: dict[type, Any] = {
     classmethod: _parts("__func__"),
     property: _parts("fget", "fset", "fdel"),
     functools.cached_property: _parts("func"),
-    functools.partialmethod: _parts("func", "args"),
+    functools.partialmethod: _parts("func", "args", "keywords"),
     functools.partial: _partial,
     JITTED: Description.write_object,
 }

@@ -13,13 +13,17 @@ import types
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from jax._src import util
+
 from xcache.hook.structure import reach
 from xcache.hook.structure.encoding import CannotSkipError, are_same
-from xcache.hook.structure.libraries import is_of_jax, original_of
+from xcache.hook.structure.libraries import is_of_a_library, is_of_jax, original_of
 from xcache.hook.structure.marks import Marks
 from xcache.hook.structure.reach import Reach
 
 _LOWERING = "jax._src.interpreters.mlir"
+# They hand modules on, and have the classes of objects that C++ makes.
+_WHOLE = ("jax._src.interpreters.pxla", "jaxlib.mlir._mlir_libs._mlir.ir")
 # So many are looked at one by one.
 _MOST_MARKS = 8
 
@@ -30,6 +34,8 @@ class Pristine:
     def __init__(self) -> None:
         # Held while code is described: a thread that waits finds the work done.
         self._lock = threading.RLock()
+        # The generation of jax's caches in which its code was changed: they may hold what other code has traced.
+        self._changed_in: object = None
         self._forget()
 
     def _forget(self) -> None:
@@ -37,6 +43,10 @@ class Pristine:
         # What descriptions depend on.
         self._marks = [Marks({"sys.modules": sys.modules}, [])]
         self._classes: dict[type, dict[str, Any]] = {}
+        # By id: tables with the entries that were met, and objects with their code.
+        self._tables: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}
+        self._objects: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self._keys: set[Any] = set()
         self._read: dict[str, dict[str, Any]] = {}
         self._known: dict[str, set[str]] = {}
         self._names: set[str] = set()
@@ -67,6 +77,7 @@ class Pristine:
             with self._lock:
                 changed = set().union(*(marks.take_changes() for marks in self._marks))
                 if not all(map(self._is_as_read, changed)):
+                    self._changed_in = _generation()
                     self._forget()
 
     def digest(self, modules: Sequence[str] = ()) -> bytes:
@@ -75,6 +86,8 @@ class Pristine:
         ``refresh`` must have been called. Raise CannotSkipError if that is not jax's own.
         """
         self._reach_of_lowering()
+        if self._changed_in is not None and self._changed_in is _generation():
+            raise CannotSkipError("code of jax changed while it was in use")
         return self._base_digest + (self.describe(*(sys.modules[name] for name in modules)) if modules else b"")
 
     def describe(self, *values: Any) -> bytes:
@@ -112,6 +125,8 @@ class Pristine:
         made = Reach(is_complete=False)
         try:
             made.write(original_of(vars(sys.modules[_LOWERING])["lower_jaxpr_to_module"]))
+            for module in _WHOLE:
+                made.write_module_content(sys.modules[module])
             made.follow()
             self._check_imports(made.imports, made)
             self._base_digest = made.digest()
@@ -168,10 +183,15 @@ class Pristine:
     def _is_as_read(self, module: str | type | int) -> bool:
         """Return whether a module or class has all that was read of it, though it has changed."""
         if isinstance(module, int):
+            if module in self._tables:
+                table, entries = self._tables[module]
+                return self._entries_of(table) == entries
+            if module in self._objects:
+                value, code = self._objects[module]
+                return _is_same(code, reach.code_of_object(value))
             return False
         if isinstance(module, type):
-            before, now = self._classes[module], reach.content_of(module)
-            return before.keys() == now.keys() and are_same([*before.values()], [*now.values()])
+            return _is_same(self._classes[module], reach.content_of(module))
         if module == "sys.modules":
             new = (self._imports.keys() & sys.modules.keys()) - self._imported
             try:
@@ -189,6 +209,15 @@ class Pristine:
         """Notice changes of what a description depends on."""
         self._names |= made.names
         held: dict[str | type | int, dict[Any, Any]] = {id(each): each for each in made.dictionaries}
+        self._keys.update(made.keys)
+        self._tables.update((id(table), (table, {})) for _, table in made.tables)
+        for number, (table, _) in self._tables.items():
+            self._tables[number] = table, self._entries_of(table)
+        held.update((id(table), table) for _, table in made.tables)
+        for value in made.objects:
+            names = object.__getattribute__(value, "__dict__")
+            held[id(names)] = names
+            self._objects[id(names)] = value, reach.code_of_object(value)
         held.update((kind, reach.namespace_of(kind)) for kind in made.classes if kind not in self._classes)
         self._classes.update(made.classes)
         for module, names in made.read.items():
@@ -200,6 +229,24 @@ class Pristine:
             self._marks.append(Marks(held, made.functions))
             if len(self._marks) > _MOST_MARKS and not any(marks.have_changed() for marks in self._marks):
                 self._marks[2:] = [Marks.joined(self._marks[2:])]
+
+    def _entries_of(self, table: dict[Any, Any]) -> dict[Any, Any]:
+        """Return the ids of the entries of a table that count: those for keys that were met, and for libraries'."""
+        return {
+            key: id(entry)
+            for key, entry in table.copy().items()
+            if key in self._keys or (isinstance(key, type) and is_of_a_library(key.__module__))
+        }
+
+
+def _is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
+    return before.keys() == now.keys() and are_same([*before.values()], [*now.values()])
+
+
+@util.cache(max_size=1, trace_context_in_key=False)  # type: ignore[untyped-decorator]
+def _generation() -> object:
+    """Return an object that is another one since ``jax.clear_caches``."""
+    return object()
 
 
 def _raise_first(reasons: Iterable[str | None]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from jax._src import core
 
-from xcache.hook.structure.description import CODE, Description, lowering_tables
+from xcache.hook.structure.description import CODE, Description, attributes_of, lowering_tables
 from xcache.hook.structure.encoding import CannotSkipError, type_name
 from xcache.hook.structure.libraries import is_known_module, is_of_a_library, is_of_jax
 
@@ -32,7 +32,6 @@ _NO_CONTENT = frozenset((
     types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, dict, list
 ))  # fmt: skip
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
-# What tracing calls of a primitive; a lowering rule may trace.
 _TRACED = ("abstract_eval", "bind", "bind_with_trace")
 
 
@@ -42,11 +41,10 @@ class Reach(Description):
     def __init__(self, *, is_complete: bool) -> None:
         super().__init__(is_complete=is_complete)
         self._beyond: Reach | None = None
-        # The description holds as long as these do not change: globals of modules by their names, what classes have,
-        # primitives and tables.
+        # The description holds as long as these do not change, too: globals of modules by their names, and what classes
+        # have.
         self.read: dict[str, dict[str, Any]] = {}
         self.classes: dict[type, dict[str, Any]] = {}
-        self.dictionaries: list[dict[Any, Any]] = []
         # By module of jax's: the names that were met, and those of them that are modules, or modules imported late.
         self._met: dict[str, tuple[set[str], dict[str, types.ModuleType], dict[str, str]]] = collections.defaultdict(
             lambda: (set(), {}, {})
@@ -54,9 +52,9 @@ class Reach(Description):
         # All names of globals and attributes in the code, and the modules that it may import, with names to read there.
         self.names: set[str] = set()
         self.imports: dict[str, set[str]] = {}
-        self._tables: list[tuple[int, dict[Any, Any]]] = []
+        self.tables: list[tuple[int, dict[Any, Any]]] = []
         # Primitives and classes, by which tables are asked.
-        self._keys: list[Any] = []
+        self.keys: list[Any] = []
 
     def follow(self, beyond: Reach | None = None) -> None:
         """Write all that the code reads that was written, but what another description has, which counts as well."""
@@ -86,8 +84,12 @@ class Reach(Description):
     def write_module_content(self, module: types.ModuleType) -> None:
         """Write all that a module of jax's has, and follow nothing of it."""
         self.is_complete = False
-        for name in vars(module).copy():
-            self._write_global(module, name)
+        for name, value in vars(module).copy().items():
+            if isinstance(value, type) and value.__name__ != name:
+                # It may be the variable of a loop over a set; it must be jax's own.
+                Reach(is_complete=False).write(value)
+            else:
+                self._write_global(module, name)
         for kind in [each for each in self.named if isinstance(each, type) and each.__module__ == module.__name__]:
             self._write_class_content(kind)
 
@@ -150,15 +152,14 @@ class Reach(Description):
             self._write_table(value)
         elif isinstance(value, (type, core.Primitive)):
             if isinstance(value, core.Primitive):
-                held = vars(value)
-                self.dictionaries.append(held)
-                self.write_items({name: held[name] for name in _TRACED if name in held})
+                self.write_items(traced_of(value))
+                self.objects.append(value)
             elif is_of_jax(value.__module__):
                 self._write_class_content(value)
             else:
                 return
-            self._keys.append(value)
-            for number, table in (*(self._beyond._tables if self._beyond else ()), *self._tables):
+            self.keys.append(value)
+            for number, table in (*(self._beyond.tables if self._beyond else ()), *self.tables):
                 if value in table:
                     self._write_entry(number, table, value)
         else:
@@ -170,14 +171,14 @@ class Reach(Description):
         for table in (value, *value.copy().values()):
             entries = table.copy() if isinstance(table, dict) else {}
             if any(isinstance(each, (type, core.Primitive)) for each in entries):
-                self._tables.append((number, table))
+                self.tables.append((number, table))
                 others = (each for each in entries if isinstance(each, type) and is_of_a_library(each.__module__))
-                keys = (*(self._beyond._keys if self._beyond else ()), *self._keys, *sorted(others, key=type_name))
+                keys = (*(self._beyond.keys if self._beyond else ()), *self.keys, *sorted(others, key=type_name))
             elif not CODE.isdisjoint(map(type, entries.values())):
                 keys = tuple(sorted((each for each in entries if isinstance(each, (str, np.dtype))), key=str))
+                self.dictionaries.append(table)
             else:
                 continue
-            self.dictionaries.append(table)
             for key in keys:
                 if key in entries:
                     self._write_entry(number, table, key)
@@ -208,16 +209,28 @@ class Reach(Description):
 
 
 def content_of(kind: type) -> dict[str, Any]:
-    """Return what counts of a class: its code, and its plain values."""
-    # jaxlib makes the class of an iterator when the first one is needed.
-    is_native = type(kind).__module__ == "nanobind"
+    """Return what counts of a class: its code that is written in Python, and its plain values."""
+    # The file of jaxlib tells what is native. It makes the class of an iterator when the first one is needed.
     return {
         name: held
         for name, held in namespace_of(kind).copy().items()
         if type(held) not in _NO_CONTENT
-        and (type(held) in CODE or not name.startswith("__"))
-        and not (is_native and isinstance(held, type))
+        and type(getattr(held, "fget", held)).__module__ != "nanobind"
+        and (not name.startswith("__") or callable(held) or hasattr(type(held), "__get__"))
     }
+
+
+def traced_of(primitive: Any) -> dict[str, Any]:
+    """Return the functions that tracing calls of a primitive; a lowering rule may trace."""
+    held = vars(primitive)
+    return {name: held[name] for name in _TRACED if name in held}
+
+
+def code_of_object(value: Any) -> dict[str, Any]:
+    """Return what counts of an object that may change."""
+    if isinstance(value, core.Primitive):
+        return traced_of(value)
+    return {name: held for name, held in attributes_of(value).items() if type(held) in CODE}
 
 
 def is_late(module: types.ModuleType, name: str) -> bool:
@@ -250,7 +263,9 @@ def _state_of(module: types.ModuleType) -> frozenset[str]:
     """Return the globals that a module's functions assign: they differ from moment to moment."""
     found, names = set[str](), vars(module).copy()
     values = {name for name, value in names.items() if not callable(value)}
+    file = getattr(module, "__file__", None)
     codes = [each.__code__ for each in names.values() if type(each) is types.FunctionType]
+    codes = [code for code in codes if code.co_filename == file]
     for code in codes:
         codes += [each for each in code.co_consts if type(each) is types.CodeType]
         if not values.isdisjoint(code.co_names) and _STORE_GLOBAL in code.co_code[::2]:
