@@ -12,6 +12,7 @@ import pytest
 from xcache.hook.skipping import Replacement
 from xcache.hook.structure import digest
 from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.pristine import pristine
 
 
 class Structures:
@@ -31,7 +32,8 @@ class Structures:
     def all_of(self, function: Callable[..., Any], *arguments: Any, **options: Any) -> digest.Structure | str:
         """Return the structure of what jax lowers for a function."""
         self.met.clear()
-        # jax does not lower again what it has lowered.
+        # jax does not lower again what it has lowered, and may hold what code has traced that a test has changed.
+        pristine.refresh()
         jax.clear_caches()
         with contextlib.suppress(self.Noted):
             jax.jit(function, **options).trace(*arguments).lower()
