@@ -112,7 +112,7 @@ def named(module: str, name: str) -> Any:
     """Return what a name leads to, or None."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
-        held = namespace(found) if isinstance(found, types.ModuleType) else getattr(found, "__dict__", {})
+        held = namespace(found) if issubclass(type(found), types.ModuleType) else getattr(found, "__dict__", {})
         found = held.get(part)
     return found
 
@@ -176,7 +176,7 @@ def _modules_of(packages: frozenset[str], own: frozenset[str]) -> Iterator[tuple
     """Yield the loaded modules of packages with their names, and those of the packages that these use, and so on."""
     loaded = collections.defaultdict(list)
     for name, module in sorted(sys.modules.copy().items()):
-        if isinstance(module, types.ModuleType) and origin(name) not in (JAX, PYTHON):
+        if issubclass(type(module), types.ModuleType) and origin(name) not in (JAX, PYTHON):
             loaded[package_of(name)].append((name, namespace(module)))
     waiting = sorted(packages)
     for package in waiting:
@@ -188,7 +188,7 @@ def _modules_of(packages: frozenset[str], own: frozenset[str]) -> Iterator[tuple
 
 def _package_of_part(value: Any) -> str:
     """Return the package of a module, function or class that stands in a module; nothing for other values."""
-    if isinstance(value, types.ModuleType):
+    if issubclass(type(value), types.ModuleType):
         return package_of(namespace(value).get("__name__"))
     return package_of(value.__module__) if isinstance(value, (types.FunctionType, type)) else ""
 

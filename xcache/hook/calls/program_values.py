@@ -251,7 +251,7 @@ def _native(encoding: ProgramEncoding, value: Any) -> None:
     owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", value.__name__)
     encoding.write(text(f"native {module}.{name}"))
-    if owner is not None and not isinstance(owner, types.ModuleType):
+    if owner is not None and not issubclass(type(owner), types.ModuleType):
         encoding.encode(owner)
     elif isinstance(value, np.ufunc):
         # np.frompyfunc makes one of any function.

@@ -278,8 +278,8 @@ def _parts(*names: str) -> Any:
     return write
 
 
-def _partial(description: Description, value: functools.partial[Any]) -> None:
-    description.write_all(("partial", value.func, value.args))
+def _partial(description: Description, value: functools.partial[Any] | functools.partialmethod[Any]) -> None:
+    description.write_all((type(value).__name__, value.func, value.args))
     description.write_items(value.keywords)
 
 
@@ -312,7 +312,7 @@ _WRITERS: dict[type, Any] = {
     classmethod: _parts("__func__"),
     property: _parts("fget", "fset", "fdel"),
     functools.cached_property: _parts("func"),
-    functools.partialmethod: _parts("func", "args", "keywords"),
+    functools.partialmethod: _partial,
     functools.partial: _partial,
     JITTED: Description.write_object,
 }
