@@ -84,12 +84,8 @@ class Reach(Description):
     def write_module_content(self, module: types.ModuleType) -> None:
         """Write all that a module of jax's has, and follow nothing of it."""
         self.is_complete = False
-        for name, value in vars(module).copy().items():
-            if isinstance(value, type) and value.__name__ != name:
-                # It may be the variable of a loop over a set; it must be jax's own.
-                Reach(is_complete=False).write(value)
-            else:
-                self._write_global(module, name)
+        for name in vars(module).copy():
+            self._write_global(module, name)
         for kind in [each for each in self.named if isinstance(each, type) and each.__module__ == module.__name__]:
             self._write_class_content(kind)
 
@@ -140,7 +136,10 @@ class Reach(Description):
         self.read.setdefault(home, {})[name] = value
         self.parts += home, name
         try:
-            if kind is np.ndarray:
+            if isinstance(value, type) and value.__name__ != name and name.islower():
+                # It may be the variable of a loop over a set; it must be jax's own.
+                Reach(is_complete=False).write(value)
+            elif kind is np.ndarray:
                 self.write_array(value)
             else:
                 self.write(value)
