@@ -237,7 +237,7 @@ class Skipping:
     def _compile_late(self, computation: Any, *arguments: Any, **options: Any) -> Any:
         if type(computation) is self._late_module.BoundLateModule:
             if not self._is_ours() or computation.late.is_lowered:
-                # Whoever has asked for the module may have changed it.
+                # The program has asked for the module, and may have changed it.
                 return self._compile(computation.lowered(), *arguments, **options)
             # jax's cache holds this argument weakly, for as long as its cache of lowerings holds it.
             outer = self._state.held

@@ -123,12 +123,12 @@ def is_a_library_s(value: Any, own: frozenset[str] = frozenset()) -> bool:
 
 
 class _Examined(NamedTuple):
-    """What was found in the modules of libraries, which holds as long as there are as many, and they are the same."""
+    """The content of libraries' modules, which holds as long as Python has as many modules, and these are the same."""
 
     modules: int
     marks: Marks
     digest: bytes
-    # What the program can change in place, by its name.
+    # Containers that the program can change in place, by their names.
     containers: dict[str, Any]
 
 

@@ -355,7 +355,7 @@ def _imported(wanted: Import, names: dict[str, Any], parts: list[str]) -> Any:
         found = sys.modules.get(f"{name}.{parts.pop(0)}")
     if found is None and origin(name) != JAX:
         raise CannotSkipError(f"module imported by the function: {name}")
-    # What comes with jax's files is known by its name.
+    # Objects that come with jax's files are known by their names.
     return name if found is None else found
 
 
@@ -443,7 +443,7 @@ _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     util.HashablePartial: lambda value: (value.f, value.args, value.kwargs),
     jax.tree_util.PyTreeDef: lambda value: (value.num_leaves, value.node_data(), *value.children()),
 }
-# Of these, those that the program can change or compare by identity.
+# The program can change these of them, or compare them by identity.
 _WITH_IDENTITY = (
     list, set, frozenset, dict, types.MappingProxyType, collections.deque, bytearray, array.array,
     contextvars.ContextVar,

@@ -29,7 +29,7 @@ _MOST_MARKS = 8
 
 
 class Pristine:
-    """What is known of jax's code in this process."""
+    """The descriptions of jax's code in this process."""
 
     def __init__(self) -> None:
         # Held while code is described: a thread that waits finds the work done.
@@ -40,7 +40,7 @@ class Pristine:
 
     def _forget(self) -> None:
         reach.forget_state()
-        # What descriptions depend on.
+        # The state of all that descriptions depend on.
         self._marks = [Marks({"sys.modules": sys.modules}, [])]
         self._classes: dict[type, dict[str, Any]] = {}
         # By id: tables with the entries that were met, and objects with their code.
