@@ -13,6 +13,8 @@ import pytest
 from jax import lax
 
 from xcache.hook.structure import libraries
+from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.pristine import pristine
 
 X = np.ones((8, 8), np.float32)
 
@@ -90,6 +92,65 @@ def test_a_function_in_a_table_by_dtypes_counts(structures, monkeypatch):
         assert structures.of(lambda x: x * 2, X).startswith("<rule of jax replaced: float32")
     assert changed != before
     assert not changed.startswith("<")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+class Posing:
+    """Stands in place of a method, as the wrappers of tracing tools do."""
+
+    def __init__(self, wrapped: Any) -> None:
+        self.wrapped = wrapped
+
+    def __get__(self, owner: Any, kind: type) -> Any:
+        return functools.partial(self.wrapped, owner)
+
+
+def test_an_object_in_place_of_a_special_method_has_all_lowered(structures, monkeypatch):
+    from jaxlib.mlir.dialects import _stablehlo_ops_gen as operations
+
+    before = structures.of(lambda x: jnp.sin(x), X)
+    with monkeypatch.context() as patch:
+        patch.setattr(operations.SineOp, "__init__", Posing(operations.SineOp.__init__))
+        assert structures.of(lambda x: jnp.sin(x), X).startswith("<")
+    assert structures.of(lambda x: jnp.sin(x), X) == before
+
+
+def test_keywords_of_a_partial_method_count(structures, monkeypatch):
+    from jax._src import core
+
+    def holding(which):
+        with monkeypatch.context() as patch:
+            patch.setattr(core.ShapedArray, "_made", functools.partialmethod(core.ShapedArray.update, x=which), False)
+            return structures.of(lambda x: x * 2, X)
+
+    found = [*map(holding, (0, 1)), structures.of(lambda x: x * 2, X)]
+    assert len({*found}) == len(found)
+
+
+def test_a_default_that_is_changed_in_place_counts(structures):
+    from jax._src.interpreters import mlir
+
+    before = structures.of(lambda x: x * 2, X)
+    defaults = mlir.lower_jaxpr_to_fun.__kwdefaults__
+    name = next(name for name, value in defaults.items() if value is None)
+    try:
+        defaults[name] = 1
+        assert structures.of(lambda x: x * 2, X) != before
+    finally:
+        defaults[name] = None
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_code_that_changed_since_jax_has_traced_has_all_lowered_until_its_caches_are_cleared(structures, monkeypatch):
+    from jax._src.interpreters import mlir
+
+    before = structures.of(lambda x: x * 2, X)
+    with monkeypatch.context() as patch:
+        patch.setattr(mlir, "DEVICE_TO_DEVICE_TYPE", mlir.DEVICE_TO_DEVICE_TYPE + 1)
+        pristine.refresh()
+    pristine.refresh()
+    with pytest.raises(CannotSkipError, match="code of jax changed while it was in use"):
+        pristine.digest()
     assert structures.of(lambda x: x * 2, X) == before
 
 
