@@ -40,6 +40,29 @@ def test_a_program_says_the_same_where_lowering_is_skipped(place, name):
         assert off.stdout
 
 
+_EDITED = """
+import os, jax, jax.numpy as jnp
+from jax._src.lib.mlir.dialects import hlo
+from jaxlib.mlir import ir
+lowered = jax.jit(lambda x: jnp.sin(x)).lower(jnp.float32(0.25))
+if os.environ["MODE"] == "edits":
+    module = lowered.compiler_ir("stablehlo")
+    with module.context, ir.Location.unknown():
+        for operation in module.body.operations[0].body.blocks[0].operations:
+            if operation.operation.name == "stablehlo.sine":
+                with ir.InsertionPoint(operation):
+                    operation.result.replace_all_uses_with(hlo.cosine(operation.operands[0]))
+print(lowered.compile()(jnp.float32(0.25)))
+"""
+
+
+def test_a_module_that_is_edited_before_it_is_compiled_is_nobody_elses(place):
+    off = {each: place.run(_EDITED, MODE=each).stdout for each in ("edits", "looks")}
+    assert off["edits"] != off["looks"]
+    for each in ("edits", "looks", "edits"):
+        assert place.run(_EDITED, MODE=each, **SKIP).stdout == off[each]
+
+
 def test_what_becomes_of_an_axis_counts(place):
     shardings, descriptions = place.run(program_text("describe_partial_sums")).stdout.split()
     assert int(shardings) == int(descriptions) >= 3
