@@ -205,7 +205,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         keys_jax.update(name, value)
     recording = _Recording(platform)
     # xcache caches nothing for a device that is not there, but its keys are to be those for one that is.
-    found = jax_versions.probe()._replace(compile_only_client=None)
+    found = jax_versions.probe()._replace(only_compiles=lambda _: False)
     surroundings = describe.Surroundings(
         Path(jaxlib.__file__).parent, jaxlib.__version__, Path(question["memo"]), found.cuda_folder
     )

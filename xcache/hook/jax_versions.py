@@ -57,7 +57,7 @@ class Jax(NamedTuple):
     flag_prefixes: Callable[[], list[str]]
     strip_kernels: Callable[[Any], None] | None
     callbacks_hold_pointers: bool
-    compile_only_client: type | None
+    only_compiles: Callable[[Any], bool]
     jaxlib_folder: Path
     jaxlib_version: str
     cuda_folder: Path | None
@@ -105,7 +105,7 @@ def probe() -> Jax:
             strip_kernels=getattr(cache_key, "_strip_mosaic_debug_info", None),
             callbacks_hold_pointers="host_callbacks"
             not in inspect.signature(compilation_cache.get_executable_and_time).parameters,
-            compile_only_client=getattr(_jax, "CompileOnlyPyClient", None),
+            only_compiles=lambda backend: _only_compiles(backend, getattr(_jax, "CompileOnlyPyClient", ())),
             jaxlib_folder=Path(jaxlib.__file__).parent,
             jaxlib_version=version_str,
             cuda_folder=Path(lib.cuda_path) if lib.cuda_path else None,
@@ -131,6 +131,11 @@ def _exclude_from_locations(source_info_util: Any, path: str) -> Callable[[], No
     source_info_util._exclude_paths.append(path)
     forget()
     return undo
+
+
+def _only_compiles(backend: Any, known: Any) -> bool:
+    """Return whether a client has no devices. jax is to replace the known class by the type of runtime."""
+    return isinstance(backend, known) or getattr(backend, "runtime_type", "") == "compile_only_runtime"
 
 
 class _Listener:

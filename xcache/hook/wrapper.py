@@ -177,7 +177,7 @@ def components_of(
     known_program: str = "",
 ) -> dict[str, keys.Component]:
     """Return the components of a program's key under jax's present settings; raise UncacheableError without a key."""
-    if _only_compiles(jax, backend):
+    if jax.only_compiles(backend):
         raise UncacheableError("compile-only client")
     if host_callbacks and jax.callbacks_hold_pointers:
         raise UncacheableError("python callback")
@@ -196,12 +196,6 @@ def components_of(
         flag_prefixes=tuple(jax.flag_prefixes()),
         known_program=known_program,
     )
-
-
-def _only_compiles(jax: Jax, backend: Any) -> bool:
-    """Return whether a client has no devices. jax is to replace the class by the type of runtime."""
-    is_known = jax.compile_only_client is not None and isinstance(backend, jax.compile_only_client)
-    return is_known or getattr(backend, "runtime_type", "") == "compile_only_runtime"
 
 
 def reason_to_leave_to_jax(jax: Jax, backend: Any, devices: Any, options: Any, pgle_profiler: Any) -> str | None:
