@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections import deque
-from collections.abc import Mapping
 from typing import Protocol
 
 import msgpack
@@ -26,7 +26,7 @@ class Predicted(Protocol):
     """The aliases that the daemon has told of before the program asks; they may still arrive."""
 
     @property
-    def aliases(self) -> Mapping[str, protocol.Alias]:
+    def aliases(self) -> dict[str, protocol.Alias]:
         """The aliases of the programs that this one will probably want, by structure."""
 
     def may_have_alias(self, structure: str) -> bool:
@@ -43,6 +43,8 @@ class Aliases:
         self._is_readonly = is_readonly
         # Each structure that was asked for; None if there is no alias.
         self._known: dict[str, Alias | None] = {}
+        # The number of aliases that were predicted, and what they are worth.
+        self._expected = 0, 0.0
         # A deque, because any thread may note one while another thread sends the others.
         self._made: deque[protocol.Alias] = deque()
         # Programs that have an entry.
@@ -67,6 +69,18 @@ class Aliases:
                 self._trouble.note(error)
                 return None
         return self._known[structure]
+
+    def expected_worth(self) -> float:
+        """Return what skipping all lowerings of the program's last run is worth, as far as they are known."""
+        predicted = self._predicted.aliases
+        if len(predicted) != self._expected[0]:
+            best: dict[str, float] = {}
+            for sent in predicted.copy().values():
+                with contextlib.suppress(DamagedAliasError):
+                    alias = _from_wire(sent)
+                    best[alias.program] = max(alias.worth, best.get(alias.program, 0.0))
+            self._expected = len(predicted), sum(best.values())
+        return self._expected[1]
 
     def note(self, alias: Alias) -> None:
         """Note the program that a structure was lowered to here; ``send`` sends it."""

@@ -69,6 +69,22 @@ def test_what_becomes_of_an_axis_counts(place):
 
 
 @pytest.mark.once
+def test_a_program_that_gains_nothing_by_skipping_is_lowered(place):
+    few = "out = float(jax.jit(lambda v: v * 3)(x).sum())"
+    lowerings = [run(place, few, XCACHE_LOWERING="auto").stats["lowerings"] for _ in range(2)]
+    assert list(lowerings[0]) == list(lowerings[1]) == ["lowering is cheap"]
+    many = """
+def step(v, _):
+    for _ in range(5000):
+        v = v + 1
+    return v, None
+out = float(jax.lax.scan(step, jnp.float32(0), None, length=2)[0])
+"""
+    cold, warm = (run(place, many, XCACHE_LOWERING="auto").stats["lowerings"] for _ in range(2))
+    assert cold["no alias"] == warm["skipped"]
+
+
+@pytest.mark.once
 def test_a_program_is_counted_as_skipped_or_by_why_it_was_lowered_and_never_as_both(place):
     program = "out = [float(jax.jit(lambda v: v * 3)(x).sum()), float(jax.jit(lambda v: v + 4)(x).sum())]"
     run(place, program)

@@ -43,6 +43,8 @@ class Place:
             "XCACHE_DIR": str(self.dir),
             "XCACHE_SOCKET": str(self.socket),
             "XCACHE_IDLE_EXIT": "60",
+            # Small programs, too, are to show whether skipping is right.
+            "XCACHE_LOWERING": "skip",
             "XDG_CONFIG_HOME": str(root / "config"),
             "PYTHONPATH": os.pathsep.join([str(REPOSITORY), str(REPOSITORY / "daemon")]),
         }

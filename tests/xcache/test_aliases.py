@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import types
 
 from support.caching import COMPONENTS, compiled, request
 from support.places import digest
 
+from xcache.aliases import Aliases, _to_wire
 from xcache.request import Alias
 
 STRUCTURE = digest(b"structure")
@@ -102,3 +104,14 @@ def test_without_a_daemon_there_is_no_alias_and_one_warning(place, caches, caplo
     assert cache.aliases.find(STRUCTURE) is None
     assert cache.aliases.find(digest(b"another")) is None
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) <= 1
+
+
+def test_what_the_last_run_would_have_gained_counts_each_program_once():
+    """Of aliases of one program, as of two versions of jax, the program's next run uses one."""
+    made = [ALIAS._replace(structure=digest(b"%d" % number), worth=worth) for number, worth in enumerate((0.75, 0.5))]
+    made.append(ALIAS._replace(structure=digest(b"other"), program=digest(b"another program"), worth=0.5))
+    predicted = types.SimpleNamespace(aliases={})
+    aliases = Aliases(None, predicted, None, is_readonly=True)
+    assert aliases.expected_worth() == 0
+    predicted.aliases.update({alias.structure: _to_wire(alias) for alias in made})
+    assert aliases.expected_worth() == 1.25

@@ -144,17 +144,18 @@ SETTINGS = (
     Setting(
         "lowering",
         "text",
-        "skip",
+        "auto",
         "whether jax's lowering is skipped for a program whose structure is known",
-        "skip, check (lower, and compare with what would have been skipped) or off",
-        lambda text: parsing.parse_choice(text, ("skip", "check", "off")),
+        "auto (where that takes less time than lowering), skip, check (lower, and compare with what would have been"
+        " skipped) or off",
+        lambda text: parsing.parse_choice(text, ("auto", "skip", "check", "off")),
     ),
     Setting(
         "jit",
         "text",
         "on",
         "whether a call of a function that xcache.jit made is answered from its record",
-        "on, check (trace, and compare with the record) or off; on and check need lowering = skip",
+        "on, check (trace, and compare with the record) or off; on and check need lowering = auto or skip",
         lambda text: parsing.parse_choice(text, ("on", "check", "off")),
     ),
     Setting(

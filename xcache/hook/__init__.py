@@ -120,7 +120,7 @@ class Handle:
                 self.cache.count_lowering,
                 noted,
                 settings.own_dir,
-                check=settings.lowering == "check",
+                settings.lowering,
             )
         except UnsupportedError as error:
             logger.debug("%s", error)
@@ -131,7 +131,7 @@ class Handle:
         from xcache.hook import call_records
         from xcache.hook.skipping import NEVER
 
-        if skipping is NEVER or settings.lowering != "skip" or settings.jit == "off":
+        if skipping is NEVER or settings.lowering not in ("auto", "skip") or settings.jit == "off":
             return None
         try:
             return call_records.CallRecords(skipping, self.cache, check=settings.jit == "check")

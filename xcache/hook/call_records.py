@@ -39,6 +39,7 @@ class CallRecords:
 
     def find(self, digest: str) -> Alias | None:
         """Return the program of a call, with its record; None if there is none."""
+        self._skipping.begin()
         alias = self._aliases.find(digest)
         return None if alias is None or not alias.record else alias
 

@@ -7,6 +7,7 @@ import functools
 import logging
 import sys
 import threading
+import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -43,6 +44,7 @@ class Lowered(NamedTuple):
     structure: str
     detailed_logging: bool
     lapack: bool
+    worth: float
     expected: Alias | None
     # The digest of the module as it was lowered: a program may change it until it is compiled.
     content: str = ""
@@ -84,12 +86,12 @@ class Skipping:
     notes_arguments = True
 
     def __init__(
-        self, aliases: Aliases, count: Callable[..., None], stages: Stages, memo_folder: Path, *, check: bool
+        self, aliases: Aliases, count: Callable[..., None], stages: Stages, memo_folder: Path, wanted: str
     ) -> None:
         """``count`` gets the reason for each lowering, or SKIPPED, and with ``instead_of`` one that it takes back.
 
-        ``memo_folder`` is where the digest of jax's files is remembered. With ``check`` each alias is compared, not
-        used.
+        ``memo_folder`` is where the digest of jax's files is remembered. ``wanted`` is the setting: with "check" each
+        alias is compared, not used; with "auto" lowering is skipped where the program gains by it.
         """
         try:
             from jax._src import compiler, util
@@ -105,14 +107,14 @@ class Skipping:
             self._watching = [config.config._value_holders[name] for name in watching]
             # Raises where this jax has a setting without a value.
             self.is_watched()
-            from xcache.hook import late_module
-            from xcache.hook.structure import ambient, digest, encoding
+            from xcache.hook import describing, late_module
+            from xcache.hook.structure.encoding import CannotSkipError
 
-            ambient.memo_folder = memo_folder
-            self._late_module, self._digest, self._must_lower = late_module, digest, encoding.CannotSkipError
+            self._late_module, self._must_lower = late_module, CannotSkipError
         except (ImportError, LookupError, AttributeError) as error:
             raise UnsupportedError(f"xcache cannot skip lowering with this version of jax: {error}") from None
-        self._aliases, self._count, self._stages, self._check = aliases, count, stages, check
+        self._aliases, self._count, self._stages, self._check = aliases, count, stages, wanted == "check"
+        self._describing = describing.Describing(aliases.expected_worth, memo_folder, always=wanted != "auto")
         self._state = _State()
         # How many modules there were when those that warn were last looked for, and what undoes the changes to them.
         self._modules, self._undo = 0, contextlib.ExitStack()
@@ -137,7 +139,7 @@ class Skipping:
         self._aliases.forget(alias.structure)
         module = late.lowered()
         self._count("no entry", instead_of="asked for")
-        return Lowered(alias.structure, alias.detailed_logging, alias.lapack, alias), module
+        return Lowered(alias.structure, alias.detailed_logging, alias.lapack, alias.worth, alias), module
 
     def checked_alias(self, lowered: Lowered, module: Any, parts: Mapping[str, Component], name: str) -> Alias | None:
         """Return the alias of a module that was lowered; None if it contradicts an earlier one.
@@ -148,7 +150,8 @@ class Skipping:
         if lowered.content and lowered.content != digest(stablehlo.bytecode(module)):
             logger.debug("no alias: %s was changed after it was lowered", name)
             return None
-        alias = Alias(lowered.structure, program.digest, name, lowered.detailed_logging, lowered.lapack)
+        facts = name, lowered.detailed_logging, lowered.lapack
+        alias = Alias(lowered.structure, program.digest, *facts, worth=lowered.worth)
         if expected is None or expected.program == program.digest:
             _note(self._compiled, module, alias)
             return alias
@@ -277,11 +280,11 @@ class Skipping:
     def _lower_or_skip(self, module_name: str, jaxpr: Any, *arguments: Any, **options: Any) -> Any:
         if self._state.depth:
             self._stages.note_arguments(module_name, jaxpr.in_avals)
-        lower = functools.partial(self._to_module, module_name, **options)
+        lower = functools.partial(self._lower_timed, module_name, options)
         if not self._state.depth or arguments or not self._is_ours() or self.is_watched():
             return self._to_module(module_name, jaxpr, *arguments, **options)
         try:
-            structure = self._digest.structure(module_name, jaxpr, options)
+            structure = self._describing.structure(module_name, jaxpr, options)
             alias = self._aliases.find(structure.digest)
         except self._must_lower as reason:
             self._count(reason.kind)
@@ -291,7 +294,7 @@ class Skipping:
             self._failed(f"describe {module_name}", error)
             return lower(jaxpr)
         if alias is None or self._check:
-            return self._lower_and_note(lower, module_name, jaxpr, structure.digest, alias)
+            return self._lower_and_note(lower, module_name, jaxpr, structure, alias)
         self._count(SKIPPED)
         self._util.test_event("lower_jaxpr_to_module")
         self._repeat_side_effects(alias)
@@ -307,8 +310,15 @@ class Skipping:
         shapes = self._mlir.ShapePolyLoweringState((), tuple(options["platforms"]))
         return self._mlir.LoweringResult(late, [], [], shapes)
 
+    def _lower_timed(self, module_name: str, options: Mapping[str, Any], jaxpr: Any) -> Any:
+        began = time.perf_counter()
+        result = self._to_module(module_name, jaxpr, **options)
+        self._state.seconds = time.perf_counter() - began
+        self._describing.note_lowering(self._state.seconds)
+        return result
+
     def _lower_and_note(
-        self, lower: Callable[[Any], Any], module_name: str, jaxpr: Any, structure: str, alias: Alias | None
+        self, lower: Callable[[Any], Any], module_name: str, jaxpr: Any, structure: Any, alias: Alias | None
     ) -> Any:
         try:
             if self._is_ours():
@@ -332,7 +342,7 @@ class Skipping:
         return result
 
     def _note_lowered(
-        self, module_name: str, result: Any, structure: str, alias: Alias | None, *, has_warned: bool
+        self, module_name: str, result: Any, structure: Any, alias: Alias | None, *, has_warned: bool
     ) -> None:
         calls = custom_calls(result.module)
         reason = "it warns" if has_warned else reason_to_lower(result, calls)
@@ -343,7 +353,9 @@ class Skipping:
             lapack = any(name.startswith(_LAPACK) for name in calls)
             detailed_logging = bool(self._use_detailed_logging(result.module))
             content = digest(stablehlo.bytecode(result.module))
-            _note(self._lowered, result.module, Lowered(structure, detailed_logging, lapack, alias, content))
+            worth = self._describing.worth(self._state.seconds - structure.seconds) if alias is None else alias.worth
+            lowered = Lowered(structure.digest, detailed_logging, lapack, worth, alias, content)
+            _note(self._lowered, result.module, lowered)
 
     def _failed(self, what: str, error: Exception) -> None:
         logger.debug("could not %s: %s: %s", what, type(error).__name__, error)
@@ -360,6 +372,10 @@ class Skipping:
 
             lapack._lapack.initialize()
 
+    def begin(self) -> None:
+        """Describe programs from now on: more than lowering is gained by it."""
+        self._describing.begin()
+
     def is_watched(self) -> bool:
         """Return whether somebody wants to see each module."""
         return any(state.value for state in self._watching)
@@ -371,6 +387,8 @@ class _State(threading.local):
     depth = 0
     warnings = 0
     held: Any = None
+    # How long its last lowering took.
+    seconds = 0.0
 
 
 class Replacement:

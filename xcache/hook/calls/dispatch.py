@@ -310,9 +310,7 @@ def _difference(one: Alias, other: Alias) -> str | None:
 @functools.cache
 def _warn_if_unchecked() -> None:
     if os.environ.get("XCACHE_JIT", "").strip().lower() == "check":
-        logs.complain(
-            "XCACHE_JIT=check compares no calls here: that takes XCACHE=1 and XCACHE_LOWERING=skip (the default)"
-        )
+        logs.complain("XCACHE_JIT=check compares no calls here: that takes XCACHE=1, and XCACHE_LOWERING=auto or skip")
 
 
 def _current_records() -> CallRecords | None:

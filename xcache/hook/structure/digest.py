@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -22,10 +23,11 @@ _LEFT_OUT = ("arg_names", "backend")
 
 
 class Structure(NamedTuple):
-    """The digest, and the constants that the program can change in place."""
+    """The digest, the constants that the program can change in place, and the seconds that this took."""
 
     digest: str
     constants: list[Any]
+    seconds: float
 
 
 def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Structure:
@@ -38,6 +40,7 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
         raise CannotSkipError("ordered effects")
     if arguments["lowering_parameters"].override_lowering_rules:
         raise CannotSkipError("override_lowering_rules")
+    began = time.perf_counter()
     pristine.refresh()
     encoding = Encoding()
     encoding.write(b"xcache structure %d " % _FORMAT)
@@ -51,4 +54,4 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
     encoding.write(ambient.configuration.digest())
     jaxprs.program(encoding, jaxpr)
     encoding.write(pristine.digest())
-    return Structure(encoding.digest(), encoding.changeable)
+    return Structure(encoding.digest(), encoding.changeable, time.perf_counter() - began)
