@@ -168,7 +168,8 @@ def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
     digest.update(_told(settings, own))
     names_of = {id(each): name for name, each in settings.items() if type(each) not in PLAIN}
     containers = {name: settings[name] for name in names_of.values()}
-    marks = Marks({place: names for place, (_, names) in holders.items()}, list(functions.values()))
+    dictionaries = {place: names for place, (_, names) in holders.items()}
+    marks = Marks(dictionaries, {types.FunctionType: list(functions.values())})
     return _Examined(count, marks, digest.digest(), containers)
 
 

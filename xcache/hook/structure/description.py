@@ -14,7 +14,7 @@ import marshal
 import operator
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -57,9 +57,10 @@ class Description:
         # The functions whose code is a part of this, and the classes, primitives and decorated functions that it names.
         self.functions: list[types.FunctionType] = []
         self.named: list[Any] = []
-        # The same holds as long as these do not change; of objects, their attributes.
+        # The same holds as long as these do not change; of objects, what the function beside them tells.
         self.dictionaries: list[dict[Any, Any]] = []
-        self.objects: list[Any] = []
+        self.objects: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = []
+        self.cells: list[types.CellType] = []
         self.is_complete = is_complete
         # The file of each module of jax's that was met, by the id of its names.
         self._files: dict[int, str] = {}
@@ -122,6 +123,7 @@ class Description:
             self.dictionaries.append(keywords)
             self.write_items(keywords)
         if closure:
+            self.cells += closure
             self.write_all(map(_content_of, closure))
         if hasattr(function, "__wrapped__"):
             self.write_all(("wraps", function.__wrapped__))
@@ -157,6 +159,8 @@ class Description:
         kind = type(module)
         is_plain = kind is types.ModuleType or is_of_jax(kind.__module__) or is_of_a_library(kind.__module__)
         if not (is_plain and is_known_module(module)):
+            # So that it is noticed if it becomes jax's own again.
+            self.objects.append((module, code_in))
             raise CannotSkipError(f"module outside jax: {module.__name__}")
         self.parts.append(module.__name__)
 
@@ -197,9 +201,11 @@ class Description:
             self.write_all(tuple.__iter__(value))
         elif not self.is_complete:
             attributes = {name: held for name, held in attributes.items() if type(held) in CODE}
-            if attributes and hasattr(value, "__dict__"):
-                self.objects.append(value)
-        elif not attributes and not (is_of_jax(kind.__module__) and hasattr(value, "__dict__")):
+            if attributes:
+                self.objects.append((value, code_in))
+        elif attributes:
+            self.objects.append((value, attributes_of))
+        elif not (is_of_jax(kind.__module__) and hasattr(value, "__dict__")):
             raise CannotSkipError(f"rule that holds an object: {type_name(kind)}")
         self.write_items(attributes)
 
@@ -266,6 +272,11 @@ def attributes_of(value: Any) -> dict[str, Any]:
     kind: Any = type(value)
     found.update((slot, getattr(value, slot)) for slot in slots_of(kind) if hasattr(value, slot))
     return found
+
+
+def code_in(value: Any) -> dict[str, Any]:
+    """Return the functions and classes among an object's attributes."""
+    return {name: held for name, held in attributes_of(value).items() if type(held) in CODE}
 
 
 def _parts(*names: str) -> Any:

@@ -1,4 +1,4 @@
-"""Tell whether dictionaries and functions have changed, without looking at what they hold.
+"""Tell whether dictionaries, functions, classes, closures and objects' classes have changed, without looking inside.
 
 CPython gives a dictionary a new version with each change (PEP 509), and a function points to its code. Reading one word
 of each takes microseconds for all of jax; asking each object takes milliseconds. The words are read where this
@@ -7,42 +7,51 @@ interpreter was seen to keep them. Where it keeps no version (3.14), the values 
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import functools
 import itertools
-import operator
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from xcache.hook.structure.encoding import are_same
+from xcache.hook.structure.encoding import are_same, slots_of
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _HEADER = object.__basicsize__
 _VERSION = _HEADER + _WORD
-# These attributes decide what a call of a function does.
-_parts_of = operator.attrgetter("__code__", "__defaults__", "__kwdefaults__")
+# By the kind of an object, the attributes beside its dictionary that decide what it does; for other classes, the slots.
+_ATTRIBUTES = {
+    types.FunctionType: ("__code__", "__defaults__", "__kwdefaults__"), type: ("__bases__",),
+    types.CellType: ("cell_contents",), object: ("__class__",),
+}  # fmt: skip
 
 
 class Marks:
-    """The state of some dictionaries, each with what it belongs to, and functions, all of which it keeps alive."""
+    """The state of some dictionaries, each with what it belongs to, and of functions, classes, cells and objects.
 
-    def __init__(self, dictionaries: Mapping[Any, dict[Any, Any]], functions: Sequence[types.FunctionType]) -> None:
-        self._dictionaries, self._functions = dictionaries, functions
-        # The owner of each dictionary, and the id of each function.
-        self._owners = [*dictionaries, *map(id, functions)]
+    It keeps all of these alive.
+    """
+
+    def __init__(self, dictionaries: Mapping[Any, dict[Any, Any]], objects: Mapping[Any, Sequence[Any]]) -> None:
+        """``objects`` are listed by their kind."""
+        self._dictionaries, self._objects = dictionaries, objects
+        # The owner of each dictionary, and the id of each object.
+        self._owners = [*dictionaries, *(id(each) for some in objects.values() for each in some)]
         self._memory: Any = None
-        if _has_versions() and _offsets():
-            self._memory, self._places, self._numbers = _places([*dictionaries.values()], functions)
+        if _has_versions() and all(map(_offsets, objects)):
+            self._memory, self._places, self._numbers = _places([*dictionaries.values()], objects)
         self._state = self._read()
 
     @classmethod
     def joined(cls, some: Sequence[Marks]) -> Marks:
         """Return marks of all that some have."""
-        functions = [function for each in some for function in each._functions]
-        return cls({owner: held for each in some for owner, held in each._dictionaries.items()}, functions)
+        objects: dict[Any, list[Any]] = collections.defaultdict(list)
+        for kind, more in (item for each in some for item in each._objects.items()):
+            objects[kind] += more
+        return cls({owner: held for each in some for owner, held in each._dictionaries.items()}, objects)
 
     def have_changed(self) -> bool:
         """Return whether any of them has changed."""
@@ -50,7 +59,7 @@ class Marks:
         return now != self._state if isinstance(now, bytes) else not all(map(are_same, now, self._state))
 
     def take_changes(self) -> set[Any]:
-        """Return the owners of dictionaries, and the ids of functions, that changed since the last call."""
+        """Return the owners of dictionaries, and the ids of objects, that changed since the last call."""
         before, self._state = self._state, self._read()
         now = self._state
         if isinstance(now, bytes):
@@ -63,19 +72,27 @@ class Marks:
     def _read(self) -> Any:
         if self._memory is not None:
             return self._memory.take(self._places).tobytes()
-        return [*map(tuple, map(dict.values, self._dictionaries.values())), *map(_parts_of, self._functions)]
+        parts = (_parts_of(kind, each) for kind, some in self._objects.items() for each in some)
+        return [*map(tuple, map(dict.values, self._dictionaries.values())), *parts]
 
 
-def _places(dictionaries: Sequence[Any], functions: Sequence[Any]) -> tuple[Any, Any, Any]:
-    """Return a view of memory, the places in it of the versions of dictionaries and the parts of functions, and whose.
+def _parts_of(kind: Any, value: Any) -> list[Any]:
+    # The cell of a variable without a value has no content.
+    return [getattr(value, name, None) for name in _ATTRIBUTES.get(kind) or slots_of(kind)]
+
+
+def _places(dictionaries: Sequence[Any], objects: Mapping[Any, Sequence[Any]]) -> tuple[Any, Any, Any]:
+    """Return a view of memory, the places in it of the versions of dictionaries and the parts of objects, and whose.
 
     The places are sorted, which halves the time that reading takes.
     """
-    count, offsets = len(dictionaries), np.array(_offsets(), np.int64)
-    versions = np.fromiter(map(id, dictionaries), np.int64) + _VERSION
-    parts = np.fromiter(map(id, functions), np.int64)[:, None] + offsets
-    places = np.concatenate([versions, parts.ravel()])
-    numbers = np.concatenate([np.arange(count), np.repeat(np.arange(len(functions)), len(offsets)) + count])
+    places = np.fromiter(map(id, dictionaries), np.int64) + _VERSION
+    numbers, count = np.arange(len(dictionaries)), len(dictionaries)
+    for kind, some in objects.items():
+        parts = np.fromiter(map(id, some), np.int64)[:, None] + np.array(_offsets(kind), np.int64)
+        places = np.concatenate([places, parts.ravel()])
+        numbers = np.concatenate([numbers, np.repeat(np.arange(len(some)) + count, parts.shape[1])])
+        count += len(some)
     order = places.argsort()
     places = places[order]
     low, high = int(places[0]), int(places[-1]) + _WORD
@@ -111,14 +128,22 @@ def _has_versions() -> bool:
 
 
 @functools.cache
-def _offsets() -> tuple[int, ...]:
-    """Return where a function points to its code and defaults; nothing if that cannot be told."""
+def _offsets(kind: Any) -> tuple[int, ...]:
+    """Return where an object of a kind points to its parts; nothing if that cannot be told."""
+    if kind not in _ATTRIBUTES:
+        # What refers to it weakly does not count.
+        return tuple(at for at in range(_HEADER, kind.__basicsize__, _WORD) if at != kind.__weakrefoffset__)
 
-    def function(_: Any = object(), *, name: Any = object()) -> None:  # noqa: B008
-        del name
+    def function(_: Any = object(), *, name: Any = object()) -> Any:  # noqa: B008
+        return name, kind
 
+    class Derived(Marks):
+        pass
+
+    examples = {types.FunctionType: function, type: Derived, types.CellType: types.CellType(object()), object: object()}
+    example = examples[kind]
     found = [
-        [at for at in range(_HEADER, type(function).__basicsize__, _WORD) if _word(function, at) == id(part)]
-        for part in _parts_of(function)
+        [at for at in range(_WORD, kind.__basicsize__, _WORD) if _word(example, at) == id(part)]
+        for part in _parts_of(kind, example)
     ]
     return tuple(itertools.chain.from_iterable(found)) if all(len(places) == 1 for places in found) else ()

@@ -6,11 +6,12 @@ lowering does the same in both. Where that is code that is not jax's, programs a
 
 from __future__ import annotations
 
+import collections
 import os
 import sys
 import threading
 import types
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jax._src import util
@@ -41,11 +42,11 @@ class Pristine:
     def _forget(self) -> None:
         reach.forget_state()
         # The state of all that descriptions depend on.
-        self._marks = [Marks({"sys.modules": sys.modules}, [])]
+        self._marks = [Marks({"sys.modules": sys.modules}, {})]
         self._classes: dict[type, dict[str, Any]] = {}
-        # By id: tables with the entries that were met, and objects with their code.
+        # By id: tables with the entries that were met, and objects with the attributes that count.
         self._tables: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}
-        self._objects: dict[int, tuple[Any, dict[str, Any]]] = {}
+        self._objects: dict[int, tuple[Any, Callable[[Any], dict[str, Any]], dict[str, Any]]] = {}
         self._keys: set[Any] = set()
         self._read: dict[str, dict[str, Any]] = {}
         self._known: dict[str, set[str]] = {}
@@ -187,8 +188,8 @@ class Pristine:
                 table, entries = self._tables[module]
                 return self._entries_of(table) == entries
             if module in self._objects:
-                value, code = self._objects[module]
-                return _is_same(code, reach.code_of_object(value))
+                value, read, attributes = self._objects[module]
+                return _is_same(attributes, read(value))
             return False
         if isinstance(module, type):
             return _is_same(self._classes[module], reach.content_of(module))
@@ -214,10 +215,15 @@ class Pristine:
         for number, (table, _) in self._tables.items():
             self._tables[number] = table, self._entries_of(table)
         held.update((id(table), table) for _, table in made.tables)
-        for value in made.objects:
-            names = object.__getattribute__(value, "__dict__")
-            held[id(names)] = names
-            self._objects[id(names)] = value, reach.code_of_object(value)
+        slotted: dict[type, list[Any]] = collections.defaultdict(list)
+        for value, read in made.objects:
+            try:
+                names = object.__getattribute__(value, "__dict__")
+                held[id(names)] = names
+            except AttributeError:
+                names = value
+                slotted[type(value)].append(value)
+            self._objects[id(names)] = value, read, read(value)
         held.update((kind, reach.namespace_of(kind)) for kind in made.classes if kind not in self._classes)
         self._classes.update(made.classes)
         for module, names in made.read.items():
@@ -225,8 +231,16 @@ class Pristine:
                 held[module] = vars(sys.modules[module])
                 self._known[module] = {*held[module]}
             self._read.setdefault(module, {}).update(names)
-        if held or made.functions:
-            self._marks.append(Marks(held, made.functions))
+        modules = [sys.modules[name] for name in made.read]
+        objects: dict[type, Sequence[Any]] = {
+            types.FunctionType: made.functions,
+            type: [*made.classes],
+            types.CellType: made.cells,
+            object: [*modules, *(value for value, _ in made.objects)],
+            **slotted,
+        }
+        if held or any(objects.values()):
+            self._marks.append(Marks(held, objects))
             if len(self._marks) > _MOST_MARKS and not any(marks.have_changed() for marks in self._marks):
                 self._marks[2:] = [Marks.joined(self._marks[2:])]
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from jax._src import core
 
-from xcache.hook.structure.description import CODE, Description, attributes_of, lowering_tables
+from xcache.hook.structure.description import CODE, Description, lowering_tables
 from xcache.hook.structure.encoding import CannotSkipError, type_name
 from xcache.hook.structure.libraries import is_known_module, is_of_a_library, is_of_jax
 
@@ -152,7 +152,7 @@ class Reach(Description):
         elif isinstance(value, (type, core.Primitive)):
             if isinstance(value, core.Primitive):
                 self.write_items(traced_of(value))
-                self.objects.append(value)
+                self.objects.append((value, traced_of))
             elif is_of_jax(value.__module__):
                 self._write_class_content(value)
             else:
@@ -223,13 +223,6 @@ def traced_of(primitive: Any) -> dict[str, Any]:
     """Return the functions that tracing calls of a primitive; a lowering rule may trace."""
     held = vars(primitive)
     return {name: held[name] for name in _TRACED if name in held}
-
-
-def code_of_object(value: Any) -> dict[str, Any]:
-    """Return what counts of an object that may change."""
-    if isinstance(value, core.Primitive):
-        return traced_of(value)
-    return {name: held for name, held in attributes_of(value).items() if type(held) in CODE}
 
 
 def is_late(module: types.ModuleType, name: str) -> bool:

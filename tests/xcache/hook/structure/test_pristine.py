@@ -154,6 +154,125 @@ def test_code_that_changed_since_jax_has_traced_has_all_lowered_until_its_caches
     assert structures.of(lambda x: x * 2, X) == before
 
 
+def changed_late(structures, change, undo, function=lambda x: x * 2):
+    """Return whether all is lowered after a change, and as before once it is undone and jax's caches are cleared."""
+    before = structures.of(function, X)
+    assert not before.startswith("<")
+    change()
+    try:
+        pristine.refresh()
+        with pytest.raises(CannotSkipError, match="code of jax changed while it was in use"):
+            pristine.digest()
+        after = structures.of(function, X)
+    finally:
+        undo()
+    assert structures.of(function, X) == before
+    return after != before
+
+
+def test_what_a_closure_of_jax_s_holds_is_watched(structures):
+    structures.of(lambda x: x * 2, X)
+    cell = next(each for each in pristine._base.cells if type(each.cell_contents) is int)
+    value = cell.cell_contents
+    assert changed_late(
+        structures,
+        lambda: setattr(cell, "cell_contents", value + 1),
+        lambda: setattr(cell, "cell_contents", value),
+    )
+
+
+def test_the_bases_of_a_class_of_jax_s_are_watched(structures):
+    from jax._src import core
+
+    bases = core.ShapedArray.__bases__
+    middle = type("Middle", bases, {"__slots__": (), "__module__": "jax._src.core"})
+    assert changed_late(
+        structures,
+        lambda: setattr(core.ShapedArray, "__bases__", (middle,)),
+        lambda: setattr(core.ShapedArray, "__bases__", bases),
+    )
+
+
+def test_the_function_in_an_object_of_jax_s_is_watched(structures):
+    from jax._src.lax import other
+
+    function = other.logaddexp.fun
+    assert changed_late(
+        structures,
+        lambda: setattr(other.logaddexp, "fun", lax.add),
+        lambda: setattr(other.logaddexp, "fun", function),
+        lambda x: lax.cumlogsumexp(x),
+    )
+
+
+def test_the_rule_in_an_entry_of_jax_s_tables_is_watched(structures):
+    from jax._src.interpreters import mlir
+
+    entry = mlir._lowerings[lax.sin_p]
+    if not hasattr(entry, "rule"):
+        pytest.skip("this jax keeps functions in the table")
+    rule = entry.rule
+    assert changed_late(
+        structures,
+        lambda: object.__setattr__(entry, "rule", mlir._lowerings[lax.cos_p].rule),
+        lambda: object.__setattr__(entry, "rule", rule),
+        lambda x: jnp.sin(x),
+    )
+
+
+def test_a_function_that_hands_modules_on_is_watched(structures, monkeypatch):
+    from jax._src.interpreters import pxla
+
+    before = structures.of(lambda x: x * 2, X)
+    compiled = pxla.MeshComputation.compile
+    with monkeypatch.context() as patch:
+        patch.setattr(pxla.MeshComputation, "compile", lambda *a, **k: compiled(*a, **k))
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_the_class_of_an_object_that_jaxlib_makes_is_watched(structures, monkeypatch):
+    from jaxlib.mlir import ir
+
+    before = structures.of(lambda x: x * 2, X)
+    with monkeypatch.context() as patch:
+        item = ir.OpResultList.__getitem__
+        patch.setattr(ir.OpResultList, "__getitem__", lambda *arguments: item(*arguments))
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_a_module_of_jax_s_with_a_class_of_the_program_s_has_all_lowered(structures, monkeypatch):
+    from jax._src.lib.mlir.dialects import hlo
+
+    class Computing(types.ModuleType):
+        """A module that makes its attributes when they are read."""
+
+    before = structures.of(lambda x: x * 2, X)
+    with monkeypatch.context() as patch:
+        patch.setattr(hlo, "__class__", Computing)
+        assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+    assert structures.of(lambda x: x * 2, X) == before
+
+
+def test_a_global_that_code_from_elsewhere_assigns_counts(structures, monkeypatch):
+    """jax's own functions assign those that hold its state."""
+    from jax._src.interpreters import mlir
+
+    source = "def _set(value):\n  global DEVICE_TO_DEVICE_TYPE\n  DEVICE_TO_DEVICE_TYPE = value\n"
+
+    def holding(value):
+        with monkeypatch.context() as patch:
+            patch.setattr(mlir, "DEVICE_TO_DEVICE_TYPE", None)
+            exec(source, vars(mlir))  # noqa: S102 - one of the ways in which programs change a module
+            mlir._set(value)
+            del mlir._set
+            return structures.of(lambda x: x * 2, X)
+
+    found = [*map(holding, (7, 8)), structures.of(lambda x: x * 2, X)]
+    assert len({*found}) == len(found)
+
+
 def test_code_that_was_replaced_is_jax_s_own_again(structures):
     from jax._src.interpreters import mlir
 
