@@ -27,7 +27,7 @@ from support.keys_questions import COMPILERS, FEW, ONLY, candidates, elsewhere, 
 # The programs of the short form.
 SOME = ["cumsum", "normal", "dot", "top_k", "while"]
 # How many questions the short form has.
-SHORT = {"cpu": 8, "tpu": 29, "cuda": 17}
+SHORT = {"cpu": 6, "tpu": 29, "cuda": 17}
 
 
 @pytest.fixture
