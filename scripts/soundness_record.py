@@ -163,8 +163,7 @@ def recording(folder: Path) -> Iterator[Recorder]:
 
     # xcache does not count its own Replacement as a changed jax.
     mlir.lower_jaxpr_to_module = skipping.Replacement(original, lower)
-    # mypy takes a class in a module for a constant.
-    digest.Encoding = _Kept  # type: ignore[misc]
+    digest.Encoding = _Kept  # type: ignore[misc] # mypy takes a class in a module for a constant
     try:
         yield recorder
     finally:

@@ -94,6 +94,7 @@ def test_a_graph_is_made(shell, tmp_path):
     assert "<svg" in wanted.read_text()
 
 
+@pytest.mark.once
 def test_the_cost_is_computed_once(shell):
     first = json.loads(said(shell, "cost", "step", "--json"))
     # A matrix product of 8 x 8 x 8, and what comes after it.

@@ -78,6 +78,7 @@ print(json.dumps({"results": [*results, float(after(3.0))]}))
         assert said(place, program, **settings)["results"] == [6.0] * 3
 
 
+@pytest.mark.thorough
 @pytest.mark.once
 def test_what_the_program_binds_when_it_runs_counts_or_the_call_is_traced(place):
     script = place.root / "script.py"

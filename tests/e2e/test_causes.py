@@ -74,6 +74,7 @@ def test_another_platform(place, shell):
     assert cause_of(place, shell, XLA_FLAGS="--xla_force_host_platform_device_count=2") == "other platform"
 
 
+@pytest.mark.once
 @pytest.mark.parametrize(
     ("limit", "cause", "says"),
     [
@@ -94,6 +95,7 @@ def test_gone_by_a_limit(place, shell, limit, cause, says):
     assert says in shell.run("why").stdout
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("command", thorough(["rm", "clear", "invalidate"], usual=["rm"]))
 def test_removed_by_a_command(place, shell, command):
     key = run(place)["key"]
@@ -104,6 +106,7 @@ def test_removed_by_a_command(place, shell, command):
     assert f"`xcache {command}`" in why(shell)["meaning"]
 
 
+@pytest.mark.once
 def test_set_aside(place, shell):
     run(place)
     place.execute("UPDATE blobs SET stored_size = 'x' WHERE digest IN (SELECT blob FROM entries)")
@@ -195,6 +198,7 @@ def test_not_cacheable_with_the_reason(place, shell):
     assert "pure_callback" in shown
 
 
+@pytest.mark.once
 def test_no_daemon(place, shell):
     """No run is left, so the program says it itself."""
     result = place.run(STEP, **ON, XCACHE_AUTOSTART="0", XCACHE_EXPLAIN="1")
@@ -232,6 +236,7 @@ def test_a_daemon_that_does_not_answer_is_not_asked_again(place, shell):
     assert ledger.CAUSES["no daemon"] not in result.stderr
 
 
+@pytest.mark.once
 def test_a_program_that_may_wait_no_longer_asks_no_more(place, shell):
     """The daemon is in no trouble, and its log has nothing to say."""
     spent = "import jax, jax.numpy as jnp\njnp.ones(3)\n"

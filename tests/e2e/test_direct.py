@@ -31,6 +31,7 @@ def test_every_form_of_a_program(place):
     assert (hits, misses, errors) == (4, 0, {})
 
 
+@pytest.mark.once
 def test_a_program_that_asks_is_told_what_the_cache_did(place):
     assert place.run(example(), XCACHE_LOG="info").stderr == "xcache: 0 hits, 1 miss, 0.0 s saved\n"
 

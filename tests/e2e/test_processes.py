@@ -38,6 +38,7 @@ def test_many_programs_at_once_start_one_daemon_and_agree(place):
     assert place.query("SELECT count(*) FROM entries") == [(1,)]
 
 
+@pytest.mark.once
 def test_a_forked_child_leaves_its_parents_connection_alone(place):
     result = place.run(program_text("fork_after_a_compile"), XCACHE="1")
     assert result.stdout.splitlines() == ["1", "child 0", "0", "2 {}"], result.stderr

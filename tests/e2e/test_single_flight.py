@@ -6,7 +6,7 @@ import json
 
 import pytest
 from support.program_files import program_text
-from support.together import PROGRAM, begin, end
+from support.together import SHORT_PROGRAM, begin, end
 
 JOB = """
 import dataclasses, json, os, sys, jax
@@ -25,7 +25,7 @@ jax.distributed.shutdown()
 
 @pytest.mark.slow
 def test_four_programs_started_together_compile_everything_once(place):
-    children = [begin(place, PROGRAM, XCACHE_TIMEOUT="60s") for _ in range(4)]
+    children = [begin(place, SHORT_PROGRAM, XCACHE_TIMEOUT="60s") for _ in range(4)]
     ended = [end(child) for child in children]
     assert len({json.dumps(result) for (result, _), _ in ended}) == 1
     stats = [stats for (_, stats), _ in ended]

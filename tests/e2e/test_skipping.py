@@ -56,6 +56,7 @@ print(lowered.compile()(jnp.float32(0.25)))
 """
 
 
+@pytest.mark.once
 def test_a_module_that_is_edited_before_it_is_compiled_is_nobody_elses(place):
     off = {each: place.run(_EDITED, MODE=each).stdout for each in ("edits", "looks")}
     assert off["edits"] != off["looks"]

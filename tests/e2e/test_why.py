@@ -166,6 +166,7 @@ SURROUNDINGS = {
 }
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("way", thorough(SURROUNDINGS, usual=("flag",)))
 def test_what_surrounds_a_program_is_told(place, way):
     before, after, cause, text, advice = SURROUNDINGS[way]

@@ -147,7 +147,7 @@ late.itself = late
 FORKS = """
 import warnings
 warnings.simplefilter("ignore")
-# What a child leaves of jax and of the threads that it does not have crashes or hangs, without xcache too. This is
+# A child does not have its parent's threads, so jax crashes or hangs as the child ends, without xcache too. This is
 # registered before the cache is made, so it comes after what xcache does at the exit.
 import atexit
 atexit.register(lambda: os.getpid() == parent or os._exit(7))

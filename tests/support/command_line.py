@@ -14,7 +14,7 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from support.places import get_message
+from support.places import begin_store, get_message
 from xcache import keys
 from xcache.cli import main, writers
 from xcache.client.client import Client
@@ -130,6 +130,7 @@ class Shell:
         return Launcher(self.config).held()
 
     def _client(self) -> contextlib.closing[Client]:
+        begin_store(self.directory)
         return contextlib.closing(Client(self.config, "0.0.0", Launcher(self.config)))
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import hashlib
 import os
 import shutil
@@ -85,7 +86,9 @@ class Place:
         return child
 
     def start_daemon(self, *under: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start a daemon and wait until it answers."""
+        """Start a daemon and wait until it answers; if there is no store, it finds an empty one."""
+        if not under and "XCACHE_DIR" not in environment and self.env.get("XCACHE_DIR") == str(self.dir):
+            begin_store(self.dir)
         child = self.daemon(*under, **environment)
         until(lambda: self.answers() or child.poll() is not None)
         assert child.poll() is None, f"the daemon ended with {child.returncode}: {self.said()}"
@@ -185,6 +188,29 @@ class Place:
     def said_file(self) -> Path:
         """Return the file for the daemons' stderr."""
         return self.root / "stderr"
+
+
+def begin_store(directory: Path) -> None:
+    """Make an empty store where there is none, as a daemon does: its migrations take longer than most tests."""
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(directory.iterdir()):
+        return
+    database = directory / "store.db"
+    database.touch(0o600)
+    database.write_bytes(_empty_store())
+    with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        connection.execute("UPDATE statistics SET amount = ? WHERE name = 'since'", (time.time(),))
+
+
+@functools.cache
+def _empty_store() -> bytes:
+    from xcached.store.database import Database
+
+    with tempfile.TemporaryDirectory() as folder:
+        database = Database(Path(folder))
+        database.close()
+        return database.path.read_bytes()
 
 
 def until(condition: Callable[[], object], patience: float = PATIENCE) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from support.conversation import open_file
-from support.places import put_message
+from support.places import begin_store, put_message
 from xcache.wire import protocol
 from xcached.requests.removals import removed
 from xcached.store.entries import EntryKey, Source, Writer
@@ -37,9 +37,13 @@ class Shelf:
         max_size: int = 0,
         *,
         shared: bool = False,
+        begun: bool = True,
         **limits: Any,
     ) -> None:
+        """Open the store there; if there is none, begin with an empty one, or have the store make all of it."""
         self.directory = directory
+        if begun:
+            begin_store(directory)
         # Stale toolchains, as Toolchains would report them: digests, each with a writer.
         self.stale: set[tuple[str, int]] = set()
         self.store = Store(directory, Limits(max_size, **limits), shared=shared)

@@ -8,7 +8,7 @@ import sys
 
 from support.places import Place
 
-# Some seconds of compiling, and a few small programs around it.
+# Some seconds of compiling, and a few small programs around it; and the same with less of it.
 PROGRAM = """
 import dataclasses, json, jax, jax.numpy as jnp, numpy as np, xcache
 def f(x):
@@ -20,6 +20,7 @@ small = [float(jax.jit(lambda v, k=k: (v * k).sum())(x)) for k in range(4)]
 out = np.asarray(jax.jit(f)(x)).tolist()
 print(json.dumps([[small, out], dataclasses.asdict(xcache.stats())]))
 """
+SHORT_PROGRAM = PROGRAM.replace("range(120)", "range(20)")
 
 
 def begin(place: Place, source: str, **environment: str) -> subprocess.Popen[str]:

@@ -327,8 +327,8 @@ def _size_of(path: Path) -> int:
 def _without(*modules: str) -> Iterator[None]:
     """Have imports of these modules fail: sqlite-utils takes those that it finds, with many megabytes each."""
     hidden = dict.fromkeys(module for module in modules if module not in sys.modules)
-    # None makes an import fail; mypy does not know that.
-    sys.modules.update(hidden)  # type: ignore[arg-type]
+    # None makes an import fail.
+    sys.modules.update(hidden)  # type: ignore[arg-type] # mypy does not know that
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.marks import thorough
 from support.places import digest, get_message, put_message, until
 
 from xcache.client.client import Client
@@ -50,7 +51,9 @@ LIMIT = protocol.INLINE_LIMIT
 WANTED = f"from xcache.wire import protocol; wanted = protocol.Get('{key_of('a')}', 0.0, 'm', 'p')"
 
 
-@pytest.mark.parametrize("program", [1, LIMIT, LIMIT + 1], ids=lambda size: f"program {size}")
+@pytest.mark.parametrize(
+    "program", thorough([1, LIMIT, LIMIT + 1], usual=[LIMIT + 1]), ids=lambda size: f"program {size}"
+)
 @pytest.mark.parametrize("size", [0, 1, LIMIT, LIMIT + 1, 2_000_000], ids=lambda size: f"executable {size}")
 def test_an_entry_that_was_put_is_got(client, place, size, program):
     before = descriptors()

@@ -7,7 +7,6 @@ import os
 import sqlite3
 
 import msgpack
-import pytest
 from support.conversation import Conversation, key_of, talking
 from support.environments import Environment
 from support.places import digest, until
@@ -118,24 +117,23 @@ def test_a_dropped_alias_is_gone(place, talk):
 GOOD = [*alias_of("s")]
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        [],
-        GOOD[:3],
-        [*GOOD, "more"],
-        ["short", *GOOD[1:]],
-        [GOOD[0], "AB" * 32, *GOOD[2:]],
-        [*GOOD[:3], "../x"],
-        [*GOOD[:2], "text", GOOD[3]],
-        [*GOOD[:2], b"f" * (protocol.MAX_RECORD + 1), GOOD[3]],
-    ],
-    ids=lambda fields: repr(fields)[-30:],
-)
-def test_aliases_among_which_one_cannot_be_are_refused(place, talk, fields):
+NO_ALIASES = [
+    [],
+    GOOD[:3],
+    [*GOOD, "more"],
+    ["short", *GOOD[1:]],
+    [GOOD[0], "AB" * 32, *GOOD[2:]],
+    [*GOOD[:3], "../x"],
+    [*GOOD[:2], "text", GOOD[3]],
+    [*GOOD[:2], b"f" * (protocol.MAX_RECORD + 1), GOOD[3]],
+]
+
+
+def test_aliases_among_which_one_cannot_be_are_refused(place, talk):
     talk.put(key_of("a"), b"a")
-    assert isinstance(talk.ask(protocol.RememberAliases([GOOD, fields])), protocol.Refused)
-    assert rows(place) == []
+    for fields in NO_ALIASES:
+        assert isinstance(talk.ask(protocol.RememberAliases([GOOD, fields])), protocol.Refused), repr(fields)[:200]
+        assert rows(place) == []
 
 
 def test_too_many_aliases_at_once_are_refused(place, talk):

@@ -26,7 +26,7 @@ from xcached.store.store import Store
 
 def test_a_new_store_has_its_version_and_its_modes(tmp_path):
     before = time.time()
-    with shelf(tmp_path) as made:
+    with shelf(tmp_path, begun=False) as made:
         assert made.query("PRAGMA user_version") == [(SCHEMA_VERSION,)]
         assert made.query("PRAGMA journal_mode") == [("wal",)]
         assert made.query("PRAGMA auto_vacuum") == [(2,)]
