@@ -2,7 +2,7 @@
 
 CPython gives a dictionary a new version with each change (PEP 509), and a function points to its code. Reading one word
 of each takes microseconds for all of jax; asking each object takes milliseconds. The words are read where this
-interpreter was seen to keep them. Where it keeps no version (3.14), the values are compared.
+interpreter was seen to keep them. Where it keeps no version (3.14, and of attributes 3.13), the values are compared.
 """
 
 from __future__ import annotations
@@ -35,45 +35,60 @@ class Marks:
     It keeps all of these alive.
     """
 
-    def __init__(self, dictionaries: Mapping[Any, dict[Any, Any]], objects: Mapping[Any, Sequence[Any]]) -> None:
-        """``objects`` are listed by their kind."""
-        self._dictionaries, self._objects = dictionaries, objects
-        # The owner of each dictionary, and the id of each object.
-        self._owners = [*dictionaries, *(id(each) for some in objects.values() for each in some)]
-        self._memory: Any = None
-        if _has_versions() and all(map(_offsets, objects)):
-            self._memory, self._places, self._numbers = _places([*dictionaries.values()], objects)
+    def __init__(
+        self,
+        dictionaries: Mapping[Any, dict[Any, Any]],
+        objects: Mapping[Any, Sequence[Any]],
+        attributes: Mapping[Any, dict[Any, Any]] = types.MappingProxyType({}),
+    ) -> None:
+        """``objects`` are listed by their kind; ``attributes`` are dictionaries of objects."""
+        self._dictionaries, self._objects, self._attributes = dictionaries, objects, attributes
+        # Of some, words of memory tell whether they have changed. The others are compared.
+        versions, words = dict[Any, Any](), dict[Any, Sequence[Any]]()
+        if _has_versions(types.ModuleType) and all(map(_offsets, objects)):
+            versions.update(dictionaries)
+            words.update(objects)
+            if _has_versions(_Plain):
+                versions.update(attributes)
+        self._memory, self._places, self._numbers = _places([*versions.values()], words)
+        self._owners = _owners(versions, words)
+        others = {owner: each for owner, each in {**dictionaries, **attributes}.items() if owner not in versions}
+        self._compared = others, {} if words else objects
         self._state = self._read()
 
     @classmethod
     def joined(cls, some: Sequence[Marks]) -> Marks:
         """Return marks of all that some have."""
+        dictionaries = {owner: held for each in some for owner, held in each._dictionaries.items()}
+        attributes = {owner: held for each in some for owner, held in each._attributes.items()}
         objects: dict[Any, list[Any]] = collections.defaultdict(list)
         for kind, more in (item for each in some for item in each._objects.items()):
             objects[kind] += more
-        return cls({owner: held for each in some for owner, held in each._dictionaries.items()}, objects)
+        return cls(dictionaries, objects, attributes)
 
     def have_changed(self) -> bool:
         """Return whether any of them has changed."""
-        now = self._read()
-        return now != self._state if isinstance(now, bytes) else not all(map(are_same, now, self._state))
+        words, values = self._read()
+        return words != self._state[0] or not are_same(values, self._state[1])
 
     def take_changes(self) -> set[Any]:
-        """Return the owners of dictionaries, and the ids of objects, that changed since the last call."""
-        before, self._state = self._state, self._read()
-        now = self._state
-        if isinstance(now, bytes):
-            differ = np.frombuffer(now, np.uint64) != np.frombuffer(before, np.uint64)
-            return {self._owners[at] for at in self._numbers[differ]}
-        return {
-            owner for owner, *parts in zip(self._owners, now, before, strict=True) if not are_same(parts[0], parts[1])
-        }
+        """Return the owners of dictionaries, and the ids of objects, that may have changed since the last call."""
+        (words_before, values_before), self._state = self._state, self._read()
+        words, values = self._state
+        differ = np.frombuffer(words, np.uint64) != np.frombuffer(words_before, np.uint64)
+        changed = {self._owners[at] for at in self._numbers[differ]}
+        return changed if are_same(values, values_before) else changed.union(_owners(*self._compared))
 
-    def _read(self) -> Any:
-        if self._memory is not None:
-            return self._memory.take(self._places).tobytes()
-        parts = (_parts_of(kind, each) for kind, some in self._objects.items() for each in some)
-        return [*map(tuple, map(dict.values, self._dictionaries.values())), *parts]
+    def _read(self) -> tuple[bytes, list[Any]]:
+        dictionaries, objects = self._compared
+        values = [*itertools.chain.from_iterable(map(dict.values, dictionaries.values()))]
+        for kind, some in objects.items():
+            values += itertools.chain.from_iterable(_parts_of(kind, each) for each in some)
+        return self._memory.take(self._places).tobytes(), values
+
+
+def _owners(dictionaries: Mapping[Any, Any], objects: Mapping[Any, Sequence[Any]]) -> list[Any]:
+    return [*dictionaries, *(id(each) for some in objects.values() for each in some)]
 
 
 def _parts_of(kind: Any, value: Any) -> list[Any]:
@@ -93,6 +108,8 @@ def _places(dictionaries: Sequence[Any], objects: Mapping[Any, Sequence[Any]]) -
         places = np.concatenate([places, parts.ravel()])
         numbers = np.concatenate([numbers, np.repeat(np.arange(len(some)) + count, parts.shape[1])])
         count += len(some)
+    if not len(places):
+        return np.empty(0, np.uint64), places, numbers
     order = places.argsort()
     places = places[order]
     low, high = int(places[0]), int(places[-1]) + _WORD
@@ -105,18 +122,23 @@ def _word(value: Any, offset: int) -> int:
     return ctypes.c_uint64.from_address(id(value) + offset).value
 
 
+class _Plain:
+    """An object as most are: it has a dictionary once somebody asks for that."""
+
+
 @functools.cache
-def _has_versions() -> bool:
-    """Return whether a word of each dictionary changes with its values, and with nothing else."""
+def _has_versions(kind: type) -> bool:
+    """Return whether a word of the dictionary of such an object changes with its values, and with nothing else."""
     if _WORD != 8 or dict.__basicsize__ < _VERSION + _WORD:
         return False
-    holder = types.ModuleType("holder")
+    holder = kind("holder") if kind is types.ModuleType else kind()
     tried = vars(holder)
     seen = [_word(tried, _VERSION)]
     for change in (
         lambda: setattr(holder, "name", 1),
         lambda: tried.update(name=2),
-        lambda: exec("name = 3", tried),  # noqa: S102 - one of the ways in which programs change a module
+        lambda: setattr(holder, "name", 3),
+        lambda: exec("name = 4", tried),  # noqa: S102 - one of the ways in which programs change a module
         lambda: tried.pop("name"),
     ):
         change()

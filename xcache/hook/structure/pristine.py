@@ -216,10 +216,11 @@ class Pristine:
             self._tables[number] = table, self._entries_of(table)
         held.update((id(table), table) for _, table in made.tables)
         slotted: dict[type, list[Any]] = collections.defaultdict(list)
+        attributes: dict[int, dict[str, Any]] = {}
         for value, read in made.objects:
             try:
                 names = object.__getattribute__(value, "__dict__")
-                held[id(names)] = names
+                attributes[id(names)] = names
             except AttributeError:
                 names = value
                 slotted[type(value)].append(value)
@@ -239,8 +240,8 @@ class Pristine:
             object: [*modules, *(value for value, _ in made.objects)],
             **slotted,
         }
-        if held or any(objects.values()):
-            self._marks.append(Marks(held, objects))
+        if held or attributes or any(objects.values()):
+            self._marks.append(Marks(held, objects, attributes))
             if len(self._marks) > _MOST_MARKS and not any(marks.have_changed() for marks in self._marks):
                 self._marks[2:] = [Marks.joined(self._marks[2:])]
 

@@ -236,8 +236,7 @@ def test_the_class_of_an_object_that_jaxlib_makes_is_watched(structures, monkeyp
 
     before = structures.of(lambda x: x * 2, X)
     with monkeypatch.context() as patch:
-        item = ir.OpResultList.__getitem__
-        patch.setattr(ir.OpResultList, "__getitem__", lambda *arguments: item(*arguments))
+        patch.setattr(ir.OpResultList, "__getitem__", lambda *_: X, raising=False)
         assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
     assert structures.of(lambda x: x * 2, X) == before
 
