@@ -153,10 +153,13 @@ class RecordedFunction:
         if self._is_left_to_jax or not core.trace_state_clean() or records.is_watched():
             return None
         try:
-            return describe(self._fun, self._options, self._version, arguments, keywords, is_prepared=is_prepared)
+            return self._described(arguments, keywords, is_prepared=is_prepared)
         except BaseException as error:  # noqa: BLE001 - jax says what is wrong with a call
             records.count(self._reason(error))
             return None
+
+    def _described(self, arguments: Any, keywords: Any, *, is_prepared: bool) -> Call:
+        return describe(self._fun, self._options, self._version, arguments, keywords, is_prepared=is_prepared)
 
     def _load(self, records: CallRecords, call: Call) -> Ready | str:
         """Return the executable of a recorded call, or the reason why jax has to trace it."""
@@ -236,6 +239,9 @@ class RecordedFunction:
             # A process that has not imported it yet finds the record.
             raise CannotSkipError(f"module imported by the function: {others[0]}")
         positional, keywords = arguments
+        if is_new and self._described(positional, keywords, is_prepared=True).digest != call.digest:
+            # A process that does not trace it would not see that.
+            raise CannotSkipError("the trace changes what it reads")
         traced = self.jitted.trace(*positional, **keywords)
         lowered = traced.lower()
         program = records.program_of(lowered._lowering)
