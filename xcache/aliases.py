@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 from collections import deque
+from collections.abc import Iterator
 from typing import Protocol
 
 import msgpack
@@ -43,8 +45,6 @@ class Aliases:
         self._is_readonly = is_readonly
         # Each structure that was asked for; None if there is no alias.
         self._known: dict[str, Alias | None] = {}
-        # The number of aliases that were predicted, and what they are worth.
-        self._expected = 0, 0.0
         # A deque, because any thread may note one while another thread sends the others.
         self._made: deque[protocol.Alias] = deque()
         # Programs that have an entry.
@@ -70,17 +70,24 @@ class Aliases:
                 return None
         return self._known[structure]
 
-    def expected_worth(self) -> float:
-        """Return what skipping all lowerings of the program's last run is worth, as far as they are known."""
-        predicted = self._predicted.aliases
-        if len(predicted) != self._expected[0]:
-            best: dict[str, float] = {}
-            for sent in predicted.copy().values():
-                with contextlib.suppress(DamagedAliasError):
-                    alias = _from_wire(sent)
-                    best[alias.program] = max(alias.worth, best.get(alias.program, 0.0))
-            self._expected = len(predicted), sum(best.values())
-        return self._expected[1]
+    def expected_worth(self) -> float | None:
+        """Return what skipping all lowerings of the program's last run is worth; None if that is not known."""
+        best: dict[str, float] = {}
+        for alias in self._expected():
+            # A record is worth a trace as well.
+            worth = math.inf if alias.record else alias.worth
+            best[alias.program] = max(worth, best.get(alias.program, 0.0))
+        return sum(best.values()) if best else None
+
+    def drop_expected(self) -> None:
+        """Forget the aliases of the program's last run, so that the next one makes them and measures their worth."""
+        for alias in self._expected():
+            self.drop(alias.structure)
+
+    def _expected(self) -> Iterator[Alias]:
+        for sent in self._predicted.aliases.copy().values():
+            with contextlib.suppress(DamagedAliasError):
+                yield _from_wire(sent)
 
     def note(self, alias: Alias) -> None:
         """Note the program that a structure was lowered to here; ``send`` sends it."""

@@ -23,6 +23,7 @@ def said(place, program, **settings):
     return json.loads(ran.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_a_call_is_the_same_whether_it_is_traced_or_not(place):
     program = program_text("call_jitted")
     off, cold, warm, checked = (

@@ -70,19 +70,11 @@ def test_what_becomes_of_an_axis_counts(place):
 
 
 @pytest.mark.once
-def test_a_program_that_gains_nothing_by_skipping_is_lowered(place):
+def test_a_program_that_gains_nothing_by_skipping_is_lowered_from_its_second_run_on(place):
     few = "out = float(jax.jit(lambda v: v * 3)(x).sum())"
-    lowerings = [run(place, few, XCACHE_LOWERING="auto").stats["lowerings"] for _ in range(2)]
-    assert list(lowerings[0]) == list(lowerings[1]) == ["lowering is cheap"]
-    many = """
-def step(v, _):
-    for _ in range(5000):
-        v = v + 1
-    return v, None
-out = float(jax.lax.scan(step, jnp.float32(0), None, length=2)[0])
-"""
-    cold, warm = (run(place, many, XCACHE_LOWERING="auto").stats["lowerings"] for _ in range(2))
-    assert cold["no alias"] == warm["skipped"]
+    place.start_daemon()
+    lowerings = [[*run(place, few, XCACHE_LOWERING="auto").stats["lowerings"]] for _ in range(3)]
+    assert lowerings == [["no alias"], ["lowering is cheap"], ["lowering is cheap"]]
 
 
 @pytest.mark.once

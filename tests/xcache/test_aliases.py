@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sqlite3
 import types
 
@@ -106,12 +107,23 @@ def test_without_a_daemon_there_is_no_alias_and_one_warning(place, caches, caplo
     assert len([record for record in caplog.records if record.levelname == "WARNING"]) <= 1
 
 
+def of_a_last_run(*made):
+    predicted = types.SimpleNamespace(aliases={alias.structure: _to_wire(alias) for alias in made})
+    return Aliases(None, predicted, None, is_readonly=False)
+
+
 def test_what_the_last_run_would_have_gained_counts_each_program_once():
     """Of aliases of one program, as of two versions of jax, the program's next run uses one."""
     made = [ALIAS._replace(structure=digest(b"%d" % number), worth=worth) for number, worth in enumerate((0.75, 0.5))]
     made.append(ALIAS._replace(structure=digest(b"other"), program=digest(b"another program"), worth=0.5))
-    predicted = types.SimpleNamespace(aliases={})
-    aliases = Aliases(None, predicted, None, is_readonly=True)
-    assert aliases.expected_worth() == 0
-    predicted.aliases.update({alias.structure: _to_wire(alias) for alias in made})
-    assert aliases.expected_worth() == 1.25
+    assert of_a_last_run().expected_worth() is None
+    assert of_a_last_run(*made).expected_worth() == 1.25
+    call = ALIAS._replace(record=b"of a call")
+    assert of_a_last_run(*made, call).expected_worth() == math.inf
+
+
+def test_aliases_of_the_last_run_can_be_made_anew():
+    aliases = of_a_last_run(ALIAS)
+    aliases.drop_expected()
+    assert aliases.find(STRUCTURE) is None
+    assert [*aliases._wrong] == [(STRUCTURE, None)]

@@ -114,7 +114,9 @@ class Skipping:
         except (ImportError, LookupError, AttributeError) as error:
             raise UnsupportedError(f"xcache cannot skip lowering with this version of jax: {error}") from None
         self._aliases, self._count, self._stages, self._check = aliases, count, stages, wanted == "check"
-        self._describing = describing.Describing(aliases.expected_worth, memo_folder, always=wanted != "auto")
+        self._describing = describing.Describing(
+            aliases.expected_worth, aliases.drop_expected, memo_folder, always=wanted != "auto"
+        )
         self._state = _State()
         # How many modules there were when those that warn were last looked for, and what undoes the changes to them.
         self._modules, self._undo = 0, contextlib.ExitStack()
