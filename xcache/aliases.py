@@ -20,6 +20,8 @@ from xcache.wire import bounded, protocol, seals
 
 logger = logging.getLogger("xcache")
 
+# A program waits so long to learn what its last run has gained: not to know costs more.
+_PATIENCE_SECONDS = 0.1
 # The facts of an alias are a flat list.
 _SHAPE = bounded.Shape(elements=8, fields=0, containers=1)
 
@@ -33,6 +35,9 @@ class Predicted(Protocol):
 
     def may_have_alias(self, structure: str) -> bool:
         """Return False if the daemon has no alias of a structure."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait until they have come, if they are on their way."""
 
 
 class Aliases:
@@ -72,6 +77,7 @@ class Aliases:
 
     def expected_worth(self) -> float | None:
         """Return what skipping all lowerings of the program's last run is worth; None if that is not known."""
+        self._predicted.wait(_PATIENCE_SECONDS)
         best: dict[str, float] = {}
         for alias in self._expected():
             # A record is worth a trace as well.

@@ -108,7 +108,8 @@ def test_without_a_daemon_there_is_no_alias_and_one_warning(place, caches, caplo
 
 
 def of_a_last_run(*made):
-    predicted = types.SimpleNamespace(aliases={alias.structure: _to_wire(alias) for alias in made})
+    told = {alias.structure: _to_wire(alias) for alias in made}
+    predicted = types.SimpleNamespace(aliases=told, wait=lambda _: None)
     return Aliases(None, predicted, None, is_readonly=False)
 
 

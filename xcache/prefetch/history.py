@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from xcache.client.client import Client
 from xcache.client.contents import SealedEntry, aliases_in
+from xcache.clock import own_time
 from xcache.prefetch.prefetcher import Item
 from xcache.request import LoadTarget
 from xcache.wire import hashing, protocol
@@ -19,6 +21,8 @@ logger = logging.getLogger("xcache")
 
 # A growing list is sent again each time it has grown by this factor.
 _GROWTH_FACTOR = 1.5
+# A thread that waits for a prediction looks so often whether it has come.
+_LOOK_SECONDS = 0.002
 
 
 class History:
@@ -32,6 +36,8 @@ class History:
         # The keys that the daemon remembers of a program of this name.
         self._remembered: list[str] = []
         self._complete = False
+        # True while the daemon is asked for a prediction.
+        self._is_asked = False
         self.aliases: dict[str, protocol.Alias] = {}
         """The aliases that came with the prediction, by structure; any thread may look one up."""
         # The first bytes of all structures that had an alias then; None if that is not known.
@@ -58,12 +64,28 @@ class History:
         """Return False if the daemon had no alias of a structure when the program began."""
         return self._structures is None or protocol.beginning(structure) in self._structures
 
+    def wait(self, seconds: float) -> None:
+        """Wait for a prediction that is on its way, at the expense of the program's allowance."""
+        began = now = own_time()
+        # Ctrl-C may leave the lock of an event held.
+        while self._is_asked and now < began + min(seconds, self._client.allowance()):
+            time.sleep(_LOOK_SECONDS)
+            now = own_time()
+        self._client.charge(now - began)
+
     def mark_complete(self) -> None:
         """Note that the program is over: the list is complete."""
         self._complete = True
 
     def predict(self) -> Sequence[Item]:
         """Ask the daemon what a program of this name wanted last time."""
+        self._is_asked = True
+        try:
+            return self._predict()
+        finally:
+            self._is_asked = False
+
+    def _predict(self) -> Sequence[Item]:
         found, entries = self._client.predict(protocol.Predict(*_name()))
         try:
             items = [_item(item, found, entries.get(str(item["key"]))) for item in found.items]

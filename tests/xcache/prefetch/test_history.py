@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -100,3 +101,18 @@ class Answering:
 
     def predict(self, _):
         return self._prediction, {}
+
+
+def test_a_program_waits_for_a_prediction_that_is_on_its_way_and_no_longer_than_it_wants(client):
+    history = History(client)
+    history.wait(60)
+    assert client.lost_seconds == 0
+    history._is_asked = True
+    history.wait(0.01)
+    assert history._is_asked
+    assert client.lost_seconds >= 0.01
+    comes = threading.Timer(0.01, lambda: setattr(history, "_is_asked", False))
+    comes.start()
+    history.wait(4)
+    assert not history._is_asked
+    comes.join(60)
