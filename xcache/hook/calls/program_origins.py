@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import gc
 import hashlib
 import marshal
 import os
@@ -18,7 +17,7 @@ import jax
 
 from xcache.clock import process_began
 from xcache.hook.structure.encoding import CannotSkipError, tagged, text, type_name
-from xcache.hook.structure.libraries import is_of_jax
+from xcache.hook.structure.libraries import is_of_jax, named, namespace
 from xcache.hook.structure.marks import Marks
 
 # Python reads no source file so soon after its start; the clocks of processes and files have this resolution.
@@ -88,14 +87,6 @@ def origin_of_function(function: types.FunctionType, own: frozenset[str]) -> str
     return PROGRAM if found is None or namespace(found) is not names or is_of_text else origin(name, own)
 
 
-def namespace(holder: Any) -> dict[str, Any]:
-    """Return the names of a module without asking it, which may import something for that; or those of a class."""
-    if isinstance(holder, type):
-        return gc.get_referents(holder.__dict__)[0]  # type: ignore[no-any-return]
-    found: dict[str, Any] = types.ModuleType.__getattribute__(holder, "__dict__")
-    return found
-
-
 def is_named(value: Any) -> bool:
     """Return whether the name of a class or function leads to it."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None))
@@ -106,15 +97,6 @@ def is_named(value: Any) -> bool:
         found = found.__func__
     # Its name in jaxlib leads nowhere.
     return found is value or value is jax.Array
-
-
-def named(module: str, name: str) -> Any:
-    """Return what a name leads to, or None."""
-    found: Any = sys.modules.get(module)
-    for part in name.split("."):
-        held = namespace(found) if issubclass(type(found), types.ModuleType) else getattr(found, "__dict__", {})
-        found = held.get(part)
-    return found
 
 
 def is_a_library_s(value: Any, own: frozenset[str] = frozenset()) -> bool:

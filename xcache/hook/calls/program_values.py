@@ -33,10 +33,11 @@ from jax._src import core, tree_util, util
 
 from xcache.hook.calls import program_origins as origins
 from xcache.hook.calls.program_code import Code, Import, code_of
-from xcache.hook.calls.program_origins import JAX, LIBRARY, PROGRAM, PYTHON, is_a_library_s, namespace, origin
+from xcache.hook.calls.program_origins import JAX, LIBRARY, PROGRAM, PYTHON, is_a_library_s, origin
 from xcache.hook.structure import digest  # noqa: F401 - it completes the table of types
 from xcache.hook.structure.description import NATIVE
 from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
+from xcache.hook.structure.libraries import namespace
 from xcache.hook.structure.values import content
 
 _MOST_OBJECTS = 300_000

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import jax
 from jax._src import tree_util
 
-from xcache.hook.calls.program_origins import named
 from xcache.hook.structure.encoding import CannotSkipError, type_name
+from xcache.hook.structure.libraries import named
 
 _Tree = jax.tree_util.PyTreeDef
 REGISTRY = getattr(tree_util, "tracing_registry", tree_util.default_registry)

@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import marshal
 import operator
-import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -28,6 +27,7 @@ from xcache.hook.structure.libraries import (
     is_known_module,
     is_of_a_library,
     is_of_jax,
+    named,
     original_of,
 )
 
@@ -110,7 +110,7 @@ class Description:
                 # So that it is noticed if it becomes jax's own again.
                 self.functions.append(function)
                 raise CannotSkipError(f"function outside jax: {module}.{function.__qualname__}")
-            if not is_of_jax(module) and _found(module, function.__qualname__) is function:
+            if not is_of_jax(module) and named(module, function.__qualname__) is function:
                 self.parts += module, function.__qualname__
                 return
             if is_of_jax(module) and not code.co_filename.startswith("<"):
@@ -150,7 +150,7 @@ class Description:
         self.parts += module, name
         if is_of_jax(module):
             self.named.append(kind)
-        elif kind not in (_found(module, name), _found(module, name.rpartition(".")[2])):
+        elif kind not in (named(module, name), named(module, name.rpartition(".")[2])):
             self.parts.append("elsewhere")
 
     def write_module(self, module: types.ModuleType) -> None:
@@ -182,7 +182,7 @@ class Description:
             raise CannotSkipError(f"object outside jax: {type_name(kind)}")
         # A decorated function has a name, too.
         module, qualified = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
-        if qualified and module and is_of_jax(module) and _found(module, qualified) is value:
+        if qualified and module and is_of_jax(module) and named(module, qualified) is value:
             self.parts += module, qualified
             self.named.append(value)
         else:
@@ -230,13 +230,6 @@ class Description:
             self.write_items(value)
         elif self.is_complete:
             self.write_all(value if isinstance(value, list) else sorted(value, key=_sorting))
-
-
-def _found(module: str, qualified: str) -> Any:
-    found: Any = sys.modules.get(module)
-    for part in qualified.split("."):
-        found = getattr(found, part, None)
-    return found
 
 
 def _content_of(cell: types.CellType) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import types
@@ -49,6 +50,23 @@ def is_of_a_library(module: str) -> bool:
 
 def _is_installed(place: str) -> bool:
     return any(folder in Path(place).parts for folder in _INSTALLED)
+
+
+def namespace(holder: Any) -> dict[str, Any]:
+    """Return the names of a module without asking it, which may import something for that; or those of a class."""
+    if isinstance(holder, type):
+        return gc.get_referents(holder.__dict__)[0]  # type: ignore[no-any-return]
+    found: dict[str, Any] = types.ModuleType.__getattribute__(holder, "__dict__")
+    return found
+
+
+def named(module: str, name: str) -> Any:
+    """Return what a name leads to, or None."""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        held = namespace(found) if issubclass(type(found), types.ModuleType) else getattr(found, "__dict__", {})
+        found = held.get(part)
+    return found
 
 
 def original_of(value: Any) -> Any:

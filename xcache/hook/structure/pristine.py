@@ -18,7 +18,7 @@ from jax._src import util
 
 from xcache.hook.structure import reach
 from xcache.hook.structure.encoding import CannotSkipError, are_same
-from xcache.hook.structure.libraries import is_of_a_library, is_of_jax, original_of
+from xcache.hook.structure.libraries import is_of_a_library, is_of_jax, namespace, original_of
 from xcache.hook.structure.marks import Marks
 from xcache.hook.structure.reach import Reach
 
@@ -225,7 +225,7 @@ class Pristine:
                 names = value
                 slotted[type(value)].append(value)
             self._objects[id(names)] = value, read, read(value)
-        held.update((kind, reach.namespace_of(kind)) for kind in made.classes if kind not in self._classes)
+        held.update((kind, namespace(kind)) for kind in made.classes if kind not in self._classes)
         self._classes.update(made.classes)
         for module, names in made.read.items():
             if module not in self._read:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import dis
 import functools
-import gc
 import sys
 import types
 from typing import Any
@@ -21,7 +20,7 @@ from jax._src import core
 
 from xcache.hook.structure.description import CODE, Description, lowering_tables
 from xcache.hook.structure.encoding import CannotSkipError, type_name
-from xcache.hook.structure.libraries import is_known_module, is_of_a_library, is_of_jax
+from xcache.hook.structure.libraries import is_known_module, is_of_a_library, is_of_jax, namespace
 
 # Set by Python's importer, or by pytest's in those of jax's modules that are named test_...
 _IMPORT_NAMES = frozenset((
@@ -212,7 +211,7 @@ def content_of(kind: type) -> dict[str, Any]:
     # The file of jaxlib tells what is native. It makes the class of an iterator when the first one is needed.
     return {
         name: held
-        for name, held in namespace_of(kind).copy().items()
+        for name, held in namespace(kind).copy().items()
         if type(held) not in _NO_CONTENT
         and type(getattr(held, "fget", held)).__module__ != "nanobind"
         and (not name.startswith("__") or callable(held) or hasattr(type(held), "__get__"))
@@ -231,11 +230,6 @@ def is_late(module: types.ModuleType, name: str) -> bool:
     if type(value) is not types.ModuleType or not is_known_module(value):
         return False
     return "__getattr__" in vars(module) or value.__name__ == f"{module.__name__}.{name}"
-
-
-def namespace_of(kind: type) -> dict[str, Any]:
-    """Return the dictionary behind a class."""
-    return gc.get_referents(kind.__dict__)[0]  # type: ignore[no-any-return]
 
 
 def _names_in(code: types.CodeType) -> set[str]:
