@@ -34,6 +34,17 @@ _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _TRACED = ("abstract_eval", "bind", "bind_with_trace")
 
 
+class _Names:
+    """The names of one module: those that are wanted, and were seen; those of modules among them, and of late ones."""
+
+    def __init__(self) -> None:
+        self.had: dict[int, set[str]] = {}
+        self.wanted: list[set[str]] = []
+        self.seen: set[str] = set()
+        self.inner: dict[str, str] = {}
+        self.late: dict[str, str] = {}
+
+
 class Reach(Description):
     """A description with all that its code reads, but what another one has that counts, too."""
 
@@ -44,10 +55,9 @@ class Reach(Description):
         # have.
         self.read: dict[str, dict[str, Any]] = {}
         self.classes: dict[type, dict[str, Any]] = {}
-        # By module of jax's: the names that were met, and those of them that are modules, or modules imported late.
-        self._met: dict[str, tuple[set[str], dict[str, types.ModuleType], dict[str, str]]] = collections.defaultdict(
-            lambda: (set(), {}, {})
-        )
+        self._modules: dict[str, _Names] = collections.defaultdict(_Names)
+        # Modules of which names are still to be read, in the order in which they were met.
+        self._waiting: dict[str, None] = {}
         # All names of globals and attributes in the code, and the modules that it may import, with names to read there.
         self.names: set[str] = set()
         self.imports: dict[str, set[str]] = {}
@@ -61,13 +71,17 @@ class Reach(Description):
         if beyond is not None:
             self.known = beyond._numbers
         functions = named = 0
-        while functions < len(self.functions) or named < len(self.named):
+        while functions < len(self.functions) or named < len(self.named) or self._waiting:
             if functions < len(self.functions):
-                self._write_globals(self.functions[functions])
+                self._note_names(self.functions[functions])
                 functions += 1
-            else:
+            elif named < len(self.named):
                 self._write_named(self.named[named])
                 named += 1
+            else:
+                # As late as possible, because then many names of a module are read at once.
+                del self._waiting[module := next(iter(self._waiting))]
+                self._read_names(sys.modules[module], self._modules[module])
 
     def follow_imports(self, imports: dict[str, set[str]], beyond: Reach) -> None:
         """Write what is read of these modules, as far as they are imported now, and follow it."""
@@ -76,8 +90,8 @@ class Reach(Description):
         count = -1
         while count < (count := sum(map(len, self.imports.values()))):
             for name in sorted(self.imports.keys() & sys.modules.keys()):
-                if isinstance(module := sys.modules[name], types.ModuleType):
-                    self._read_names(module, self.imports[name])
+                if isinstance(sys.modules[name], types.ModuleType):
+                    self._want(name, {*self.imports[name]})
             self.follow(beyond)
 
     def write_module_content(self, module: types.ModuleType) -> None:
@@ -88,32 +102,38 @@ class Reach(Description):
         for kind in [each for each in self.named if isinstance(each, type) and each.__module__ == module.__name__]:
             self._write_class_content(kind)
 
-    def _write_globals(self, function: types.FunctionType) -> None:
+    def _note_names(self, function: types.FunctionType) -> None:
         own = function.__globals__
         home = own["__name__"]
         if not is_of_jax(home):
             return
         names = _names_in(function.__code__)
         self.names |= names
-        for package in [each for each in names if is_of_jax(each) and each not in own]:
-            for imported in (package, *(f"{package}.{name}" for name in names)):
-                self._note_import(imported, names)
-        self._read_names(sys.modules[home], names)
+        for package in filter(is_of_jax, names):
+            if package not in own:
+                for imported in (package, *(f"{package}.{name}" for name in names)):
+                    self._note_import(imported, names)
+        self._want(home, names)
 
-    def _read_names(self, module: types.ModuleType, names: set[str]) -> None:
-        """Write what these names stand for in a module of jax's, and in the modules of jax's among them."""
-        modules = [module]
-        for each in modules:
-            seen, inner, late = self._met[each.__name__]
-            if new := names - seen:
-                seen |= new
-                for name in sorted(new & vars(each).keys()):
-                    self._write_global(each, name)
-            if not late.keys().isdisjoint(names):
-                for name in sorted(late.keys() & names):
-                    self._note_import(late[name], names)
-            if not inner.keys().isdisjoint(names):
-                modules += [inner[name] for name in sorted(inner.keys() & names) if inner[name] not in modules]
+    def _want(self, module: str, names: set[str]) -> None:
+        """Have these names read in a module of jax's, and in the modules of jax's among them."""
+        # Modules have each other's names.
+        if id(names) not in self._modules[module].had:
+            self._modules[module].had[id(names)] = names
+            self._modules[module].wanted.append(names)
+            self._waiting[module] = None
+
+    def _read_names(self, module: types.ModuleType, known: _Names) -> None:
+        wanted, known.wanted = known.wanted, []
+        new = set().union(*wanted) - known.seen
+        known.seen |= new
+        for name in sorted(new & vars(module).keys()):
+            self._write_global(module, name)
+        for names in wanted:
+            for name in sorted(known.late.keys() & names):
+                self._note_import(known.late[name], names)
+            for name in sorted(known.inner.keys() & names):
+                self._want(known.inner[name], names)
 
     def _note_import(self, name: str, names: set[str]) -> None:
         self.imports.setdefault(name, set()).update(names)
@@ -123,11 +143,10 @@ class Reach(Description):
         value, home = vars(module)[name], module.__name__
         kind = type(value)
         if kind is types.ModuleType and is_of_jax(value.__name__):
-            _, inner, late = self._met[home]
             if is_late(module, name):
-                late[name] = value.__name__
+                self._modules[home].late[name] = value.__name__
                 return
-            inner[name] = value
+            self._modules[home].inner[name] = value.__name__
         if name in _IMPORT_NAMES or (not callable(value) and name in _state_of(module)):
             return
         if self._beyond is not None and name in self._beyond.read.get(home, ()):
