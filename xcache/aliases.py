@@ -82,7 +82,8 @@ class Aliases:
         for alias in self._expected():
             # A record is worth a trace as well.
             worth = math.inf if alias.record else alias.worth
-            best[alias.program] = max(worth, best.get(alias.program, 0.0))
+            if worth:
+                best[alias.program] = max(worth, best.get(alias.program, 0.0))
         return sum(best.values()) if best else None
 
     def drop_expected(self) -> None:

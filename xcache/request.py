@@ -46,7 +46,8 @@ class Alias(NamedTuple):
     lapack: bool
     # If ``structure`` is the digest of a call of ``xcache.jit``: what jax makes of it beside the program.
     record: bytes = b""
-    # How many descriptions of jax's code skipping its lowering once pays for, as was measured when it was lowered.
+    # How many descriptions of jax's code skipping its lowering once pays for, as was measured when it was lowered; 0 if
+    # it was not.
     worth: float = 0.0
 
 

@@ -118,6 +118,8 @@ def test_what_the_last_run_would_have_gained_counts_each_program_once():
     made = [ALIAS._replace(structure=digest(b"%d" % number), worth=worth) for number, worth in enumerate((0.75, 0.5))]
     made.append(ALIAS._replace(structure=digest(b"other"), program=digest(b"another program"), worth=0.5))
     assert of_a_last_run().expected_worth() is None
+    # An older xcache has measured nothing.
+    assert of_a_last_run(ALIAS).expected_worth() is None
     assert of_a_last_run(*made).expected_worth() == 1.25
     call = ALIAS._replace(record=b"of a call")
     assert of_a_last_run(*made, call).expected_worth() == math.inf
