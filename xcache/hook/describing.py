@@ -13,6 +13,7 @@ from xcache.hook.structure.encoding import CannotSkipError
 # A process that was not expected to gain, and spends so many seconds on lowering, has changed: 0.15 to 0.3 s for a
 # description were measured on two processors.
 _SURPRISING_SECONDS = 1.0
+_CHEAP = "lowering is cheap"
 
 
 class Describing:
@@ -36,34 +37,50 @@ class Describing:
         ``memo_folder`` is where the digest of jax's files is remembered.
         """
         self._expected, self._surprised, self._memo_folder = expected, surprised, memo_folder
-        self._is_worth_it = True if always else None
+        self._is_decided = always
+        # Why no program is described, once that is decided.
+        self._why_not: str | None = None
         self._spent = 0.0
         # The seconds that the description of jax's code took; infinite until there is one.
         self._price = float("inf")
-        self._structure: Callable[..., Any] | None = None
+        # The module that makes structures, once it is needed.
+        self._made_by: Any = None
 
     def structure(self, module_name: str, jaxpr: Any, arguments: Any) -> Any:
         """Return a program's structure; raise CannotSkipError if there is none, or nothing is gained by it."""
-        if self._is_worth_it is None:
+        if not self._is_decided:
             expected = self._expected()
-            self._is_worth_it = expected is None or expected >= 1
-        if not self._is_worth_it:
-            raise CannotSkipError("lowering is cheap")
-        if self._structure is None:
+            self._is_decided = True
+            if expected is not None and expected < 1:
+                self._why_not = _CHEAP
+        if self._why_not is not None:
+            raise CannotSkipError(self._why_not)
+        if self._made_by is None:
             self._prepare()
-        return self._structure(module_name, jaxpr, arguments)  # type: ignore[misc] # it is there now
+        try:
+            return self._made_by.structure(module_name, jaxpr, arguments)
+        except CannotSkipError:
+            self._made_by.look_at(jaxpr)
+            raise
+
+    def is_as_then(self, structure: Any) -> bool:
+        """Return whether jax's code is as it was when a structure was made: another thread may change it."""
+        return bool(self._made_by.is_as_then(structure))
 
     def begin(self) -> None:
         """Describe programs, from the next process on if it is too late: more than lowering is gained by it."""
-        if self._is_worth_it is None:
-            self._is_worth_it = True
-        elif not self._is_worth_it:
+        if self._is_decided and self._why_not == _CHEAP:
             self._surprise()
+        self._is_decided = True
+
+    def stop(self) -> None:
+        """Describe no further program, because one is lowered that was not described."""
+        self._is_decided, self._why_not = True, self._why_not or "a program was lowered before that nobody described"
 
     def note_lowering(self, seconds: float) -> None:
         """Note the time that a lowering took."""
         self._spent += seconds
-        if self._is_worth_it is False and self._spent >= _SURPRISING_SECONDS:
+        if self._why_not == _CHEAP and self._spent >= _SURPRISING_SECONDS:
             self._surprise()
 
     def worth(self, seconds: float) -> float:
@@ -75,8 +92,8 @@ class Describing:
         surprised()
 
     def _prepare(self) -> None:
-        # In case that the import fails.
-        self._structure = _refuse
+        # Unless the import fails.
+        self._why_not = "this version of jax"
         began = time.perf_counter()
         from xcache.hook.structure import ambient, digest
         from xcache.hook.structure.pristine import pristine
@@ -86,9 +103,5 @@ class Describing:
             ambient.jax_files()
             pristine.refresh()
             pristine.digest()
-        self._structure = digest.structure
+        self._made_by, self._why_not = digest, None
         self._price = max(time.perf_counter() - began, 0.001)
-
-
-def _refuse(*_: Any) -> None:
-    raise CannotSkipError("this version of jax")

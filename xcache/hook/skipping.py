@@ -284,6 +284,7 @@ class Skipping:
             self._stages.note_arguments(module_name, jaxpr.in_avals)
         lower = functools.partial(self._lower_timed, module_name, options)
         if not self._state.depth or arguments or not self._is_ours() or self.is_watched():
+            self._describing.stop()
             return self._to_module(module_name, jaxpr, *arguments, **options)
         try:
             structure = self._describing.structure(module_name, jaxpr, options)
@@ -338,6 +339,9 @@ class Skipping:
                 result = lower(jaxpr)
         has_warned = bool(errors) or self._state.warnings != before
         try:
+            if not self._describing.is_as_then(structure):
+                self._count("code of jax changed while it was in use")
+                return result
             self._note_lowered(module_name, result, structure, alias, has_warned=has_warned)
         except Exception as error:  # noqa: BLE001 - a bug in here must not stop the program
             self._failed(f"note {module_name}", error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import types
 
 import pytest
 
@@ -16,7 +17,7 @@ class Described(Describing):
     def __init__(self, expected=None, *, always=False):
         self.expected, self.surprises = expected, 0
         super().__init__(lambda: self.expected, self.surprise, None, always=always)
-        self._structure = lambda *_: "described"
+        self._made_by = types.SimpleNamespace(structure=lambda *_: "described")
 
     def surprise(self):
         self.surprises += 1
@@ -60,6 +61,15 @@ def test_the_next_process_measures_again_once_if_more_was_to_be_gained(change):
     for _ in range(2):
         change(made)
         assert made.surprises == 1
+
+
+def test_after_a_lowering_that_nobody_has_seen_none_is_described():
+    made = Described(always=True)
+    made.stop()
+    with pytest.raises(CannotSkipError, match="nobody described"):
+        made.structure("jit_f", None, {})
+    made.begin()
+    assert made.surprises == 0
 
 
 def test_what_a_lowering_is_worth_is_counted_in_descriptions():

@@ -61,6 +61,7 @@ class Description:
         self.dictionaries: list[dict[Any, Any]] = []
         self.objects: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = []
         self.cells: list[types.CellType] = []
+        self.partials: list[functools.partial[Any]] = []
         self.is_complete = is_complete
         # The file of each module of jax's that was met, by the id of its names.
         self._files: dict[int, str] = {}
@@ -285,6 +286,9 @@ def _parts(*names: str) -> Any:
 def _partial(description: Description, value: functools.partial[Any] | functools.partialmethod[Any]) -> None:
     description.write_all((type(value).__name__, value.func, value.args))
     description.write_items(value.keywords)
+    description.dictionaries.append(value.keywords)
+    if isinstance(value, functools.partial):
+        description.partials.append(value)
 
 
 def lowering_tables() -> list[dict[Any, Any]]:

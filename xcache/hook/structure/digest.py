@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from jax._src import sharding_impls
+from jax._src import core, sharding_impls
 
 from xcache.hook.structure import ambient, code, jaxprs, objects, placement, primitives, values
 from xcache.hook.structure.encoding import FALLBACKS, CannotSkipError, Encoding, text
@@ -23,11 +24,12 @@ _LEFT_OUT = ("arg_names", "backend")
 
 
 class Structure(NamedTuple):
-    """The digest, the constants that the program can change in place, and the seconds that this took."""
+    """The digest, the constants that the program can change in place, the seconds that this took, and jax's state."""
 
     digest: str
     constants: list[Any]
     seconds: float
+    state: object
 
 
 def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Structure:
@@ -54,4 +56,26 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
     encoding.write(ambient.configuration.digest())
     jaxprs.program(encoding, jaxpr)
     encoding.write(pristine.digest())
-    return Structure(encoding.digest(), encoding.changeable, time.perf_counter() - began)
+    return Structure(encoding.digest(), encoding.changeable, time.perf_counter() - began, pristine.state)
+
+
+def is_as_then(made: Structure) -> bool:
+    """Return whether jax's code is as it was when a structure was made."""
+    pristine.refresh()
+    return pristine.state is made.state
+
+
+def look_at(jaxpr: Any) -> None:
+    """Describe what lowers a program without a structure: jax's caches will have traces of that."""
+    pristine.refresh()
+    with contextlib.suppress(CannotSkipError):
+        pristine.digest()
+    encoding, waiting = Encoding(), [jaxpr.jaxpr]
+    for each in waiting:
+        waiting += core.subjaxprs(each)
+        parts = [variable.aval for variable in (*each.constvars, *each.invars)]
+        for equation in each.eqns:
+            parts += (equation.primitive, *equation.params.values(), *(variable.aval for variable in equation.outvars))
+        for part in parts:
+            with contextlib.suppress(CannotSkipError):
+                encoding.encode(part)

@@ -12,7 +12,7 @@ import ctypes
 import functools
 import itertools
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ _VERSION = _HEADER + _WORD
 # By the kind of an object, the attributes beside its dictionary that decide what it does; for other classes, the slots.
 _ATTRIBUTES = {
     types.FunctionType: ("__code__", "__defaults__", "__kwdefaults__"), type: ("__bases__",),
-    types.CellType: ("cell_contents",), object: ("__class__",),
+    types.CellType: ("cell_contents",), functools.partial: ("func", "args", "keywords"), object: ("__class__",),
 }  # fmt: skip
 
 
@@ -39,10 +39,11 @@ class Marks:
         self,
         dictionaries: Mapping[Any, dict[Any, Any]],
         objects: Mapping[Any, Sequence[Any]],
-        attributes: Mapping[Any, dict[Any, Any]] = types.MappingProxyType({}),
+        owners: Sequence[Any] = (),
     ) -> None:
-        """``objects`` are listed by their kind; ``attributes`` are dictionaries of objects."""
-        self._dictionaries, self._objects, self._attributes = dictionaries, objects, attributes
+        """``objects`` are listed by their kind; the ``owners`` have dictionaries."""
+        self._dictionaries, self._objects, self._with_attributes = dictionaries, objects, owners
+        attributes = {id(held): held for held in _dictionaries_of(owners)}
         # Of some, words of memory tell whether they have changed. The others are compared.
         versions, words = dict[Any, Any](), dict[Any, Sequence[Any]]()
         if _has_versions(types.ModuleType) and all(map(_offsets, objects)):
@@ -60,11 +61,11 @@ class Marks:
     def joined(cls, some: Sequence[Marks]) -> Marks:
         """Return marks of all that some have."""
         dictionaries = {owner: held for each in some for owner, held in each._dictionaries.items()}
-        attributes = {owner: held for each in some for owner, held in each._attributes.items()}
+        owners = [held for each in some for held in each._with_attributes]
         objects: dict[Any, list[Any]] = collections.defaultdict(list)
         for kind, more in (item for each in some for item in each._objects.items()):
             objects[kind] += more
-        return cls(dictionaries, objects, attributes)
+        return cls(dictionaries, objects, owners)
 
     def have_changed(self) -> bool:
         """Return whether any of them has changed."""
@@ -77,14 +78,22 @@ class Marks:
         words, values = self._state
         differ = np.frombuffer(words, np.uint64) != np.frombuffer(words_before, np.uint64)
         changed = {self._owners[at] for at in self._numbers[differ]}
-        return changed if are_same(values, values_before) else changed.union(_owners(*self._compared))
+        if not are_same(values, values_before):
+            changed.update(_owners(*self._compared), map(id, self._with_attributes))
+        return changed
 
     def _read(self) -> tuple[bytes, list[Any]]:
         dictionaries, objects = self._compared
-        values = [*itertools.chain.from_iterable(map(dict.values, dictionaries.values()))]
+        # An object may get another dictionary.
+        values = [*_dictionaries_of(self._with_attributes)]
+        values += itertools.chain.from_iterable(map(dict.values, dictionaries.values()))
         for kind, some in objects.items():
             values += itertools.chain.from_iterable(_parts_of(kind, each) for each in some)
         return self._memory.take(self._places).tobytes(), values
+
+
+def _dictionaries_of(owners: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    return map(object.__getattribute__, owners, itertools.repeat("__dict__"))
 
 
 def _owners(dictionaries: Mapping[Any, Any], objects: Mapping[Any, Sequence[Any]]) -> list[Any]:
@@ -162,7 +171,10 @@ def _offsets(kind: Any) -> tuple[int, ...]:
     class Derived(Marks):
         pass
 
-    examples = {types.FunctionType: function, type: Derived, types.CellType: types.CellType(object()), object: object()}
+    examples = {
+        types.FunctionType: function, type: Derived, types.CellType: types.CellType(object()), object: object(),
+        functools.partial: functools.partial(function, object()),
+    }  # fmt: skip
     example = examples[kind]
     found = [
         [at for at in range(_WORD, kind.__basicsize__, _WORD) if _word(example, at) == id(part)]

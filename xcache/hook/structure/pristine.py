@@ -7,6 +7,7 @@ lowering does the same in both. Where that is code that is not jax's, programs a
 from __future__ import annotations
 
 import collections
+import functools
 import os
 import sys
 import threading
@@ -41,12 +42,14 @@ class Pristine:
 
     def _forget(self) -> None:
         reach.forget_state()
+        # Another object after each change.
+        self.state = object()
         # The state of all that descriptions depend on.
         self._marks = [Marks({"sys.modules": sys.modules}, {})]
         self._classes: dict[type, dict[str, Any]] = {}
-        # By id: tables with the entries that were met, and objects with the attributes that count.
+        # By id: tables with the entries that were met, and objects with their class and the attributes that count.
         self._tables: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}
-        self._objects: dict[int, tuple[Any, Callable[[Any], dict[str, Any]], dict[str, Any]]] = {}
+        self._objects: dict[int, tuple[Any, type, Callable[[Any], dict[str, Any]], dict[str, Any]]] = {}
         self._keys: set[Any] = set()
         self._read: dict[str, dict[str, Any]] = {}
         self._known: dict[str, set[str]] = {}
@@ -188,8 +191,8 @@ class Pristine:
                 table, entries = self._tables[module]
                 return self._entries_of(table) == entries
             if module in self._objects:
-                value, read, attributes = self._objects[module]
-                return _is_same(attributes, read(value))
+                value, kind, read, attributes = self._objects[module]
+                return type(value) is kind and _is_same(attributes, read(value))
             return False
         if isinstance(module, type):
             return _is_same(self._classes[module], reach.content_of(module))
@@ -216,15 +219,15 @@ class Pristine:
             self._tables[number] = table, self._entries_of(table)
         held.update((id(table), table) for _, table in made.tables)
         slotted: dict[type, list[Any]] = collections.defaultdict(list)
-        attributes: dict[int, dict[str, Any]] = {}
+        owners = []
         for value, read in made.objects:
             try:
                 names = object.__getattribute__(value, "__dict__")
-                attributes[id(names)] = names
+                owners.append(value)
             except AttributeError:
                 names = value
                 slotted[type(value)].append(value)
-            self._objects[id(names)] = value, read, read(value)
+            self._objects[id(names)] = self._objects[id(value)] = value, type(value), read, read(value)
         held.update((kind, namespace(kind)) for kind in made.classes if kind not in self._classes)
         self._classes.update(made.classes)
         for module, names in made.read.items():
@@ -237,11 +240,12 @@ class Pristine:
             types.FunctionType: made.functions,
             type: [*made.classes],
             types.CellType: made.cells,
+            functools.partial: made.partials,
             object: [*modules, *(value for value, _ in made.objects)],
             **slotted,
         }
-        if held or attributes or any(objects.values()):
-            self._marks.append(Marks(held, objects, attributes))
+        if held or owners or any(objects.values()):
+            self._marks.append(Marks(held, objects, owners))
             if len(self._marks) > _MOST_MARKS and not any(marks.have_changed() for marks in self._marks):
                 self._marks[2:] = [Marks.joined(self._marks[2:])]
 

@@ -220,6 +220,29 @@ def test_the_rule_in_an_entry_of_jax_s_tables_is_watched(structures):
     )
 
 
+def test_another_dictionary_of_an_object_of_jax_s_is_noticed(structures):
+    from jax._src.lax import other
+
+    names = vars(other.logaddexp)
+    assert changed_late(
+        structures,
+        lambda: setattr(other.logaddexp, "__dict__", {**names, "fun": lax.add}),
+        lambda: setattr(other.logaddexp, "__dict__", names),
+        lambda x: lax.cumlogsumexp(x),
+    )
+
+
+def test_the_state_of_a_partial_of_jax_s_is_watched(structures):
+    structures.of(lambda x: x * 2, X)
+    made = next(each for each in pristine._base.partials if len(each.args) == 1)
+    state = made.func, made.args, made.keywords, None
+    assert changed_late(
+        structures,
+        lambda: made.__setstate__((made.func, (*made.args, 1), made.keywords, None)),
+        lambda: made.__setstate__(state),
+    )
+
+
 def test_a_function_that_hands_modules_on_is_watched(structures, monkeypatch):
     from jax._src.interpreters import pxla
 
