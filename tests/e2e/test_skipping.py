@@ -9,6 +9,7 @@ import sqlite3
 
 import pytest
 from support.command_line import Shell
+from support.marks import thorough
 from support.program_files import program_text
 from support.programs import run
 
@@ -62,6 +63,42 @@ def test_a_module_that_is_edited_before_it_is_compiled_is_nobody_elses(place):
     assert off["edits"] != off["looks"]
     for each in ("edits", "looks", "edits"):
         assert place.run(_EDITED, MODE=each, **SKIP).stdout == off[each]
+
+
+_PATCHED_MEANWHILE = """
+import os
+from unittest import mock
+import jax, jax.numpy as jnp, numpy as np
+try:
+    from jax._src.random import threefry2x32 as module
+except ImportError:
+    from jax._src import prng as module
+original = module.apply_round
+def patched(state, rotation):
+    state = original(state, rotation)
+    state[0] = state[0] ^ np.uint32(5)
+    return state
+def noise(x):
+    return x + jax.random.normal(jax.random.wrap_key_data(jnp.array([1, 2], jnp.uint32)), (8,))
+if way := os.environ.get("WAY"):
+    with mock.patch.object(module, "apply_round", patched):
+        if way == "callback":
+            jax.jit(lambda x: (jax.debug.callback(lambda: None), noise(x))[1])(jnp.ones(8))
+        else:
+            jax.config.update("jax_log_compiles", True)
+            jax.jit(lambda x: noise(x) + 1)(jnp.ones(8))
+            jax.config.update("jax_log_compiles", False)
+print(np.asarray(jax.jit(noise)(jnp.ones(8))).tobytes().hex())
+"""
+
+
+@pytest.mark.parametrize("way", thorough(["log"], usual=["callback"]))
+def test_what_was_traced_while_nobody_described_it_is_nobody_elses(place, way):
+    """jax's caches keep what a patch has made of its code after that is undone."""
+    off = {each: place.run(_PATCHED_MEANWHILE, WAY=each).stdout for each in (way, "")}
+    assert off[way] != off[""]
+    for each in (way, "", way):
+        assert place.run(_PATCHED_MEANWHILE, WAY=each, **SKIP).stdout == off[each]
 
 
 def test_what_becomes_of_an_axis_counts(place):

@@ -239,9 +239,9 @@ class RecordedFunction:
             # A process that has not imported it yet finds the record.
             raise CannotSkipError(f"module imported by the function: {others[0]}")
         positional, keywords = arguments
-        if is_new and self._described(positional, keywords, is_prepared=True).digest != call.digest:
-            # A process that does not trace it would not see that.
-            raise CannotSkipError("the trace changes what it reads")
+        if is_new:
+            # It raises if the trace has left a tracer in what the function reads.
+            self._described(positional, keywords, is_prepared=True)
         traced = self.jitted.trace(*positional, **keywords)
         lowered = traced.lower()
         program = records.program_of(lowered._lowering)
@@ -251,7 +251,7 @@ class RecordedFunction:
             second_trace.compare(traced, lambda: self.jitted.trace(*positional, **keywords))
         parts = trees.parts_of(call.trees, parsed(self._options, *arguments)[0].dynamic_arg_treedefs)
         of_jax = filter(is_of_jax, imported)
-        record = record_format.encode(lowered._lowering, traced.out_tree, parts, [*of_jax])
+        record = record_format.encode(lowered._lowering, second_trace.out_tree(traced), parts, [*of_jax])
         if len(record) > _MOST_BYTES:
             raise CannotSkipError("large record")
         record_format.decode(record).tree(call.trees)

@@ -48,7 +48,9 @@ def code_of(value: types.CodeType) -> Code:
     if known is None:
         inner = [code_of(each) for each in value.co_consts if isinstance(each, types.CodeType)]
         steps = [step for step in dis.get_instructions(value) if step.opname != "EXTENDED_ARG"]
-        if doors := _DOORS.intersection((*value.co_names, *(each for each in value.co_consts if type(each) is str))):
+        texts = [*value.co_names, *(each for each in value.co_consts if type(each) is str)]
+        # A text may be a path of names, such as operator.attrgetter takes.
+        if doors := [door for door in _DOORS if any(door in each for each in texts)]:
             raise CannotSkipError(f"outside the program: {min(doors)}")
         reads = dict.fromkeys(itertools.chain(_reads(steps), *(each.reads for each in inner)))
         if value.co_name == "__hash__":

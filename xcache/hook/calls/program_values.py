@@ -15,6 +15,7 @@ import contextvars
 import dataclasses
 import datetime
 import functools
+import gc
 import logging
 import operator
 import os
@@ -34,7 +35,7 @@ from jax._src import core, tree_util, util
 from xcache.hook.calls import program_origins as origins
 from xcache.hook.calls.program_code import Code, Import, code_of
 from xcache.hook.calls.program_origins import JAX, LIBRARY, PROGRAM, PYTHON, is_a_library_s, origin
-from xcache.hook.structure import digest  # noqa: F401 - it completes the table of types
+from xcache.hook.structure import ambient, digest  # noqa: F401 - digest completes the table of types
 from xcache.hook.structure.description import NATIVE
 from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
 from xcache.hook.structure.libraries import namespace
@@ -51,13 +52,13 @@ _IDENTITIES = ("flax.ids.FlaxId",)
 _OF_PYTHON = frozenset((
     "__module__", "__dict__", "__weakref__", "__file__", "__path__", "__cached__", "__loader__", "__spec__",
     "__package__", "__builtins__", "__warningregistry__", "__annotate__", "__annotate_func__", "__annotations_cache__",
-    "__firstlineno__", "__static_attributes__", "__parameters__", "__orig_bases__", "__abstractmethods__", "_abc_impl",
+    "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl",
     "__dataclass_params__", "__slotnames__", "__type_params__", "_value2member_map_",
 ))  # fmt: skip
-_AS_TEXT = ("__doc__", "__annotations__")
 # Attributes of a function that jax has made of another which say nothing of what it does.
 _OF_A_FUNCTION = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "_fun", "fun_sourceinfo",
                   "fun_signature")  # fmt: skip
+_COPIED_NAMES = frozenset((*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__isabstractmethod__", "__annotate__"))
 _MISSING: Any = object()
 # Texts show objects, such as a dataclass's defaults in its documentation, with their addresses.
 _ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+(?=>)")
@@ -140,10 +141,11 @@ def _writer(value: Any, kind: type) -> Callable[[Any, Any], None]:
     for base, write in _BY_BASE:
         if issubclass(kind, base):
             return write
-    if value is core.no_axis_name or value is jax.config:
-        # The configuration counts elsewhere.
+    if value is core.no_axis_name:
         return lambda encoding, _: encoding.write(text(f"the {type_name(kind)}"))
-    if kind in HANDLERS or issubclass(kind, (np.generic, np.dtype)):
+    if value is jax.config:
+        return _configuration
+    if kind in HANDLERS or (issubclass(kind, (np.generic, np.dtype)) and origin(kind.__module__) == LIBRARY):
         return Encoding.encode
     if kind.__module__ == "typing":
         return _type_form
@@ -175,8 +177,8 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
         if is_a_library_s(value, encoding.own):
             return
     held = [item for item in vars(value).items() if not _is_of_xcache(item[1])]
-    annotations = _without_addresses(getattr(value, "__annotations__", None))
-    encoding.encode_all((value.__name__, value.__doc__, annotations, value.__defaults__, value.__kwdefaults__, *held))
+    encoding.encode_all((value.__name__, value.__doc__, value.__defaults__, value.__kwdefaults__, *held))
+    _annotations(encoding, getattr(value, "__annotations__", None) or {})
     for cell in value.__closure__ or ():
         try:
             encoding.encode(cell.cell_contents)
@@ -228,11 +230,26 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
 
 
 def _names(encoding: ProgramEncoding, names: Mapping[str, Any]) -> None:
+    for name, held in names.items():
+        if name == "__annotations__" and type(held) is dict:
+            _annotations(encoding, held)
+        elif name not in _OF_PYTHON:
+            # Python shows a dataclass's defaults in its documentation.
+            encoding.encode((name, _without_addresses(held) if name == "__doc__" and type(held) is str else held))
+
+
+def _annotations(encoding: ProgramEncoding, named: dict[str, Any]) -> None:
+    """Write annotations, which may hold values; a class of a library's only names a type."""
     encoding.encode_all(
-        (name, _without_addresses(held) if name in _AS_TEXT and type(held) in (str, dict) else held)
-        for name, held in names.items()
-        if name not in _OF_PYTHON
+        (name, type_name(held) if isinstance(held, type) and is_a_library_s(held, encoding.own) else held)
+        for name, held in named.items()
     )
+
+
+def _configuration(encoding: ProgramEncoding, _: Any) -> None:
+    """Write the settings that count for no lowering: the function may read them."""
+    holders = jax.config._value_holders
+    encoding.encode_all((name, holders[name].value) for name in sorted(ambient.HARMLESS & holders.keys()))
 
 
 def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
@@ -249,7 +266,8 @@ def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
 
 def _native(encoding: ProgramEncoding, value: Any) -> None:
     """Write a function of C code by its name, and the object or class that it is bound to."""
-    owner = getattr(value, "__self__", None) or getattr(value, "__objclass__", None)
+    owner = getattr(value, "__self__", None)
+    owner = getattr(value, "__objclass__", None) if owner is None else owner
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", value.__name__)
     encoding.write(text(f"native {module}.{name}"))
     if owner is not None and not issubclass(type(owner), types.ModuleType):
@@ -272,7 +290,7 @@ def _named(encoding: ProgramEncoding, value: Any) -> None:
 def _type_form(encoding: ProgramEncoding, value: Any) -> None:
     origin_of, arguments = typing.get_origin(value), typing.get_args(value)
     encoding.write(text(f"generic {type_name(type(value))} {repr(value) if origin_of is None else ''}"))
-    encoding.encode_all((origin_of, *arguments))
+    encoding.encode_all((origin_of, getattr(value, "__supertype__", None), *arguments))
 
 
 def _cached(encoding: ProgramEncoding, value: Any) -> None:
@@ -280,7 +298,7 @@ def _cached(encoding: ProgramEncoding, value: Any) -> None:
     if value.cache_info().currsize:
         raise CannotSkipError(f"function that remembers results: {value.__wrapped__.__qualname__}")
     encoding.write(b"cached")
-    encoding.encode_all((value.__wrapped__, list(value.cache_parameters().items())))
+    encoding.encode_all((value.__wrapped__, list(value.cache_parameters().items()), _added_to(value)))
 
 
 def _path(encoding: ProgramEncoding, value: pathlib.PurePath) -> None:
@@ -408,6 +426,11 @@ def _what_makes_a_copy(value: Any) -> list[Any]:
     return [arguments, *(list(each) if isinstance(each, Iterator) else each for each in more)]
 
 
+def _added_to(value: Any) -> dict[str, Any]:
+    """Return the attributes of a wrapper that it has not copied from the function in it."""
+    return {name: held for name, held in vars(value).items() if name not in _COPIED_NAMES}
+
+
 def _variable(value: contextvars.ContextVar[Any]) -> tuple[Any, ...]:
     try:
         return value.name, value.get()
@@ -422,22 +445,23 @@ _PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     set: list,
     frozenset: list,
     dict: lambda value: (*value.keys(), *value.values()),
-    types.MappingProxyType: lambda value: (*value.keys(), *value.values()),
+    # The mapping behind it may have more than its items.
+    types.MappingProxyType: lambda value: gc.get_referents(value),
     memoryview: lambda value: (value.format, value.shape, value.strides, value.tobytes()),
     **dict.fromkeys(_COPIED, _what_makes_a_copy),
     re.Pattern: lambda value: (value.pattern, value.flags),
     operator.methodcaller: lambda value: value.__reduce__()[:2],
     types.MethodType: lambda value: (value.__func__, value.__self__),
     property: lambda value: (value.fget, value.fset, value.fdel, value.__doc__),
-    staticmethod: lambda value: (value.__func__,),
-    classmethod: lambda value: (value.__func__,),
+    staticmethod: lambda value: (value.__func__, _added_to(value)),
+    classmethod: lambda value: (value.__func__, _added_to(value)),
     functools.cached_property: lambda value: (value.func, value.attrname),
     types.CodeType: lambda value: (code_of(value).digest,),
     **dict.fromkeys((types.MemberDescriptorType, types.GetSetDescriptorType), lambda value: (value.__name__,)),
     types.NotImplementedType: lambda _: (),
-    typing.TypeVar: lambda value: (value.__name__,),
+    typing.TypeVar: lambda value: (value.__name__, value.__bound__, value.__constraints__),
     dataclasses.Field: lambda value: [
-        _without_addresses(each) if name in ("type", "_field_type") else each for name, each in _attributes(value)
+        str(each) if name == "_field_type" else each for name, each in _attributes(value)
     ],
     contextvars.ContextVar: _variable,
     logging.Logger: lambda value: (value.name, value.getEffectiveLevel(), value.disabled, value.manager.disable),

@@ -63,12 +63,17 @@ def compare(traced: Any, trace: Callable[[], Any]) -> None:
         # Python may hide it: by default it shows a DeprecationWarning only of the program's main module.
         raise CannotSkipError(f"it warns: {_shown((*warnings, *errors)[0])}")
     (first, constants), (second, others) = map(_described, (traced.jaxpr, again.jaxpr))
-    if first != second or traced.out_tree != again.out_tree:
+    if first != second or out_tree(traced) != out_tree(again):
         raise CannotSkipError(DIFFERS)
     # Each trace makes its own constants. One that both share is older than they are, and the next process may have
     # another.
     if {*map(_identity, constants)} & {*map(_identity, others)}:
         raise CannotSkipError("constant of the program")
+
+
+def out_tree(traced: Any) -> Any:
+    """Return the tree of the results of what was traced; jax 0.8.0 has it under another name."""
+    return traced.out_tree if hasattr(traced, "out_tree") else traced._out_tree
 
 
 def _shown(warning: Any) -> str:

@@ -26,7 +26,7 @@ from xcache.keys.file_digests import FileDigests
 
 # Settings that say where to log, dump or cache, which devices to open (the devices themselves are encoded), or what a
 # location holds (jax strips locations; locations.py adds these settings for kernels).
-_HARMLESS = frozenset((
+HARMLESS = frozenset((
     "jax_compilation_cache_dir", "jax_compilation_cache_max_size", "jax_enable_compilation_cache", "jax_log_compiles",
     "jax_logging_level", "jax_dump_ir_to", "jax_dump_ir_modes", "jax_include_debug_info_in_dumps",
     "jax_traceback_filtering", "jax_explain_cache_misses", "jax_raise_persistent_cache_errors",
@@ -103,7 +103,7 @@ class _Configuration:
         holders = config.config._value_holders
         if self._names[0] != len(holders):
             # A module that was imported since has declared settings of its own.
-            self._names = len(holders), sorted(name for name in holders if name not in _HARMLESS)
+            self._names = len(holders), sorted(name for name in holders if name not in HARMLESS)
         names = self._names[1]
         values = [names, *(holders[name].value for name in names)]
         made = self._made
