@@ -60,7 +60,7 @@ class Describing:
         try:
             return self._made_by.structure(module_name, jaxpr, arguments)
         except CannotSkipError:
-            self._made_by.look_at(jaxpr)
+            self.see(jaxpr)
             raise
 
     def is_as_then(self, structure: Any) -> bool:
@@ -73,9 +73,15 @@ class Describing:
             self._surprise()
         self._is_decided = True
 
-    def stop(self) -> None:
-        """Describe no further program, because one is lowered that was not described."""
-        self._is_decided, self._why_not = True, self._why_not or "a program was lowered before that nobody described"
+    def see(self, jaxpr: Any) -> None:
+        """Look at a program that is lowered without a structure: jax's caches will have traces of its rules."""
+        if self._made_by is not None:
+            self._made_by.look_at(jaxpr)
+        else:
+            self._is_decided, self._why_not = (
+                True,
+                self._why_not or "a program was lowered before that nobody described",
+            )
 
     def note_lowering(self, seconds: float) -> None:
         """Note the time that a lowering took."""

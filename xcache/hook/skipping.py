@@ -284,7 +284,7 @@ class Skipping:
             self._stages.note_arguments(module_name, jaxpr.in_avals)
         lower = functools.partial(self._lower_timed, module_name, options)
         if not self._state.depth or arguments or not self._is_ours() or self.is_watched():
-            self._describing.stop()
+            self._see(jaxpr)
             return self._to_module(module_name, jaxpr, *arguments, **options)
         try:
             structure = self._describing.structure(module_name, jaxpr, options)
@@ -312,6 +312,12 @@ class Skipping:
             return lower(jaxpr)
         shapes = self._mlir.ShapePolyLoweringState((), tuple(options["platforms"]))
         return self._mlir.LoweringResult(late, [], [], shapes)
+
+    def _see(self, jaxpr: Any) -> None:
+        try:
+            self._describing.see(jaxpr)
+        except Exception as error:  # noqa: BLE001 - a bug in here must not stop the program
+            self._failed("look at a program", error)
 
     def _lower_timed(self, module_name: str, options: Mapping[str, Any], jaxpr: Any) -> Any:
         began = time.perf_counter()

@@ -65,11 +65,21 @@ def test_the_next_process_measures_again_once_if_more_was_to_be_gained(change):
 
 def test_after_a_lowering_that_nobody_has_seen_none_is_described():
     made = Described(always=True)
-    made.stop()
+    made._made_by = None
+    made.see(None)
     with pytest.raises(CannotSkipError, match="nobody described"):
         made.structure("jit_f", None, {})
     made.begin()
     assert made.surprises == 0
+
+
+def test_a_program_without_a_structure_is_looked_at_once_jax_is_described():
+    seen = []
+    made = Described(always=True)
+    made._made_by.look_at = seen.append
+    made.see("a program")
+    assert seen == ["a program"]
+    assert not made.is_cheap
 
 
 def test_what_a_lowering_is_worth_is_counted_in_descriptions():
