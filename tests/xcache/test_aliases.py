@@ -114,7 +114,7 @@ def of_a_last_run(*made):
 
 
 def test_what_the_last_run_would_have_gained_counts_each_program_once():
-    """Of aliases of one program, as of two versions of jax, the program's next run uses one."""
+    """A program may have several aliases, as of two versions of jax; its next run uses one."""
     made = [ALIAS._replace(structure=digest(b"%d" % number), worth=worth) for number, worth in enumerate((0.75, 0.5))]
     made.append(ALIAS._replace(structure=digest(b"other"), program=digest(b"another program"), worth=0.5))
     assert of_a_last_run().expected_worth() is None

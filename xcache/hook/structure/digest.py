@@ -18,7 +18,7 @@ FALLBACKS.extend(
     (values.encoder_for, placement.encoder_for, code.encoder_for, primitives.encoder_for, objects.encoder_for)
 )
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 7
+_FORMAT = 8
 # Names of arguments appear only in locations. The backend is written as a text.
 _LEFT_OUT = ("arg_names", "backend")
 

@@ -44,7 +44,7 @@ class Marks:
         """``objects`` are listed by their kind; the ``owners`` have dictionaries."""
         self._dictionaries, self._objects, self._with_attributes = dictionaries, objects, owners
         attributes = {id(held): held for held in _dictionaries_of(owners)}
-        # Of some, words of memory tell whether they have changed. The others are compared.
+        # Words of memory tell whether these have changed; all else is compared.
         versions, words = dict[Any, Any](), dict[Any, Sequence[Any]]()
         if _has_versions(types.ModuleType) and all(map(_offsets, objects)):
             versions.update(dictionaries)
@@ -162,7 +162,7 @@ def _has_versions(kind: type) -> bool:
 def _offsets(kind: Any) -> tuple[int, ...]:
     """Return where an object of a kind points to its parts; nothing if that cannot be told."""
     if kind not in _ATTRIBUTES:
-        # What refers to it weakly does not count.
+        # The list of weak references to an object is no part of it.
         return tuple(at for at in range(_HEADER, kind.__basicsize__, _WORD) if at != kind.__weakrefoffset__)
 
     def function(_: Any = object(), *, name: Any = object()) -> Any:  # noqa: B008
