@@ -78,10 +78,7 @@ class Describing:
         if self._made_by is not None:
             self._made_by.look_at(jaxpr)
         else:
-            self._is_decided, self._why_not = (
-                True,
-                self._why_not or "a program was lowered before that nobody described",
-            )
+            self._is_decided, self._why_not = True, self._why_not or "an earlier program was not described"
 
     def note_lowering(self, seconds: float) -> None:
         """Note the time that a lowering took."""
@@ -98,16 +95,18 @@ class Describing:
         surprised()
 
     def _prepare(self) -> None:
-        # Unless the import fails.
-        self._why_not = "this version of jax"
+        """Describe jax's code; a second thread that comes meanwhile waits for that."""
         began = time.perf_counter()
-        from xcache.hook.structure import ambient, digest
-        from xcache.hook.structure.pristine import pristine
-
+        try:
+            from xcache.hook.structure import ambient, digest
+            from xcache.hook.structure.pristine import pristine
+        except BaseException:
+            self._why_not = "this version of jax"
+            raise
         ambient.memo_folder = self._memo_folder
         with contextlib.suppress(CannotSkipError):
             ambient.jax_files()
             pristine.refresh()
             pristine.digest()
-        self._made_by, self._why_not = digest, None
+        self._made_by = digest
         self._price = max(time.perf_counter() - began, 0.001)

@@ -63,11 +63,11 @@ def test_the_next_process_measures_again_once_if_more_was_to_be_gained(change):
         assert made.surprises == 1
 
 
-def test_after_a_lowering_that_nobody_has_seen_none_is_described():
+def test_after_a_lowering_that_was_not_described_no_program_is():
     made = Described(always=True)
     made._made_by = None
     made.see(None)
-    with pytest.raises(CannotSkipError, match="nobody described"):
+    with pytest.raises(CannotSkipError, match="an earlier program was not described"):
         made.structure("jit_f", None, {})
     made.begin()
     assert made.surprises == 0

@@ -47,9 +47,10 @@ class Pristine:
         # The state of all that descriptions depend on.
         self._marks = [Marks({"sys.modules": sys.modules}, {})]
         self._classes: dict[type, dict[str, Any]] = {}
-        # By id: tables with the entries that were met, and objects with their class and the attributes that count.
+        # By id: tables with the entries that were met; and objects, each with its dictionary (or itself), its class, and
+        # the attributes that count.
         self._tables: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}
-        self._objects: dict[int, tuple[Any, type, Callable[[Any], dict[str, Any]], dict[str, Any]]] = {}
+        self._objects: dict[int, tuple[Any, Any, type, Callable[[Any], dict[str, Any]], dict[str, Any]]] = {}
         self._keys: set[Any] = set()
         self._read: dict[str, dict[str, Any]] = {}
         self._known: dict[str, set[str]] = {}
@@ -191,7 +192,9 @@ class Pristine:
                 table, entries = self._tables[module]
                 return self._entries_of(table) == entries
             if module in self._objects:
-                value, kind, read, attributes = self._objects[module]
+                value, names, kind, read, attributes = self._objects[module]
+                if names is not value and object.__getattribute__(value, "__dict__") is not names:
+                    return False
                 return type(value) is kind and _is_same(attributes, read(value))
             return False
         if isinstance(module, type):
@@ -227,7 +230,7 @@ class Pristine:
             except AttributeError:
                 names = value
                 slotted[type(value)].append(value)
-            self._objects[id(names)] = self._objects[id(value)] = value, type(value), read, read(value)
+            self._objects[id(names)] = self._objects[id(value)] = value, names, type(value), read, read(value)
         held.update((kind, namespace(kind)) for kind in made.classes if kind not in self._classes)
         self._classes.update(made.classes)
         for module, names in made.read.items():

@@ -91,6 +91,19 @@ def test_another_dictionary_of_an_object_of_jax_s_is_noticed(structures):
     )
 
 
+def test_an_equal_dictionary_of_an_object_of_jax_s_is_another_one(structures):
+    """It would not be watched."""
+    from jax._src.lax import other
+
+    names = vars(other.logaddexp)
+    assert not changed_late(
+        structures,
+        lambda: setattr(other.logaddexp, "__dict__", {**names}),
+        lambda: setattr(other.logaddexp, "__dict__", names),
+        lambda x: lax.cumlogsumexp(x),
+    )
+
+
 def test_the_state_of_a_partial_of_jax_s_is_watched(structures):
     structures.of(lambda x: x * 2, X)
     made = next(each for each in pristine._base.partials if len(each.args) == 1)
