@@ -7,7 +7,7 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from xcache import keys
 from xcache.cache import Cache
@@ -16,14 +16,26 @@ from xcache.executables import deserialize, iterate_once, must_be_serialized_fir
 from xcache.hook import compile_path
 from xcache.hook.collecting import stop_if_collecting
 from xcache.hook.jax_versions import Jax
-from xcache.hook.skipping import NEVER, Never, Skipping
+from xcache.hook.skipping import NEVER, Lowered, Never, Skipping
 from xcache.hook.stages import Stages
 from xcache.keys import custom_calls, describe, stablehlo
 from xcache.keys.options import asks_for_dumps
 from xcache.keys.platform import GPU, without_key
-from xcache.request import Alias, LoadTarget, Request
+from xcache.request import Alias, LoadTarget, Outcome, Request
 
 logger = logging.getLogger("xcache")
+
+
+class _Asked(NamedTuple):
+    """The arguments of one call of ``compile_or_get_cached``, by jax's names."""
+
+    backend: Any
+    computation: Any
+    devices: Any
+    compile_options: Any
+    host_callbacks: Sequence[Any]
+    executable_devices: Any
+    pgle_profiler: Any = None
 
 
 def wrap(
@@ -35,118 +47,134 @@ def wrap(
     skipping: Skipping | Never = NEVER,
 ) -> Callable[..., Any]:
     """Return a function that does what ``original`` does, from the cache if possible."""
-    has_logged = False
+    compiling = _Compiling(original, jax, cache, surroundings, stages, skipping)
 
     @functools.wraps(original)
     def compile_or_get_cached(*arguments: Any, **options: Any) -> Any:
         stop_if_collecting(skipping, arguments, options)
         with cache.ledger.asking():
-            return compile_or_get(*arguments, **options)
-
-    def note_use() -> None:
-        nonlocal has_logged
-        if not has_logged:
-            has_logged = True
-            jax.record_event("/jax/compilation_cache/tasks_using_cache")
-            if jax.config.compilation_cache_dir.value:
-                logger.debug("jax's own cache in %s is bypassed", jax.config.compilation_cache_dir.value)
-
-    def compile_or_get(
-        backend: Any,
-        computation: Any,
-        devices: Any,
-        compile_options: Any,
-        host_callbacks: Sequence[Any],
-        executable_devices: Any,
-        pgle_profiler: Any = None,
-    ) -> Any:
-        iterate_once(executable_devices)
-        reason = reason_to_leave_to_jax(jax, backend, devices, compile_options, pgle_profiler)
-        late = skipping.late(computation)
-        lowered = skipping.take_lowered(computation)
-        stages.describe(lambda: stablehlo.name(computation) if late is None else late.alias.module_name)
-        if late is not None and (reason is not None or skipping.is_watched()):
-            computation, late = late.lowered(), None
-
-        def leave_to_jax() -> Any:
-            """Compile as without xcache: jax's own cache may have the program."""
-            return original(
-                backend, computation, devices, compile_options, host_callbacks, executable_devices, pgle_profiler
-            )
-
-        if reason is not None:
-            cache.count_uncacheable(reason)
-            cache.check_guard()
-            with cache.ledger.stage("compile"):
-                return leave_to_jax()
-
-        def compile_now() -> Any:
-            # Look it up at each call: the program may have replaced it in jax.
-            return jax.compiler.backend_compile_and_load(
-                backend, computation, executable_devices, compile_options, host_callbacks
-            )
-
-        def request(alias: Alias | None = None) -> Request:
-            """Return the request for the module, or for the program that its alias names."""
-            options = compile_options.SerializeAsString()
-            known = "" if alias is None else alias.program
-            parts = components_of(
-                jax, surroundings, backend, computation, tuple(devices.flat), options, host_callbacks, known
-            )
-            note_use()
-            if alias is None and (dumped_to := jax.dump_module(computation)):
-                jax.compiler.logger.info("Dumped the module to %s.", dumped_to)
-            canonical = parts["program"]
-            name = stablehlo.name(computation) if alias is None else alias.module_name
-            # An executable with callbacks into the program cannot be loaded without them. One with the program's own
-            # custom calls runs the program's code when it is loaded, which may not be ready for that yet.
-            runs_program_code = alias is None and (
-                bool(host_callbacks) or custom_calls.foreign(computation, canonical.content) is not None
-            )
-            if alias is None and lowered is not None:
-                alias = skipping.checked_alias(lowered, computation, parts, name)
-            return Request(
-                key=keys.combine(parts),
-                module_name=name,
-                platform=backend.platform,
-                device_kind=devices.flat[0].device_kind,
-                jaxlib_version=jax.jaxlib_version,
-                program=canonical.content,
-                details=lambda: describe.texts(parts),
-                load=lambda raw: deserialize(backend, raw, executable_devices, compile_options, host_callbacks),
-                serialize=lambda executable: serialize(backend, executable),
-                target=None if runs_program_code else LoadTarget(options, backend, tuple(executable_devices)),
-                serialize_first=lambda: must_be_serialized_first(backend.platform, canonical.content),
-                toolchain_files=lambda: surroundings.toolchain_files(backend.platform, options),
-                alias=alias,
-                located=lambda: stablehlo.bytecode(computation),
-                # The processes of one job may all have to compile at once.
-                may_wait=jax.distributed.client is None and not describe.span_processes(devices.flat),
-            )
-
-        outcome = None
-        if late is not None:
-            outcome = cache.get_if_stored(lambda: request(late.alias))
-            if outcome is None:
-                lowered, computation = skipping.missed(late)
-        outcome = outcome or cache.get_or_compile(compile_now, request, leave_to_jax)
-        if outcome.kind != "uncacheable":
-            jax.record_event("/jax/compilation_cache/compile_requests_use_cache")
-        if outcome.kind == "hit":
-            held = late if late is not None and late.late.stand_in is computation else computation
-            anew = _anew(jax, weakref.ref(held), backend, executable_devices, compile_options, host_callbacks)
-            show_as_compiled(outcome.executable, anew)
-            jax.record_event("/jax/compilation_cache/cache_hits")
-            jax.record_duration(
-                "/jax/compilation_cache/compile_time_saved_sec", outcome.compile_seconds - outcome.retrieval_seconds
-            )
-            jax.record_duration("/jax/compilation_cache/cache_retrieval_time_sec", outcome.retrieval_seconds)
-        elif outcome.kind == "miss":
-            jax.record_event("/jax/compilation_cache/cache_misses")
-            jax.note_compile_after_miss()
-        return outcome.executable
+            return compiling.compile_or_get(_Asked(*arguments, **options))
 
     return compile_or_get_cached
+
+
+class _Compiling:
+    """Compiles programs as jax's own function does, or gets them from the cache."""
+
+    def __init__(
+        self,
+        original: Callable[..., Any],
+        jax: Jax,
+        cache: Cache,
+        surroundings: describe.Surroundings,
+        stages: Stages,
+        skipping: Skipping | Never,
+    ) -> None:
+        self._original, self._jax, self._cache = original, jax, cache
+        self._surroundings, self._stages, self._skipping = surroundings, stages, skipping
+        self._has_logged = False
+
+    def compile_or_get(self, asked: _Asked) -> Any:
+        """Return the executable of a program."""
+        backend, computation, devices, compile_options, host_callbacks, executable_devices, pgle_profiler = asked
+        iterate_once(executable_devices)
+        reason = reason_to_leave_to_jax(self._jax, backend, devices, compile_options, pgle_profiler)
+        late = self._skipping.late(computation)
+        lowered = self._skipping.take_lowered(computation)
+        self._stages.describe(lambda: stablehlo.name(computation) if late is None else late.alias.module_name)
+        if late is not None and (reason is not None or self._skipping.is_watched()):
+            asked, late = asked._replace(computation=late.lowered()), None
+        if reason is not None:
+            self._cache.count_uncacheable(reason)
+            self._cache.check_guard()
+            with self._cache.ledger.stage("compile"):
+                return self._original(*asked)
+        outcome = None
+        if late is not None:
+            outcome = self._cache.get_if_stored(lambda: self._request(asked, None, late.alias))
+            if outcome is None:
+                lowered, module = self._skipping.missed(late)
+                asked = asked._replace(computation=module)
+        if outcome is None:
+            outcome = self._cache.get_or_compile(
+                lambda: self._compile_now(asked),
+                lambda: self._request(asked, lowered, None),
+                # As without xcache: jax's own cache may have the program.
+                lambda: self._original(*asked),
+            )
+        if outcome.kind == "hit":
+            held = late if late is not None and late.late.stand_in is asked.computation else asked.computation
+            anew = _anew(self._jax, weakref.ref(held), backend, executable_devices, compile_options, host_callbacks)
+            show_as_compiled(outcome.executable, anew)
+        _tell(self._jax, outcome)
+        return outcome.executable
+
+    def _compile_now(self, asked: _Asked) -> Any:
+        # Look it up at each call: the program may have replaced it in jax.
+        return self._jax.compiler.backend_compile_and_load(
+            asked.backend, asked.computation, asked.executable_devices, asked.compile_options, asked.host_callbacks
+        )
+
+    def _request(self, asked: _Asked, lowered: Lowered | None, alias: Alias | None) -> Request:
+        """Return the request for the module, or for the program that its alias names."""
+        backend, computation, devices, compile_options, host_callbacks, executable_devices, _ = asked
+        jax, surroundings = self._jax, self._surroundings
+        options = compile_options.SerializeAsString()
+        known = "" if alias is None else alias.program
+        parts = components_of(
+            jax, surroundings, backend, computation, tuple(devices.flat), options, host_callbacks, known
+        )
+        self._note_use()
+        if alias is None and (dumped_to := jax.dump_module(computation)):
+            jax.compiler.logger.info("Dumped the module to %s.", dumped_to)
+        canonical = parts["program"]
+        name = stablehlo.name(computation) if alias is None else alias.module_name
+        # An executable with callbacks into the program cannot be loaded without them. One with the program's own
+        # custom calls runs the program's code when it is loaded, which may not be ready for that yet.
+        runs_program_code = alias is None and (
+            bool(host_callbacks) or custom_calls.foreign(computation, canonical.content) is not None
+        )
+        if alias is None and lowered is not None:
+            alias = self._skipping.checked_alias(lowered, computation, parts, name)
+        return Request(
+            key=keys.combine(parts),
+            module_name=name,
+            platform=backend.platform,
+            device_kind=devices.flat[0].device_kind,
+            jaxlib_version=jax.jaxlib_version,
+            program=canonical.content,
+            details=lambda: describe.texts(parts),
+            load=lambda raw: deserialize(backend, raw, executable_devices, compile_options, host_callbacks),
+            serialize=lambda executable: serialize(backend, executable),
+            target=None if runs_program_code else LoadTarget(options, backend, tuple(executable_devices)),
+            serialize_first=lambda: must_be_serialized_first(backend.platform, canonical.content),
+            toolchain_files=lambda: surroundings.toolchain_files(backend.platform, options),
+            alias=alias,
+            located=lambda: stablehlo.bytecode(computation),
+            # The processes of one job may all have to compile at once.
+            may_wait=jax.distributed.client is None and not describe.span_processes(devices.flat),
+        )
+
+    def _note_use(self) -> None:
+        if not self._has_logged:
+            self._has_logged = True
+            self._jax.record_event("/jax/compilation_cache/tasks_using_cache")
+            if folder := self._jax.config.compilation_cache_dir.value:
+                logger.debug("jax's own cache in %s is bypassed", folder)
+
+
+def _tell(jax: Jax, outcome: Outcome) -> None:
+    """Give the events that jax's own cache gives."""
+    if outcome.kind != "uncacheable":
+        jax.record_event("/jax/compilation_cache/compile_requests_use_cache")
+    if outcome.kind == "hit":
+        saved = outcome.compile_seconds - outcome.retrieval_seconds
+        jax.record_event("/jax/compilation_cache/cache_hits")
+        jax.record_duration("/jax/compilation_cache/compile_time_saved_sec", saved)
+        jax.record_duration("/jax/compilation_cache/cache_retrieval_time_sec", outcome.retrieval_seconds)
+    elif outcome.kind == "miss":
+        jax.record_event("/jax/compilation_cache/cache_misses")
+        jax.note_compile_after_miss()
 
 
 def _anew(jax: Jax, held: Callable[[], Any], *arguments: Any) -> Callable[[], Any]:

@@ -47,8 +47,8 @@ class Pristine:
         # The state of all that descriptions depend on.
         self._marks = [Marks({"sys.modules": sys.modules}, {})]
         self._classes: dict[type, dict[str, Any]] = {}
-        # By id: tables with the entries that were met; and objects, each with its dictionary (or itself), its class, and
-        # the attributes that count.
+        # By id: tables with the entries that were met; objects with their dictionaries (or themselves), their classes
+        # and the attributes that count.
         self._tables: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}
         self._objects: dict[int, tuple[Any, Any, type, Callable[[Any], dict[str, Any]], dict[str, Any]]] = {}
         self._keys: set[Any] = set()
