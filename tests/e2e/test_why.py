@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import jax
 import pytest
 from support.command_line import Shell
 from support.marks import thorough
-from support.places import Place, new_place
+from support.places import Place
 from support.program_files import program_text
 
 ON = {"XCACHE": "1", "PYTHONHASHSEED": "0"}
@@ -85,49 +84,38 @@ def why(place: Place, *arguments: str) -> dict[str, dict]:
     return {miss["module_name"].removeprefix("jit_"): miss for miss in json.loads(done.stdout)["misses"]}
 
 
-@pytest.fixture(scope="module")
-def changed() -> Iterator[tuple[Place, dict[str, dict]]]:
-    """A store, and the misses of programs of which everything was changed, by the way."""
-    with new_place() as place:
-        misses = {}
-        for program, environment in ((IN_ONE_PROCESS, {}), (ON_MESHES, FOUR_DEVICES)):
-            for changed in ("", "1"):
-                run(place, program, CHANGED=changed, **environment)
-            misses |= why(place)
-        yield place, misses
+def changed_in(place: Place) -> dict[str, dict]:
+    """Return the misses of programs of which everything was changed, by the way."""
+    misses = {}
+    for program, environment in ((IN_ONE_PROCESS, {}), (ON_MESHES, FOUR_DEVICES)):
+        for changed in ("", "1"):
+            run(place, program, CHANGED=changed, **environment)
+        misses |= why(place)
+    return misses
 
 
 def said(miss: dict) -> str:
     return json.dumps(miss["differences"], indent=1)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_program_that_was_changed_in_one_way_is_told_that_way(changed, way):
-    text, advice = WAYS[way]
-    miss = changed[1][way]
-    assert any(text in each["text"] for each in miss["differences"]), said(miss)
-    assert advice in " ".join(f"{each['text']} {each['advice']}" for each in miss["differences"]), said(miss)
-    # One change is not told as many.
-    assert len([each for each in miss["differences"] if each["advice"]]) == (way != "key_kind"), said(miss)
+def test_a_program_that_was_changed_in_one_way_is_told_that_way(place):
+    """All is one test, because the programs take most of the time."""
+    misses = changed_in(place)
+    for way, (text, advice) in WAYS.items():
+        differences = misses[way]["differences"]
+        assert any(text in each["text"] for each in differences), said(misses[way])
+        assert advice in " ".join(f"{each['text']} {each['advice']}" for each in differences), said(misses[way])
+        # One change is not told as many.
+        assert len([each for each in differences if each["advice"]]) == (way != "key_kind"), said(misses[way])
+    for way in ("number", "seed", "timestamp", "array", "operation", "order", "precision", "operands"):
+        function = IN_ONE_PROCESS.splitlines().index(f"def {way}(x, y):" if way == "operands" else f"def {way}(x):")
+        within = range(function + 1, function + 5)
+        assert any(f"(<string>:{line})" in said(misses[way]) for line in within), said(misses[way])
+    assert misses.keys().isdisjoint(MUST_NOT_MISS)
+    assert_a_stranger_can_read_it(Shell(place).run("why", "device_count").stdout)
 
 
-@pytest.mark.parametrize("way", ["number", "seed", "timestamp", "array", "operation", "order", "precision", "operands"])
-def test_a_difference_has_its_place_in_the_code(changed, way):
-    function = IN_ONE_PROCESS.splitlines().index(f"def {way}(x, y):" if way == "operands" else f"def {way}(x):")
-    within = range(function + 1, function + 5)
-    miss = changed[1][way]
-    places = [line for line in within if f"(<string>:{line})" in said(miss)]
-    assert places, said(miss)
-
-
-@pytest.mark.parametrize("way", MUST_NOT_MISS)
-def test_what_changes_no_program_does_not_miss(changed, way):
-    assert way not in changed[1]
-
-
-def test_a_stranger_reads_it_in_a_terminal(changed):
-    place, _ = changed
-    shown = Shell(place).run("why", "device_count").stdout
+def assert_a_stranger_can_read_it(shown: str) -> None:
     title, *_ = [line for line in shown.splitlines() if line.startswith("jit_device_count(")]
     assert "called at <string>:" in title
     assert "  - it runs on 4 devices here, on 2 devices in the stored program\n    Each mesh" in shown
