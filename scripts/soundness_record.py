@@ -24,7 +24,7 @@ import soundness_state
 from jax._src.interpreters import mlir
 
 from xcache.errors import UncacheableError
-from xcache.hook import jax_versions, skipping
+from xcache.hook import effects, jax_versions, skipping
 from xcache.hook.structure import ambient, digest
 from xcache.hook.structure.encoding import CannotSkipError, Encoding
 from xcache.keys import program
@@ -80,7 +80,7 @@ class Recorder:
         kept = _Kept.made.last if structure else None
         result, record["changed"] = self._compare(lambda: lower(name, jaxpr, **options), jaxpr)
         if kept is not None:
-            reason = skipping.reason_to_lower(result, skipping.custom_calls(result.module))
+            reason = effects.reason_to_lower(result, effects.custom_calls(result.module))
             record["structure"] = structure
             again = _structure(name, jaxpr, options)[0]
             # None: a test has replaced a function of jax's in between. Lowering may import modules, whose settings and

@@ -14,6 +14,8 @@ from xcache.hook.structure.encoding import CannotSkipError
 # description were measured on two processors.
 _SURPRISING_SECONDS = 1.0
 _CHEAP = "lowering is cheap"
+_UNSEEN = "an earlier program was not described"
+_UNKNOWN = "this version of jax"
 
 
 class Describing:
@@ -39,7 +41,7 @@ class Describing:
         self._expected, self._surprised, self._memo_folder = expected, surprised, memo_folder
         self._is_decided = always
         # Why no program is described, once that is decided.
-        self._why_not: str | None = None
+        self._reason: str | None = None
         self._spent = 0.0
         # The seconds that the description of jax's code took; infinite until there is one.
         self._price = float("inf")
@@ -52,9 +54,9 @@ class Describing:
             expected = self._expected()
             self._is_decided = True
             if expected is not None and expected < 1:
-                self._why_not = _CHEAP
-        if self._why_not is not None:
-            raise CannotSkipError(self._why_not)
+                self._reason = _CHEAP
+        if self._reason is not None:
+            raise CannotSkipError(self._reason)
         if self._made_by is None:
             self._prepare()
         try:
@@ -69,7 +71,7 @@ class Describing:
 
     def begin(self) -> None:
         """Describe programs, from the next process on if it is too late: more than lowering is gained by it."""
-        if self._is_decided and self._why_not == _CHEAP:
+        if self._is_decided and self._reason == _CHEAP:
             self._surprise()
         self._is_decided = True
 
@@ -78,12 +80,13 @@ class Describing:
         if self._made_by is not None:
             self._made_by.look_at(jaxpr)
         else:
-            self._is_decided, self._why_not = True, self._why_not or "an earlier program was not described"
+            self._is_decided = True
+            self._reason = self._reason or _UNSEEN
 
     def note_lowering(self, seconds: float) -> None:
         """Note the time that a lowering took."""
         self._spent += seconds
-        if self._why_not == _CHEAP and self._spent >= _SURPRISING_SECONDS:
+        if self._reason == _CHEAP and self._spent >= _SURPRISING_SECONDS:
             self._surprise()
 
     def worth(self, seconds: float) -> float:
@@ -101,7 +104,7 @@ class Describing:
             from xcache.hook.structure import ambient, digest
             from xcache.hook.structure.pristine import pristine
         except BaseException:
-            self._why_not = "this version of jax"
+            self._reason = _UNKNOWN
             raise
         ambient.memo_folder = self._memo_folder
         with contextlib.suppress(CannotSkipError):

@@ -10,14 +10,14 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from xcache import keys
 from xcache.aliases import Aliases
 from xcache.errors import UnsupportedError
-from xcache.hook import warned
+from xcache.hook import effects, warned
 from xcache.hook.stages import Stages
 from xcache.keys import Component, stablehlo
 from xcache.request import Alias
@@ -25,15 +25,6 @@ from xcache.wire.hashing import digest
 
 logger = logging.getLogger("xcache")
 
-# Custom calls that the compiler replaces, or that jaxlib registers when it is imported: lowering has no side effect.
-_WITHOUT_SIDE_EFFECTS = frozenset((
-    "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape", "annotate_device_placement", "LayoutConstraint", "TopK",
-    "ApproxTopK", "PartialReduce", "tpu_custom_call", "mhlo.topk", "mhlo.erf", "Qr", "Eigh", "LuDecomposition",
-    "ProductOfElementaryHouseholderReflectors", "ShardBarrierFrom", "ShardBarrierTo", "xla.sdy.GlobalToLocalShape",
-    "xla.sdy.LocalToGlobalShape", "MoveToHost", "MoveToDevice", "AllocateBuffer",
-))  # fmt: skip
-# Their lowering rules make jaxlib load SciPy's LAPACK; an executable would otherwise call a null pointer.
-_LAPACK = "lapack_"
 # Counted for each lowering that was skipped.
 SKIPPED = "skipped"
 
@@ -356,13 +347,13 @@ class Skipping:
     def _note_lowered(
         self, module_name: str, result: Any, structure: Any, alias: Alias | None, *, has_warned: bool
     ) -> None:
-        calls = custom_calls(result.module)
-        reason = "it warns" if has_warned else reason_to_lower(result, calls)
+        calls = effects.custom_calls(result.module)
+        reason = "it warns" if has_warned else effects.reason_to_lower(result, calls)
         outcome = reason or ("no alias" if alias is None else "checked")
         self._count(outcome)
         logger.debug("lowered: %s: %s", module_name, outcome)
         if reason is None:
-            lapack = any(name.startswith(_LAPACK) for name in calls)
+            lapack = any(name.startswith(effects.LAPACK) for name in calls)
             detailed_logging = bool(self._use_detailed_logging(result.module))
             content = digest(stablehlo.bytecode(result.module))
             worth = self._describing.worth(self._state.seconds - structure.seconds) if alias is None else alias.worth
@@ -432,29 +423,3 @@ def _without_left(function: Any) -> Any:
 def _put_back(owner: Any, name: str, made: Any, original: Any) -> None:
     if getattr(owner, name) is made:
         setattr(owner, name, original)
-
-
-def reason_to_lower(result: Any, calls: Collection[str]) -> str | None:
-    """Return why the lowering that gave this module with these custom calls must not be skipped, or None."""
-    if result.host_callbacks or result.keepalive:
-        return "callbacks"
-    if result.shape_poly_state.uses_dim_vars:
-        return "symbolic shapes"
-    for name in calls:
-        if name not in _WITHOUT_SIDE_EFFECTS and not name.startswith(_LAPACK):
-            return "custom call"
-    return None
-
-
-def custom_calls(module: Any) -> set[str]:
-    """Return the names of the custom calls in a module."""
-    from jaxlib.mlir import ir
-
-    found: set[str] = set()
-    with module.context:
-        for operation in stablehlo.operations(module):
-            if operation.name == "stablehlo.custom_call":
-                found.add(ir.StringAttr(operation.attributes["call_target_name"]).value)
-            elif "custom_call" in operation.name:
-                found.add(operation.name)
-    return found
