@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import tempfile
 import time
@@ -31,7 +32,11 @@ _NOTES = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep the paths of temporary folders short, for sockets, whatever TMPDIR says; tell how far the tests are."""
+    """Keep the paths of temporary folders short, for sockets, whatever TMPDIR says; tell how far the tests are.
+
+    A shell has what it starts in the background ignore Ctrl-C, and so would the commands that the tests interrupt.
+    """
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     tempfile.tempdir = os.environ["TMPDIR"] = "/tmp"
     if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Progress(config))

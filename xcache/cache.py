@@ -368,8 +368,7 @@ class Cache:
             self._counting.error("not stored before exit")
         self.client.charge(self._queue.late_seconds)
         if (end := self.ledger.unsaid_end()) is not None and not self._is_unnoticed:
-            # This waits for no answer, so it takes no allowance.
-            self.client.note(end)
+            self.client.note_at_the_end(end)
         if self._wanted is not None and not self._is_unnoticed:
             self._wanted.write(max(self.client.allowance(), _LOCK_SECONDS))
         self.client.close()

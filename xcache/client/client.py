@@ -36,6 +36,8 @@ _FREE_SILENCE_SECONDS = 1.0
 _COMPLAIN_SECONDS = 30.0
 # Shorter waits for another program's compile are not logged at info level.
 _LOGGED_WAIT_SECONDS = 0.5
+# The time for a connection on which a process says that it ends, if all that it has are in use.
+_LAST_SECONDS = 0.5
 
 logger = logging.getLogger("xcache")
 
@@ -179,9 +181,8 @@ class Client:
         Any connection will do. If there is none, the lease has already ended with the connection it came on.
         """
         if not self._pool.note(protocol.Release(key, lease)):
-            # All connections are in use, perhaps for a long wait. If no other can be opened, the next free one will do.
-            with contextlib.suppress(UnavailableError, StoreError), self._charged() as deadline:
-                self._pool.put_back(self._connect(deadline, limits_connections=True))
+            with contextlib.suppress(NotAskedError), self._charged() as deadline:
+                self._open_for_notes(deadline)
 
     def fetch(self, key: str) -> SealedEntry | Absent:
         """Return a stored entry that the program will want, without taking a lease or waiting for a compile."""
@@ -266,9 +267,15 @@ class Client:
         """Have the daemon keep rows of this run's ledger."""
         self._demand_done(message)
 
-    def note(self, message: protocol.Message) -> None:
-        """Send a message on a connection that is free, and wait for no answer."""
-        self._pool.note(message)
+    def note_at_the_end(self, message: protocol.Message) -> None:
+        """Send a message and wait for no answer, though no time may be left to wait for the daemon."""
+        if not self._pool.note(message):
+            self._open_for_notes(own_time() + _LAST_SECONDS)
+
+    def _open_for_notes(self, deadline: float) -> None:
+        """Open a connection for notes: those in use may be waiting for long. If this fails, the next free one will do."""
+        with contextlib.suppress(UnavailableError, StoreError):
+            self._pool.put_back(self._connect(deadline, limits_connections=True))
 
     def close(self) -> None:
         """Close all connections; a thread that has not ended yet may still ask."""

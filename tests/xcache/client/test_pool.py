@@ -18,7 +18,7 @@ from xcache.client.connection import Connection
 from xcache.client.contents import Absent
 from xcache.client.pool import MOST_IDLE
 from xcache.errors import NotAskedError
-from xcache.wire import protocol
+from xcache.wire import commands, protocol
 
 KEYS = [key_of(str(number)) for number in range(MOST_IDLE + 8)]
 
@@ -120,6 +120,21 @@ def test_a_lease_outlives_the_moment_in_which_many_threads_waited(client, place)
         assert all(isinstance(answer, Absent) and answer.lease for answer in threads.answers)
         for key in KEYS:
             begin_to_wait(asking, key)
+
+
+def test_the_end_of_a_run_comes_through_while_a_thread_waits_on_the_only_connection(client, place):
+    client.get(get_message(KEYS[1]))
+    with talking(place) as holder, talking(place) as asking:
+        take(holder, KEYS[0])
+        thread = threading.Thread(target=client.get, args=(get_message(KEYS[0], 60.0),))
+        thread.start()
+        assert until(lambda: waiting(asking, 1))
+        # No time is left for other questions.
+        client.charge(1e6)
+        client.note_at_the_end(protocol.RecordRun("0123456789abcdef", 1.0, True, {}, []))
+        assert until(lambda: [run for run in asking.ask(commands.AskRuns(0)).runs if run["ended_at"]])
+        holder.close()
+        thread.join(20)
 
 
 def test_an_interrupted_close_is_not_repeated_on_a_number_that_the_program_uses_by_then(place, monkeypatch):
