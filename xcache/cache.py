@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from xcache import executables
 from xcache.aliases import Aliases
 from xcache.announcing import Announcer
-from xcache.causes import Explainer
+from xcache.causes import Explainer, is_out_of_reach
 from xcache.client.client import Client
 from xcache.client.contents import Absent, HeldLease
 from xcache.client.launcher import Launcher
@@ -177,16 +177,18 @@ class Cache:
         self,
         compile_now: Callable[[], Any],
         request: Callable[[], Request],
-        without_key: Callable[[], Any] | None = None,
+        as_without: Callable[[], Any] | None = None,
+        *,
+        has_another: bool = False,
     ) -> Outcome:
         """Return the executable, from the cache if possible; only the compiler's own exceptions leave.
 
-        ``request`` says what to ask for. It may raise UncacheableError; the program then compiles by ``without_key``,
-        if that is given.
+        ``request`` says what to ask for. It may raise UncacheableError; the program then compiles by ``as_without``,
+        if that is given. If this ``has_another`` cache, a program that the store cannot have goes there, too.
         """
         # A signal handler may compile in the middle of another request of the same thread.
         with elsewhere(), self._lease() as lease:
-            return self._get_or_compile(compile_now, request, without_key or compile_now, lease)
+            return self._get_or_compile(compile_now, request, as_without or compile_now, lease, has_another=has_another)
 
     @contextlib.contextmanager
     def _lease(self) -> Iterator[HeldLease]:
@@ -223,8 +225,10 @@ class Cache:
         self,
         compile_now: Callable[[], Any],
         request: Callable[[], Request],
-        without_key: Callable[[], Any],
+        as_without: Callable[[], Any],
         lease: HeldLease,
+        *,
+        has_another: bool,
     ) -> Outcome:
         asked, found = self._request_and_look_up(request, lease)
         if isinstance(found, Outcome):
@@ -233,6 +237,7 @@ class Cache:
         self.check_guard()
         # Outside every except block: an exception of the compiler must not carry one of ours as its context.
         located = b""
+        is_left = has_another and self._is_out_of_reach()
         if asked is not None:
             self.ledger.note_compiling()
             self._queue.report_soon()
@@ -243,7 +248,8 @@ class Cache:
         before = self._nesting.compiling
         try:
             self._nesting.compiling = True
-            executable = self._prefetcher.with_room(without_key if asked is None else compile_now, self.config.timeout)
+            compiling = as_without if asked is None or is_left else compile_now
+            executable = self._prefetcher.with_room(compiling, self.config.timeout)
         finally:
             self._nesting.compiling = before
             self.ledger.note("compile", start, monotonic())
@@ -252,6 +258,10 @@ class Cache:
         if asked is None:
             return Outcome(executable, "uncacheable", seconds)
         self._note_wanted(asked, seconds)
+        if is_left:
+            # The other cache may have had it: it must not get into the store under this key.
+            self.ledger.tell(stored="no: left to jax's own cache")
+            return Outcome(executable, "left", seconds)
         if self.mode == "readonly":
             # A readonly program stores nothing, so only its reports show that a failed daemon works again.
             self.ledger.tell(stored="no: XCACHE=readonly")
@@ -297,6 +307,10 @@ class Cache:
         if isinstance(found, Absent):
             self._explainer.miss(asked, found)
         return asked, found
+
+    def _is_out_of_reach(self) -> bool:
+        """Return whether the store can neither give nor take this thread's program, as the cause of its miss says."""
+        return self.mode == "readonly" or is_out_of_reach(self.ledger.current().cause)
 
     def _note_wanted(self, asked: Request | None, seconds: float) -> None:
         if self._wanted is not None and asked is not None:

@@ -16,6 +16,8 @@ logger = logging.getLogger("xcache")
 
 # The components of an entry in ``Absent.nearest``, after its key.
 _COMPARED = protocol.DESCRIBED_COMPONENTS
+# With these causes the store can neither give a program nor take it, as far as the client can tell.
+_OUT_OF_REACH = frozenset(("refused", "no daemon", "no answer", "time used up", "not asked"))
 
 
 class Explainer:
@@ -74,6 +76,11 @@ def of_error(error: BaseException) -> str:
     if isinstance(error, NoAnswerError):
         return "no answer"
     return f"no daemon: {getattr(error, 'kind', type(error).__name__)}"
+
+
+def is_out_of_reach(cause: str) -> bool:
+    """Return whether the store can neither give nor take a program whose miss has this cause."""
+    return not _OUT_OF_REACH.isdisjoint(ledger.kinds_of(cause))
 
 
 def differences(key: Key, nearest: list[str]) -> list[str]:

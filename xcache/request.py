@@ -78,9 +78,9 @@ class Request(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """A loaded executable, and whether it was a hit, a miss or uncacheable."""
+    """A loaded executable, and whether it was a hit, a miss, uncacheable, or left to another cache."""
 
     executable: Any
-    kind: Literal["hit", "miss", "uncacheable"]
+    kind: Literal["hit", "miss", "uncacheable", "left"]
     compile_seconds: float
     retrieval_seconds: float = 0.0

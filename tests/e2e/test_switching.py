@@ -242,18 +242,20 @@ compiler.backend_compile_and_load = compile
 
 
 @pytest.mark.parametrize(
-    "source",
-    [_REPLACED + COMPILE, pytest.param(COMPILE.partition("\n")[0] + _REPLACED + COMPILE, marks=pytest.mark.thorough)],
+    ("source", "before"),
+    [(_REPLACED + COMPILE, 0), pytest.param(COMPILE + _REPLACED + COMPILE, 1, marks=pytest.mark.thorough)],
     ids=["first", "later"],
 )
-def test_a_replaced_compile_function_of_jaxs_goes_jaxs_own_way_with_its_own_cache(place, source):
+def test_a_replaced_compile_function_of_jaxs_goes_jaxs_own_way_with_its_own_cache(place, source, before):
     own = place.root / "jax-cache"
     environment = {"JAX_COMPILATION_CACHE_DIR": str(own), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     found, _ = stats(place, source, XCACHE="1", **environment)
     (reason,) = found["uncacheable"]
     assert reason.startswith("function of jax replaced: jax._src.compiler.backend_compile_and_load")
     assert list(own.iterdir())
-    assert not place.query("SELECT 1 FROM entries")
+    assert place.query("SELECT count(*) FROM entries") == [(before,)]
+    # An alias would lead nowhere.
+    assert sum(found["lowerings"].values()) == before
 
 
 def test_a_program_without_a_key_has_jaxs_own_cache(place):
@@ -263,6 +265,40 @@ def test_a_program_without_a_key_has_jaxs_own_cache(place):
     found, _ = stats(place, XCACHE="1", **environment, **dumps)
     assert list(found["uncacheable"]) == ["dumps are asked for"]
     assert list(own.iterdir())
+
+
+@pytest.mark.parametrize(
+    "settings",
+    thorough(
+        [
+            {"XCACHE_AUTOSTART": "0"},
+            {"XCACHE_DIR": "/proc/no/store"},
+            {"XCACHE": "readonly"},
+            {"XCACHE_MAX_PAYLOAD": "1M"},
+        ],
+        usual=[{"XCACHE_AUTOSTART": "0"}, {"XCACHE_MAX_PAYLOAD": "1M"}],
+    ),
+    ids=lambda settings: "_".join(settings).lower(),
+)
+def test_what_the_store_can_neither_give_nor_take_is_in_jaxs_own_cache(place, settings):
+    own = place.root / "jax-cache"
+    environment = {"JAX_COMPILATION_CACHE_DIR": str(own), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    counting = """
+import jax
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name) if name.endswith("cache_hits") else None)
+"""
+    large = "import numpy as np\nlarge = np.random.default_rng(0).random(300_000)\n"
+    source = counting + large + COMPILE.replace("v * 2 + 1", "(v[0] + large)")
+    source += "import sys; print(len(hits), file=sys.stderr)\n"
+    if "XCACHE_MAX_PAYLOAD" in settings:
+        # The store takes no executable as large, which it knows from the second run on.
+        stats(place, source, XCACHE="1", **settings, **environment)
+        assert not own.exists() or not list(own.iterdir())
+    seen = [stats(place, source, **{"XCACHE": "1", **settings, **environment}) for _ in range(2)]
+    assert [said.splitlines()[-1] for _, said in seen] == ["0", "1"]
+    assert [found["misses"] for found, _ in seen] == [1, 1]
+    assert not (place.dir / "store.db").exists() or not place.query("SELECT 1 FROM entries")
 
 
 @pytest.mark.thorough

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import functools
 import logging
 import sys
 from collections.abc import Iterator
@@ -121,6 +122,7 @@ class Handle:
                 noted,
                 settings.own_dir,
                 settings.lowering,
+                functools.partial(wrapper.reason_to_leave_all_to_jax, self.jax),
             )
         except UnsupportedError as error:
             logger.debug("%s", error)

@@ -77,12 +77,19 @@ class Skipping:
     notes_arguments = True
 
     def __init__(
-        self, aliases: Aliases, count: Callable[..., None], stages: Stages, memo_folder: Path, wanted: str
+        self,
+        aliases: Aliases,
+        count: Callable[..., None],
+        stages: Stages,
+        memo_folder: Path,
+        wanted: str,
+        reason_to_leave_all: Callable[[Any], str | None],
     ) -> None:
         """``count`` gets the reason for each lowering, or SKIPPED, and with ``instead_of`` one that it takes back.
 
         ``memo_folder`` is where the digest of jax's files is remembered. ``wanted`` is the setting: with "check" each
         alias is compared, not used; with "auto" lowering is skipped where the program gains by it.
+        ``reason_to_leave_all`` tells why nothing of a client is compiled by xcache, if that is so.
         """
         try:
             from jax._src import compiler, util
@@ -105,6 +112,7 @@ class Skipping:
         except (ImportError, LookupError, AttributeError) as error:
             raise UnsupportedError(f"xcache cannot skip lowering with this version of jax: {error}") from None
         self._aliases, self._count, self._stages, self._check = aliases, count, stages, wanted == "check"
+        self._reason_to_leave_all = reason_to_leave_all
         self._describing = describing.Describing(
             aliases.expected_worth, aliases.drop_expected, memo_folder, always=wanted != "auto"
         )
@@ -274,7 +282,8 @@ class Skipping:
         if self._state.depth:
             self._stages.note_arguments(module_name, jaxpr.in_avals)
         lower = functools.partial(self._lower_timed, module_name, options)
-        if not self._state.depth or arguments or not self._is_ours() or self.is_watched():
+        is_plain = self._state.depth and not arguments
+        if not is_plain or not self._is_ours() or self.is_watched() or self._is_left(options.get("backend")):
             self._see(jaxpr)
             return self._to_module(module_name, jaxpr, *arguments, **options)
         try:
@@ -303,6 +312,10 @@ class Skipping:
             return lower(jaxpr)
         shapes = self._mlir.ShapePolyLoweringState((), tuple(options["platforms"]))
         return self._mlir.LoweringResult(late, [], [], shapes)
+
+    def _is_left(self, client: Any) -> bool:
+        """Return whether the client's programs are left to jax, so that nothing is gained by an alias."""
+        return client is not None and self._reason_to_leave_all(client) is not None
 
     def _see(self, jaxpr: Any) -> None:
         try:

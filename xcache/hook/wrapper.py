@@ -25,6 +25,8 @@ from xcache.request import Alias, LoadTarget, Outcome, Request
 
 logger = logging.getLogger("xcache")
 
+_PROFILE_GUIDED = "profile-guided optimization"
+
 
 class _Asked(NamedTuple):
     """The arguments of one call of ``compile_or_get_cached``, by jax's names."""
@@ -101,6 +103,7 @@ class _Compiling:
                 lambda: self._request(asked, lowered, None),
                 # As without xcache: jax's own cache may have the program.
                 lambda: self._original(*asked),
+                has_another=bool(self._jax.config.compilation_cache_dir.value),
             )
         if outcome.kind == "hit":
             held = late if late is not None and late.late.stand_in is asked.computation else asked.computation
@@ -165,7 +168,7 @@ class _Compiling:
 
 def _tell(jax: Jax, outcome: Outcome) -> None:
     """Give the events that jax's own cache gives."""
-    if outcome.kind != "uncacheable":
+    if outcome.kind in ("hit", "miss"):
         jax.record_event("/jax/compilation_cache/compile_requests_use_cache")
     if outcome.kind == "hit":
         saved = outcome.compile_seconds - outcome.retrieval_seconds
@@ -228,25 +231,30 @@ def components_of(
 
 def reason_to_leave_to_jax(jax: Jax, backend: Any, devices: Any, options: Any, pgle_profiler: Any) -> str | None:
     """Return why xcache leaves a compile to jax's own function, or None."""
-    config = jax.config
-    if sys.is_finalizing():
-        # A new thread would never run, and its start would wait for ever.
-        return "the interpreter is ending"
+    if reason := reason_to_leave_all_to_jax(jax, backend):
+        return reason
     several_processes = describe.span_processes(devices.flat)
-    if not config.enable_compilation_cache.value:
-        return "jax_enable_compilation_cache is off"
-    if (
-        pgle_profiler is not None
-        or (config.enable_pgle.value and config.pgle_profiling_runs.value > 0)
-        or config.compilation_cache_expect_pgle.value
-        or options.executable_build_options.fdo_profile
-        or options.profile_version > 0
-    ):
-        return "profile-guided optimization"
-    if several_processes and config.share_binary_between_hosts.value and jax.distributed.client is not None:
+    if pgle_profiler is not None or options.executable_build_options.fdo_profile or options.profile_version > 0:
+        return _PROFILE_GUIDED
+    if several_processes and jax.config.share_binary_between_hosts.value and jax.distributed.client is not None:
         return "binary shared between hosts"
     if several_processes and backend.platform in GPU:
         # XLA divides autotuning among the job's processes: one that compiles waits up to a day for one that does not.
         return "GPU program of several processes"
+    return None
+
+
+def reason_to_leave_all_to_jax(jax: Jax, backend: Any) -> str | None:
+    """Return why xcache leaves all compiles for a client to jax's own function as things stand, or None."""
+    config = jax.config
+    if sys.is_finalizing():
+        # A new thread would never run, and its start would wait for ever.
+        return "the interpreter is ending"
+    if not config.enable_compilation_cache.value:
+        return "jax_enable_compilation_cache is off"
+    if (config.enable_pgle.value and config.pgle_profiling_runs.value > 0) or (
+        config.compilation_cache_expect_pgle.value
+    ):
+        return _PROFILE_GUIDED
     # jax's own cache may serve such a platform.
     return without_key(backend) or compile_path.replaced(type(backend))
