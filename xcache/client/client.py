@@ -273,7 +273,7 @@ class Client:
             self._open_for_notes(own_time() + _LAST_SECONDS)
 
     def _open_for_notes(self, deadline: float) -> None:
-        """Open a connection for notes: those in use may be waiting for long. If this fails, the next free one will do."""
+        """Open a connection for notes: those in use may wait for long. If this fails, the next free one will do."""
         with contextlib.suppress(UnavailableError, StoreError):
             self._pool.put_back(self._connect(deadline, limits_connections=True))
 

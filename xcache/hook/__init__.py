@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import functools
 import logging
 import sys
 from collections.abc import Iterator
@@ -111,7 +110,7 @@ class Handle:
 
     def _skipping(self, settings: config.Config, mode: str, noted: stages.Stages) -> skipping.Skipping | skipping.Never:
         """Return the replacement of jax's lowering, as far as it is wanted and this jax is known."""
-        from xcache.hook import skipping
+        from xcache.hook import skipping, wrapper
 
         if settings.lowering == "off" or mode == "refresh":
             return skipping.NEVER
