@@ -27,7 +27,7 @@ _IN_WORDS = {
     "load": "loading from the cache",
     "other": "work other than making programs",
 }
-# Programs that take less each, and more than so many of them, are operations outside of jax.jit.
+# Programs that take less each, and more than so many of them, may be operations outside of jax.jit.
 _SMALL_SECONDS, _MANY = 0.15, 20
 
 
@@ -205,9 +205,9 @@ def _for_small(programs: Sequence[Got]) -> list[Action]:
     seconds = sum(each.seconds for each in small)
     return [
         Action(
-            "Put the operations that run outside of jax.jit into one function under jax.jit.",
+            "See whether operations run outside of jax.jit: one function under jax.jit makes one program of them.",
             f"{len(small)} small programs were made one by one, {duration(seconds / len(small))} each."
-            " A call of jax.numpy outside of jax.jit is a program of its own.",
+            " Nothing tells which of them jax.jit was called for, and which are single calls of jax.numpy.",
             seconds,
             "programs",
         )
