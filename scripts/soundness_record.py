@@ -147,7 +147,7 @@ def _structure(name: str, jaxpr: Any, options: dict[str, Any]) -> tuple[str | No
 
 
 def _shown(kept: _Kept) -> bytes:
-    known = ambient.configuration.digest(), ambient.configuration._made
+    known = ambient.configuration(), ambient._made
     configuration = repr(known[1]).encode()
     tokens = {**kept.tokens, known[0].hex(): configuration.hex()}
     return json.dumps({"encoding": kept.written.hex(), "tokens": tokens}).encode()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+from xcache.hook.structure.encoding import CannotSkipError
 from xcache.hook.structure.pristine import Pristine
 from xcache.signals import reraise_if_the_programs
 
@@ -18,12 +19,15 @@ def replaced(client: type) -> str | None:
     """Return why a compile must be left to jax: a function between the module and the executable is not jax's own."""
     for module in ("jax._src.compiler", client.__module__):
         try:
-            reason = _compiling.replaced_in(module)
+            _compiling.refresh()
+            _compiling.check(module)
+            continue
+        except CannotSkipError as error:
+            reason = str(error)
         except Exception as error:  # noqa: BLE001 - a bug in here must not stop the program
             reraise_if_the_programs(error)
             logger.debug("could not describe %s: %s: %s", module, type(error).__name__, error)
             reason = "jax's compile path cannot be described"
-        if reason is not None:
-            logger.debug("left to jax: %s", reason)
-            return reason
+        logger.debug("left to jax: %s", reason)
+        return reason
     return None

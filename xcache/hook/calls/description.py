@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any, NamedTuple
 
@@ -12,15 +13,15 @@ from jax._src import mesh as meshes
 from jax._src.interpreters import pxla
 from jax._src.lib import jax_jit
 
-from xcache.hook.calls.program_origins import LIBRARY, PROGRAM, origin, package_of
 from xcache.hook.calls.program_values import ProgramEncoding
 from xcache.hook.calls.trees import REGISTRY
 from xcache.hook.structure import ambient
-from xcache.hook.structure.encoding import CannotSkipError, text
+from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.libraries import LIBRARY, PROGRAM, is_of_jax, origin, package_of
 from xcache.hook.structure.pristine import pristine
 
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 13
+_FORMAT = 14
 # They only name the function, whose content is encoded below.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
 _ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)
@@ -49,14 +50,10 @@ def describe(
     pristine.refresh()
     signature, leaves = parsed(options, arguments, keywords)
     encoding = ProgramEncoding(_own_packages(fun))
-    encoding.write(b"xcache call %d " % _FORMAT)
-    for part in (ambient.jax_files(), version, ambient.backend(xla_bridge.get_backend())):
-        encoding.write(text(part))
     # Tracing may call anything of jax's; what it imports late must not count.
-    pristine.check_all()
-    encoding.write(pristine.digest(_PUBLIC))
-    encoding.write(ambient.configuration.digest())
-    encoding.encode((ambient.trace_context(), meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))
+    pristine.check(*filter(is_of_jax, sys.modules.copy()))
+    ambient.begin(encoding, f"xcache call {_FORMAT} {version}", xla_bridge.get_backend(), *_PUBLIC)
+    encoding.encode((meshes.get_concrete_mesh(), meshes.thread_resources.env.physical_mesh))
     encoding.encode_all(
         (name, value) for name, value in zip(options._fields, options, strict=True) if name not in _NOT_OPTIONS
     )

@@ -6,7 +6,6 @@ import collections
 import functools
 import hashlib
 import marshal
-import os
 import sys
 import types
 from collections.abc import Iterator
@@ -16,15 +15,24 @@ from typing import Any, NamedTuple
 import jax
 
 from xcache.clock import process_began
+from xcache.hook.structure.description import MADE_OF_FUNCTIONS, PLAIN
 from xcache.hook.structure.encoding import CannotSkipError, tagged, text, type_name
-from xcache.hook.structure.libraries import is_of_jax, named, namespace
+from xcache.hook.structure.libraries import (
+    JAX,
+    LIBRARY,
+    PROGRAM,
+    PYTHON,
+    is_of_jax,
+    named,
+    namespace,
+    origin,
+    origin_of_file,
+    package_of,
+)
 from xcache.hook.structure.marks import Marks
 
 # Python reads no source file so soon after its start; the clocks of processes and files have this resolution.
 _GRACE_SECONDS = 0.01
-PROGRAM, LIBRARY, PYTHON, JAX = "program", "library", "python", "jax"
-_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
-_STANDARD = f"{Path(os.__file__).parent}{os.sep}"
 # Modules of Python's whose functions read nothing but their arguments, and whose objects keep all in attributes.
 PURE = frozenset((
     "_abc", "_bisect", "_collections", "_functools", "_heapq", "_operator", "_struct", "_thread._local", "_typing",
@@ -40,41 +48,11 @@ IMPURE = frozenset((
     "builtins.id", "builtins.hash", "builtins.__import__", "builtins.breakpoint", "typing.get_type_hints",
     "numpy.memmap",
 ))  # fmt: skip
-_MADE_OF_FUNCTIONS: dict[type, tuple[str, ...]] = {
-    staticmethod: ("__func__",), classmethod: ("__func__",), types.MethodType: ("__func__",),
-    functools.partial: ("func",), property: ("fget", "fset", "fdel"),
-}  # fmt: skip
 _MOST_SETTINGS = 100
 # Later formats depend on how often an object is referred to, and on which texts Python has interned.
 _MARSHAL = 0
 _CONTAINERS = (dict, list, tuple, set)
-PLAIN = (bool, int, float, complex, str, bytes, type(None))
-
-
-def package_of(module: Any) -> str:
-    """Return the name of the package that a module is in."""
-    return str(module).partition(".")[0]
-
-
-def origin(module: Any, own: frozenset[str] = frozenset()) -> str:
-    """Return whose a module is, by its name; the packages ``own`` are the program's wherever they are."""
-    package = package_of(module)
-    if is_of_jax(package):
-        return JAX
-    if package in own:
-        return PROGRAM
-    found = sys.modules.get(str(module)) or sys.modules.get(package)
-    file = None if found is None else namespace(found).get("__file__")
-    if file is None:
-        return PYTHON if package in sys.stdlib_module_names else PROGRAM
-    return _origin_of_file(file, package)
-
-
-@functools.cache
-def _origin_of_file(file: str, package: str) -> str:
-    if any(folder in file for folder in _INSTALLED) or package == "xcache":
-        return LIBRARY
-    return PYTHON if package in sys.stdlib_module_names and file.startswith(_STANDARD) else PROGRAM
+_HOLDERS = {**MADE_OF_FUNCTIONS, functools.partial: ("func",)}
 
 
 def origin_of_function(function: types.FunctionType, own: frozenset[str]) -> str:
@@ -150,8 +128,7 @@ def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
     digest.update(_told(settings, own))
     names_of = {id(each): name for name, each in settings.items() if type(each) not in PLAIN}
     containers = {name: settings[name] for name in names_of.values()}
-    dictionaries = {place: names for place, (_, names) in holders.items()}
-    marks = Marks(dictionaries, {types.FunctionType: list(functions.values())})
+    marks = Marks([*(names for _, names in holders.values()), *functions.values()])
     return _Examined(count, marks, digest.digest(), containers)
 
 
@@ -228,8 +205,8 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
     kind = type(value)
     if kind is types.FunctionType:
         yield value
-    elif kind in _MADE_OF_FUNCTIONS:
-        for name in _MADE_OF_FUNCTIONS[kind]:
+    elif kind in _HOLDERS:
+        for name in _HOLDERS[kind]:
             yield from _functions_of(getattr(value, name))
     elif not isinstance(value, type) and type(call := getattr(kind, "__call__", None)) is types.FunctionType:  # noqa: B004
         yield call
@@ -239,4 +216,4 @@ def _is_programs(function: types.FunctionType, own: frozenset[str]) -> bool:
     file, package = function.__code__.co_filename, package_of(function.__globals__.get("__name__"))
     if file.startswith("<"):
         return False
-    return package in own or (not is_of_jax(package) and _origin_of_file(file, package) == PROGRAM)
+    return package in own or (not is_of_jax(package) and origin_of_file(file, package) == PROGRAM)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import array
 import builtins
 import collections
-import contextlib
 import contextvars
 import dataclasses
 import datetime
@@ -34,11 +33,19 @@ from jax._src import core, tree_util, util
 
 from xcache.hook.calls import program_origins as origins
 from xcache.hook.calls.program_code import Code, Import, code_of
-from xcache.hook.calls.program_origins import JAX, LIBRARY, PROGRAM, PYTHON, is_a_library_s, origin
+from xcache.hook.calls.program_origins import is_a_library_s
 from xcache.hook.structure import ambient, digest  # noqa: F401 - digest completes the table of types
-from xcache.hook.structure.description import NATIVE
-from xcache.hook.structure.encoding import HANDLERS, CannotSkipError, Encoding, text, type_name
-from xcache.hook.structure.libraries import namespace
+from xcache.hook.structure.description import NATIVE, PLAIN
+from xcache.hook.structure.encoding import (
+    HANDLERS,
+    CannotSkipError,
+    Encoding,
+    attributes_of,
+    dictionary_of,
+    text,
+    type_name,
+)
+from xcache.hook.structure.libraries import JAX, LIBRARY, PROGRAM, PYTHON, namespace, origin, package_of
 from xcache.hook.structure.values import content
 
 _MOST_OBJECTS = 300_000
@@ -105,7 +112,7 @@ class ProgramEncoding(Encoding):
         self._objects += 1
         if self._objects > _MOST_OBJECTS or (kind in (str, bytes) and len(value) > _MOST_BYTES):
             raise CannotSkipError("large object")
-        (Encoding.encode if kind in origins.PLAIN else _writer(value, kind))(self, value)
+        (Encoding.encode if kind in PLAIN else _writer(value, kind))(self, value)
 
     def library(self, module: Any, name: str) -> str:
         """Return whose a class or function is; note a library's, refuse what reads outside of the program."""
@@ -113,7 +120,7 @@ class ProgramEncoding(Encoding):
         if full in origins.IMPURE or (whose == PYTHON and origins.PURE.isdisjoint((module, full))):
             raise CannotSkipError(f"outside the program: {full}")
         if whose == LIBRARY:
-            self._packages.add(origins.package_of(module))
+            self._packages.add(package_of(module))
         return whose
 
     def digest(self) -> str:
@@ -142,9 +149,7 @@ def _writer(value: Any, kind: type) -> Callable[[Any, Any], None]:
         if issubclass(kind, base):
             return write
     if value is core.no_axis_name:
-        return lambda encoding, _: encoding.write(text(f"the {type_name(kind)}"))
-    if value is jax.config:
-        return _configuration
+        return lambda encoding, _: encoding.write(b"no axis name")
     if kind in HANDLERS or (issubclass(kind, (np.generic, np.dtype)) and origin(kind.__module__) == LIBRARY):
         return Encoding.encode
     if kind.__module__ == "typing":
@@ -302,7 +307,7 @@ def _cached(encoding: ProgramEncoding, value: Any) -> None:
 
 
 def _path(encoding: ProgramEncoding, value: pathlib.PurePath) -> None:
-    if origins.package_of(type(value).__module__) != "pathlib":
+    if package_of(type(value).__module__) != "pathlib":
         _refuse(encoding, value)
     encoding.write(text(f"{type_name(type(value))} {value}"))
     encoding.has_path |= isinstance(value, pathlib.Path)
@@ -385,10 +390,7 @@ def _attribute(value: Any, name: str) -> Any:
     plain: Any = types.ModuleType.__getattribute__ if is_module else object.__getattribute__
     if kind.__getattribute__ is not plain or any(name in vars(base) for base in kind.__mro__):
         return _MISSING
-    try:
-        held = object.__getattribute__(value, "__dict__")
-    except AttributeError:
-        return _MISSING
+    held = dictionary_of(value) or {}
     if is_module and name not in held and "__getattr__" in held and origin(held.get("__name__")) != JAX:
         raise CannotSkipError(f"attribute that a module computes: {held.get('__name__')}.{name}")
     return held.get(name, _MISSING)
@@ -403,17 +405,10 @@ def _is_native(base: type) -> bool:
     return is_made_in_c or module is None or not is_in_python
 
 
-def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield an object's attributes, in the order in which they were set; a class may hide some of them."""
-    with contextlib.suppress(AttributeError):
-        is_local = issubclass(type(value), threading.local)
-        yield from (vars(value) if is_local else object.__getattribute__(value, "__dict__")).items()
-    for base in type(value).__mro__:
-        # A class of C's without slots has members of which its items tell, or which are addresses.
-        for name, slot in vars(base).items() if "__slots__" in vars(base) else ():
-            if type(slot) is types.MemberDescriptorType:
-                with contextlib.suppress(AttributeError):
-                    yield name, slot.__get__(value)
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return an object's attributes, in the order in which they were set, with those of this thread."""
+    of_thread = vars(value).items() if issubclass(type(value), threading.local) else ()
+    return [*of_thread, *attributes_of(value)]
 
 
 def _without_addresses(value: Any) -> str:
@@ -482,6 +477,7 @@ _BY_BASE: tuple[tuple[Any, Callable[[Any, Any], None]], ...] = (
     (NATIVE, _native),
     ((types.GenericAlias, types.UnionType), _type_form),
     ((jax.Array, np.ndarray), _array),
+    (type(jax.config), _configuration),
     (type(functools.lru_cache(len)), _cached),
     (pathlib.PurePath, _path),
     ((functools.partial, collections.OrderedDict, collections.defaultdict), _object),

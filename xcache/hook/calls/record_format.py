@@ -23,6 +23,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from xcache.hook.calls import trees
 from xcache.hook.structure.encoding import CannotSkipError, type_name
+from xcache.hook.structure.placement import parts_of
 from xcache.wire import bounded
 
 try:
@@ -30,7 +31,7 @@ try:
 except ImportError:  # before jax 0.10
     from jax._src import prng
 
-_FORMAT = 3
+_FORMAT = 4
 # Not part of a record: the module, which nobody lowers, and the executable.
 _LEFT_OUT = ("_hlo", "_executable")
 _MOST_BYTES = 16 * 1024 * 1024
@@ -165,22 +166,12 @@ def _make_aval(shape: Any, dtype: Any, weak_type: bool, sharding: Any) -> Any:
     return core.ShapedArray(shape, dtype, weak_type=weak_type, **more)
 
 
-def _single(value: Any) -> tuple[Any, ...]:
-    _refuse("device or backend", getattr(value, "_device_backend", False))
-    return next(iter(value.device_set)), value.memory_kind
+def _make_named(mesh: Any, spec: Any, memory_kind: Any, device_ids: Any, manual_axes: Any) -> Any:
+    _refuse("manual axes", manual_axes)
+    return NamedSharding(mesh, spec, memory_kind=memory_kind, _logical_device_ids=device_ids)
 
 
-def _named(value: Any) -> tuple[Any, ...]:
-    _refuse("logical devices", getattr(value, "_logical_device_ids", None))
-    _refuse("manual axes", getattr(value, "_manual_axes", None))
-    return value.mesh, value.spec, value.memory_kind
-
-
-def _mesh(value: Any) -> tuple[Any, ...]:
-    return tuple(value.devices.flat), value.devices.shape, value.axis_names, tuple(value.axis_types)
-
-
-def _make_mesh(devices: Any, shape: Any, names: Any, types: Any) -> Any:
+def _make_mesh(names: Any, types: Any, shape: Any, *devices: Any) -> Any:
     held = np.empty(len(devices), dtype=object)
     held[:] = devices
     return meshes.Mesh(held.reshape(shape), names, axis_types=types)
@@ -190,24 +181,15 @@ def _make_abstract_mesh(sizes: Any, names: Any, types: Any, device: Any) -> Any:
     return meshes.AbstractMesh(sizes, names, axis_types=types, abstract_device=device)
 
 
-def _spec(value: Any) -> tuple[Any, ...]:
-    return tuple(value._partitions), getattr(value, "unreduced", None) or None, getattr(value, "reduced", None) or None
+def _make_spec(unreduced: Any, reduced: Any, kind: Any, *partitions: Any) -> Any:
+    more = {"unreduced": unreduced, "reduced": reduced, "unreduced_kind": kind}
+    return PartitionSpec(*partitions, **{name: value for name, value in more.items() if value})
 
 
-def _make_spec(partitions: Any, unreduced: Any, reduced: Any) -> Any:
-    more = {name: value for name, value in (("unreduced", unreduced), ("reduced", reduced)) if value}
-    return PartitionSpec(*partitions, **more)
-
-
-def _gspmd(value: Any) -> tuple[Any, ...]:
-    devices = value._devices if hasattr(value, "_devices") else value._device_assignment
-    return tuple(devices), value._hlo_sharding.to_proto().SerializeToString(), value.memory_kind
-
-
-def _make_gspmd(devices: Any, proto: bytes, memory_kind: Any) -> Any:
+def _make_hlo_sharding(proto: bytes) -> Any:
     sharding = xla_client.OpSharding()
     sharding.ParseFromString(proto)
-    return sharding_impls.GSPMDSharding(devices, sharding, memory_kind=memory_kind)
+    return xla_client.HloSharding.from_proto(sharding)
 
 
 def _polymorphism(value: Any) -> tuple[Any, ...]:
@@ -225,25 +207,25 @@ _TYPES: list[tuple[str, Any, _Parts, Callable[..., Any]]] = [
     ("dtype", np.dtype, lambda value: (value.name,), jax.numpy.dtype),
     ("key", prng.KeyTy, lambda value: (value._impl.name,), lambda name: prng.KeyTy(prng.prngs[name])),
     ("unspecified", type(sharding_impls.UNSPECIFIED), lambda _: (), lambda: sharding_impls.UNSPECIFIED),
-    ("unconstrained", type(_UNCONSTRAINED), lambda _: (), lambda: _UNCONSTRAINED),
+    ("unconstrained", type(_UNCONSTRAINED), parts_of, lambda: _UNCONSTRAINED),
     ("device", xla_client.Device, lambda value: (value.platform, value.id), _device),
-    ("devices", xla_client.DeviceList, tuple, lambda *devices: xla_client.DeviceList(devices)),
+    ("devices", xla_client.DeviceList, parts_of, lambda *devices: xla_client.DeviceList(devices)),
     ("client", xla_client.Client, lambda value: (value.platform,), xla_bridge.get_backend),
     ("polymorphism", mlir.ShapePolyLoweringState, _polymorphism,
      lambda: mlir.ShapePolyLoweringState((), None)),
     # jax uses it only in messages of ahead-of-time calls, so a record leaves it out.
     ("arguments", pxla.AllArgsInfo, lambda _: (), lambda: None),
     ("axis type", meshes.AxisType, lambda value: (value.name,), lambda name: meshes.AxisType[name]),
-    ("spec", PartitionSpec, _spec, _make_spec),
+    ("spec", PartitionSpec, parts_of, _make_spec),
     ("abstract device", meshes.AbstractDevice, dataclasses.astuple, meshes.AbstractDevice),
     ("aval", core.ShapedArray, _aval, _make_aval),
-    ("single", SingleDeviceSharding, _single,
-     lambda device, memory_kind: SingleDeviceSharding(device, memory_kind=memory_kind)),
-    ("named", NamedSharding, _named, lambda mesh, spec, kind: NamedSharding(mesh, spec, memory_kind=kind)),
-    ("mesh", meshes.Mesh, _mesh, _make_mesh),
-    ("abstract mesh", meshes.AbstractMesh, attrgetter("axis_sizes", "axis_names", "axis_types", "abstract_device"),
-     _make_abstract_mesh),
-    ("gspmd", getattr(sharding_impls, "GSPMDSharding", None), _gspmd, _make_gspmd),
+    ("single", SingleDeviceSharding, parts_of, lambda device, kind: SingleDeviceSharding(device, memory_kind=kind)),
+    ("named", NamedSharding, parts_of, _make_named),
+    ("mesh", meshes.Mesh, parts_of, _make_mesh),
+    ("abstract mesh", meshes.AbstractMesh, parts_of, _make_abstract_mesh),
+    ("hlo sharding", xla_client.HloSharding, parts_of, _make_hlo_sharding),
+    ("gspmd", getattr(sharding_impls, "GSPMDSharding", None), parts_of,
+     lambda devices, sharding, kind: sharding_impls.GSPMDSharding(devices, sharding, memory_kind=kind)),
     ("layout", layout.Layout, attrgetter("major_to_minor", "tiling", "sub_byte_element_size_in_bits"), layout.Layout),
 ]  # fmt: skip
 # Types of which a computation holds many equal values. Each is compared with what is made of it.

@@ -20,8 +20,9 @@ from jax._src import mesh as meshes
 
 from xcache.clock import process_began
 from xcache.errors import UncacheableError
-from xcache.hook.structure.encoding import CannotSkipError, Encoding
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, text
 from xcache.hook.structure.libraries import ROOTS
+from xcache.hook.structure.pristine import pristine
 from xcache.keys.file_digests import FileDigests
 
 # Settings that say where to log, dump or cache, which devices to open (the devices themselves are encoded), or what a
@@ -90,31 +91,41 @@ def _files(folder: str, shown: str) -> Iterator[tuple[str, tuple[str, os.stat_re
                 yield f"{shown}/{entry.name}", (entry.path, entry.stat())
 
 
-class _Configuration:
-    """The digest of jax's configuration, made anew only when a value has changed."""
+def begin(encoding: Encoding, title: str, client: Any, *modules: str) -> None:
+    """Begin what describes a program or call: with all that any depends on, and the code of these modules of jax's.
 
-    def __init__(self) -> None:
-        # All names of settings, and those that count, sorted once for each import that brings more.
-        self._names: tuple[int, list[str]] = 0, []
-        self._made: tuple[list[Any], bytes] | None = None
-
-    def digest(self) -> bytes:
-        """Return a digest of the values of all settings and flags that count."""
-        holders = config.config._value_holders
-        if self._names[0] != len(holders):
-            # A module that was imported since has declared settings of its own.
-            self._names = len(holders), sorted(name for name in holders if name not in HARMLESS)
-        names = self._names[1]
-        values = [names, *(holders[name].value for name in names)]
-        made = self._made
-        if made is None or made[0] != values:
-            encoding = Encoding()
-            encoding.encode(values)
-            self._made = made = values, bytes.fromhex(encoding.digest())
-        return made[1]
+    Raise CannotSkipError where jax's code is not its own.
+    """
+    for part in (title, jax_files(), _backend(client)):
+        encoding.write(text(part))
+    encoding.encode(trace_context())
+    encoding.write(configuration())
+    encoding.write(pristine.digest(modules))
 
 
-configuration = _Configuration()
+# The values of all settings that count, after their names, and the digest of these.
+_made: tuple[list[Any], bytes] = [], b""
+
+
+def configuration() -> bytes:
+    """Return a digest of all settings and flags that count, made anew only when a value has changed."""
+    global _made
+    holders = config.config._value_holders
+    names = _names_of_settings(len(holders))
+    values = [names, *(holders[name].value for name in names)]
+    known, made = _made
+    if known != values:
+        encoding = Encoding()
+        encoding.encode(values)
+        made = bytes.fromhex(encoding.digest())
+        _made = values, made
+    return made
+
+
+@functools.cache
+def _names_of_settings(_: int) -> list[str]:
+    """Return the names of all settings that count; a module that is imported may add some of its own."""
+    return sorted(name for name in config.config._value_holders if name not in HARMLESS)
 
 
 def trace_context() -> tuple[Any, ...]:
@@ -136,7 +147,7 @@ def _plain(value: Any) -> Any:
 _backends: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 
-def backend(client: Any) -> str:
+def _backend(client: Any) -> str:
     """Return a text of what lowering can read from a client."""
     if client is None:
         return "none"

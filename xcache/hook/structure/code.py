@@ -1,4 +1,4 @@
-"""Write functions, classes and partials that stand in a program: by the description of jax's code."""
+"""Write what jax's code makes of a program, by the description of that: functions, classes, and primitives' rules."""
 
 from __future__ import annotations
 
@@ -6,14 +6,31 @@ import functools
 import types
 from typing import Any
 
-from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, tagged, text, type_name
+from jax._src import core
+
+from xcache.hook.structure.description import lowering_tables
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, encodes_kinds_of, tagged, text, type_name
 from xcache.hook.structure.libraries import is_of_jax
 from xcache.hook.structure.pristine import pristine
 
 _STANDARD = ("builtins", "numpy", "ml_dtypes", "enum", "typing", "abc", "collections", "dataclasses", "functools",
              "contextlib", "types")  # fmt: skip
+# Parameters that lowering does not look at: functions for differentiation and the like, which jax has used by then.
+UNUSED = {
+    "custom_jvp_call": ("jvp_jaxpr_fun", "jvp"),
+    "custom_vjp_call": ("fwd_jaxpr_thunk", "bwd", "out_trees", "fwd"),
+    "custom_vjp_call_jaxpr": ("fwd_jaxpr_thunk", "bwd", "out_trees"),
+    "shard_map": ("debug_info",),
+    "checkpoint": ("policy",),
+    "remat2": ("policy",),
+    "custom_vmap_call": ("rule",),
+    "remat_opt": ("fun_jaxpr_thunk",),
+}
+# Primitives whose jaxpr becomes a kernel that embeds names.
+KERNELS = frozenset(("pallas_call", "core_map", "mpmd_map"))
 
 
+@encodes_kinds_of(types.FunctionType, types.BuiltinFunctionType, types.MethodType)
 def function(encoding: Encoding, value: Any) -> None:
     """Write a function, or an object that acts as one, if it is jax's own with all that it holds."""
     if not is_of_jax(getattr(value, "__module__", None)):
@@ -27,7 +44,7 @@ def _partial(encoding: Encoding, value: functools.partial[Any]) -> None:
     encoding.encode_all((value.func, value.args, value.keywords))
 
 
-@encodes(type)
+@encodes_kinds_of(type)
 def class_(encoding: Encoding, value: type) -> None:
     """Write a class by its name, if it is jax's or the standard library's."""
     if is_of_jax(value.__module__):
@@ -38,10 +55,20 @@ def class_(encoding: Encoding, value: type) -> None:
         raise CannotSkipError(f"class outside jax: {type_name(value)}")
 
 
-def encoder_for(value: Any) -> Any:
-    """Return the function for values of a type that is not in the table, or None."""
-    if isinstance(value, type):
-        return class_
-    if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.MethodType)):
-        return function
-    return None
+@encodes_kinds_of(core.Primitive)
+def _primitive(encoding: Encoding, value: Any) -> None:
+    encoding.write(pristine.tokens.get((value, encoding.kernels > 0)) or token(encoding, value))
+
+
+def token(encoding: Encoding, primitive: Any) -> bytes:
+    """Return what stands for a primitive and its lowering rules; raise CannotSkipError unless all are jax's own."""
+    tokens, in_kernel = pristine.tokens, encoding.kernels > 0
+    rules = [table.get(primitive) for table in lowering_tables()]
+    if not any(rules) and not in_kernel:
+        raise CannotSkipError(f"no lowering rule: {primitive.name}")
+    try:
+        made = tagged(b"p", primitive.name.encode() + b" " + pristine.describe(primitive, *rules))
+    except CannotSkipError as reason:
+        raise CannotSkipError(f"lowering rule outside jax: {primitive.name}: {reason}") from None
+    tokens[primitive, in_kernel] = made
+    return made

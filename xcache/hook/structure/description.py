@@ -21,7 +21,7 @@ import numpy as np
 from jax._src import core
 from jax._src.interpreters import mlir
 
-from xcache.hook.structure.encoding import CannotSkipError, slots_of, type_name
+from xcache.hook.structure.encoding import CannotSkipError, attributes_of, type_name
 from xcache.hook.structure.libraries import (
     is_from_its_file,
     is_known_module,
@@ -37,6 +37,11 @@ NATIVE = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, np.ufunc,
 )  # fmt: skip
+# What Python makes of functions, and where it holds them.
+MADE_OF_FUNCTIONS: dict[type, tuple[str, ...]] = {
+    types.MethodType: ("__func__", "__self__"), staticmethod: ("__func__",), classmethod: ("__func__",),
+    property: ("fget", "fset", "fdel"), functools.cached_property: ("func",),
+}  # fmt: skip
 _MAX_ARRAY_BYTES = 64 * 1024
 # No text and no number of code is one of these.
 _OPENS, _CLOSES = (..., ...), (..., None, None)
@@ -57,11 +62,10 @@ class Description:
         # The functions whose code is a part of this, and the classes, primitives and decorated functions that it names.
         self.functions: list[types.FunctionType] = []
         self.named: list[Any] = []
-        # The same holds as long as these do not change; of objects, what the function beside them tells.
-        self.dictionaries: list[dict[Any, Any]] = []
+        # The same holds as long as these do not change: dictionaries, cells of closures and partials, and of objects
+        # what the function beside them tells.
+        self.fixed: list[Any] = []
         self.objects: list[tuple[Any, Callable[[Any], dict[str, Any]]]] = []
-        self.cells: list[types.CellType] = []
-        self.partials: list[functools.partial[Any]] = []
         self.is_complete = is_complete
         # The file of each module of jax's that was met, by the id of its names.
         self._files: dict[int, str] = {}
@@ -121,10 +125,10 @@ class Description:
         if defaults:
             self.write_all(defaults)
         if keywords:
-            self.dictionaries.append(keywords)
+            self.fixed.append(keywords)
             self.write_items(keywords)
         if closure:
-            self.cells += closure
+            self.fixed += closure
             self.write_all(map(_content_of, closure))
         if hasattr(function, "__wrapped__"):
             self.write_all(("wraps", function.__wrapped__))
@@ -193,22 +197,19 @@ class Description:
         """Write an object of jax's or a library's, whether its name leads to it or not."""
         kind = type(value)
         self.write(kind)
-        must_tell = self.is_complete or is_of_jax(kind.__module__)
-        attributes = attributes_of(value) if must_tell else {}
-        wrapped = getattr(value, "__wrapped__", None)
-        if wrapped is not None:
-            attributes["__wrapped__"] = wrapped
+        read = code_in
         if isinstance(value, tuple):
             self.write_all(tuple.__iter__(value))
-        elif not self.is_complete:
-            attributes = {name: held for name, held in attributes.items() if type(held) in CODE}
-            if attributes:
-                self.objects.append((value, code_in))
-        elif attributes:
-            self.objects.append((value, attributes_of))
-        elif not (is_of_jax(kind.__module__) and hasattr(value, "__dict__")):
+        elif self.is_complete:
+            read = all_in
+        attributes = read(value) if self.is_complete or is_of_jax(kind.__module__) else {}
+        if attributes:
+            self.objects.append((value, read))
+        elif read is all_in and not (is_of_jax(kind.__module__) and hasattr(value, "__dict__")):
             raise CannotSkipError(f"rule that holds an object: {type_name(kind)}")
         self.write_items(attributes)
+        if getattr(value, "__wrapped__", None) is not None:
+            self.write_all(("wraps", value.__wrapped__))
 
     def write_tuple(self, value: tuple[Any, ...]) -> None:
         """Write a tuple. jax makes some of a set of classes, in an order that differs between processes."""
@@ -256,21 +257,14 @@ def _sorting(value: Any) -> str:
     raise CannotSkipError(f"rule that holds an object: {type_name(type(value))}")
 
 
-def attributes_of(value: Any) -> dict[str, Any]:
+def all_in(value: Any) -> dict[Any, Any]:
     """Return the attributes of an object of a class that is written in Python."""
-    try:
-        # A generic alias would give its class's.
-        found = dict(object.__getattribute__(value, "__dict__"))
-    except AttributeError:
-        found = {}
-    kind: Any = type(value)
-    found.update((slot, getattr(value, slot)) for slot in slots_of(kind) if hasattr(value, slot))
-    return found
+    return dict(attributes_of(value))
 
 
-def code_in(value: Any) -> dict[str, Any]:
+def code_in(value: Any) -> dict[Any, Any]:
     """Return the functions and classes among an object's attributes."""
-    return {name: held for name, held in attributes_of(value).items() if type(held) in CODE}
+    return {name: held for name, held in attributes_of(value) if type(held) in CODE}
 
 
 def _parts(*names: str) -> Any:
@@ -286,9 +280,7 @@ def _parts(*names: str) -> Any:
 def _partial(description: Description, value: functools.partial[Any] | functools.partialmethod[Any]) -> None:
     description.write_all((type(value).__name__, value.func, value.args))
     description.write_items(value.keywords)
-    description.dictionaries.append(value.keywords)
-    if isinstance(value, functools.partial):
-        description.partials.append(value)
+    description.fixed += value.keywords, value
 
 
 def lowering_tables() -> list[dict[Any, Any]]:
@@ -315,11 +307,7 @@ _WRITERS: dict[type, Any] = {
     types.SimpleNamespace: _namespace,
     tuple: Description.write_tuple,
     types.FunctionType: Description.write_function,
-    types.MethodType: _parts("__func__", "__self__"),
-    staticmethod: _parts("__func__"),
-    classmethod: _parts("__func__"),
-    property: _parts("fget", "fset", "fdel"),
-    functools.cached_property: _parts("func"),
+    **{kind: _parts(*names) for kind, names in MADE_OF_FUNCTIONS.items()},
     functools.partialmethod: _partial,
     functools.partial: _partial,
     JITTED: Description.write_object,

@@ -9,16 +9,12 @@ from typing import Any, NamedTuple
 
 from jax._src import core, sharding_impls
 
-from xcache.hook.structure import ambient, code, jaxprs, objects, placement, primitives, values
-from xcache.hook.structure.encoding import FALLBACKS, CannotSkipError, Encoding, text
+from xcache.hook.structure import ambient, jaxprs
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, text
 from xcache.hook.structure.pristine import pristine
 
-# For types that are not in the table, in the order in which they are tried.
-FALLBACKS.extend(
-    (values.encoder_for, placement.encoder_for, code.encoder_for, primitives.encoder_for, objects.encoder_for)
-)
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 8
+_FORMAT = 9
 # Names of arguments appear only in locations. The backend is written as a text.
 _LEFT_OUT = ("arg_names", "backend")
 
@@ -45,17 +41,12 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
     began = time.perf_counter()
     pristine.refresh()
     encoding = Encoding()
-    encoding.write(b"xcache structure %d " % _FORMAT)
-    for part in (ambient.jax_files(), module_name, ambient.backend(arguments.get("backend"))):
-        encoding.write(text(part))
+    ambient.begin(encoding, f"xcache structure {_FORMAT} {module_name}", arguments.get("backend"))
     for name in sorted(arguments):
         if name not in _LEFT_OUT:
             encoding.write(text(name))
             encoding.encode(arguments[name])
-    encoding.encode(ambient.trace_context())
-    encoding.write(ambient.configuration.digest())
     jaxprs.program(encoding, jaxpr)
-    encoding.write(pristine.digest())
     return Structure(encoding.digest(), encoding.changeable, time.perf_counter() - began, pristine.state)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import operator
+import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -32,35 +33,27 @@ class CannotSkipError(Exception):
         return str(self).partition(":")[0]
 
 
-# Each type's function, as modules register it.
+# Each type's function, as modules register it, and those of whole families of types.
 HANDLERS: dict[type, Callable[[Encoding, Any], None]] = {}
-# Asked for a type that is not in the table. Each returns a function, or None if it does not apply.
-FALLBACKS: list[Callable[[Any], Callable[[Encoding, Any], None] | None]] = []
-# The functions that FALLBACKS have found for other types.
+_families: dict[type, Callable[[Encoding, Any], None]] = {}
+# The functions of families for types that are not in the table.
 _found: dict[type, Callable[[Encoding, Any], None]] = {}
 
 
-def encodes(*types: type) -> Callable[[_Handler], _Handler]:
-    """Register the function that encodes values of exactly these types."""
-
-    def register(handler: _Handler) -> _Handler:
-        for each in types:
-            HANDLERS[each] = handler
-        return handler
-
-    return register
+def encodes(*types: Any) -> Callable[[_Handler], _Handler]:
+    """Register the function that encodes values of exactly these types; this version of jax may lack one (None)."""
+    return functools.partial(_register, HANDLERS, types)
 
 
-def by_content(handler: Callable[[Encoding, Any], None]) -> Callable[[Encoding, Any], None]:
-    """Have equal values encoded alike and each object only once.
+def encodes_kinds_of(*bases: Any) -> Callable[[_Handler], _Handler]:
+    """Register the function for instances of these classes; the table, and what was registered before, come first."""
+    return functools.partial(_register, _families, bases)
 
-    They must not be numbered: jax's weak caches decide whether two equal ones are one object.
-    """
 
-    def encode(encoding: Encoding, value: Any) -> None:
-        encoding.write_token(value, handler)
-
-    return encode
+def _register(table: dict[type, Any], types: Iterable[type], handler: _Handler) -> _Handler:
+    table.update(dict.fromkeys(types, handler))
+    table.pop(None, None)  # type: ignore[call-overload]
+    return handler
 
 
 def type_name(kind: Any) -> str:
@@ -95,7 +88,6 @@ class Encoding:
         self._kept: list[Any] = []
         # How deep this is within Pallas kernels, which embed names and locations.
         self.kernels = 0
-        self.primitives: dict[tuple[Any, bool], bytes] = {}
         # All arrays among the constants, and constants that the program can change in place.
         self.constants: list[Any] = []
         self.changeable: list[Any] = []
@@ -118,8 +110,14 @@ class Encoding:
     def encode(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if its type is unknown."""
         kind = type(value)
-        handler = HANDLERS.get(kind) or _found.get(kind) or _find(value)
-        handler(self, value)
+        handler = HANDLERS.get(kind) or _found.get(kind)
+        if handler is None:
+            handler = next(handler for base, handler in _families.items() if isinstance(value, base))
+            handler(self, value)
+            # Only now, because types of the program's own are not to be kept.
+            _found[kind] = handler
+        else:
+            handler(self, value)
 
     def encode_all(self, values: Iterable[Any]) -> None:
         """Write the values in order, after their number."""
@@ -140,7 +138,10 @@ class Encoding:
         return False
 
     def write_token(self, value: Any, handler: Callable[[Encoding, Any], None]) -> None:
-        """Write a short token of a value's content, made once for each object."""
+        """Write a short token of a value's content, made once for each object; equal values have the same.
+
+        They must not be numbered: jax's weak caches decide whether two equal ones are one object.
+        """
         token = self._tokens.get(id(value))
         if token is None:
             content = self.apart(value, handler)
@@ -170,16 +171,6 @@ class Encoding:
         return content
 
 
-def _find(value: Any) -> Callable[[Encoding, Any], None]:
-    kind = type(value)
-    for encoder_for in FALLBACKS:
-        handler = encoder_for(value)
-        if handler is not None:
-            _found[kind] = handler
-            return handler
-    raise CannotSkipError(f"unknown type: {type_name(kind)}")
-
-
 def check_attributes(value: Any, known: frozenset[str]) -> None:
     """Raise CannotSkipError if an object has attributes beyond these: a later jax may have added one that counts."""
     names, memos = attributes_of_class(type(value))  # type: ignore[arg-type] # a type is hashable
@@ -190,7 +181,7 @@ def check_attributes(value: Any, known: frozenset[str]) -> None:
 @functools.cache
 def attributes_of_class(kind: type) -> tuple[frozenset[str], frozenset[str]]:
     """Return the names that a class gives its instances in slots or in C++, and those of its cached properties."""
-    names, memos = {*slots_of(kind)}, {"__weakref__", "__dict__"}
+    names, memos = {name for name, _ in slots_of(kind)}, {"__weakref__", "__dict__"}
     for base in kind.__mro__[:-1]:
         memos.update(name for name, held in vars(base).items() if isinstance(held, functools.cached_property))
         if type(base).__name__.startswith("nb_type"):
@@ -198,16 +189,30 @@ def attributes_of_class(kind: type) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(names), frozenset(memos)
 
 
-@functools.cache
-def slots_of(kind: Any) -> tuple[str, ...]:
-    """Return the names of the slots of a class's instances."""
-    names: dict[str, None] = {}
-    for base in kind.__mro__:
-        slots = vars(base).get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            private = slot.startswith("__") and not slot.endswith("__")
-            names[f"_{base.__name__.lstrip('_')}{slot}" if private else slot] = None
-    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+@functools.lru_cache(4096)
+def slots_of(kind: Any) -> list[tuple[str, Any]]:
+    """Return the slots of a class's instances, each with its name; a class may have one of the same name as its base.
+
+    A class of C's without ``__slots__`` has members of which an object's items tell, or which are addresses.
+    """
+    bases = [vars(base) for base in reversed(kind.__mro__) if "__slots__" in vars(base)]
+    return [item for names in bases for item in names.items() if type(item[1]) is types.MemberDescriptorType]
+
+
+def dictionary_of(value: Any) -> dict[str, Any] | None:
+    """Return the dictionary of an object's attributes; a generic alias, if asked, would give its class's."""
+    try:
+        return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return None
+
+
+def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield an object's attributes as Python keeps them, in the order in which they were set: a class may hide some."""
+    yield from (dictionary_of(value) or {}).copy().items()
+    for name, slot in slots_of(type(value)):  # type: ignore[arg-type] # a type is hashable
+        with contextlib.suppress(AttributeError):
+            yield name, slot.__get__(value)
 
 
 def are_same(these: Sequence[Any], those: Sequence[Any]) -> bool:

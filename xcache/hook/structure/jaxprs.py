@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax._src import config, core
 
-from xcache.hook.structure import locations, primitives, values
+from xcache.hook.structure import code, locations, values
 from xcache.hook.structure.encoding import (
     HANDLERS,
     CannotSkipError,
@@ -20,6 +20,7 @@ from xcache.hook.structure.encoding import (
     type_name,
 )
 from xcache.hook.structure.objects import attributes
+from xcache.hook.structure.pristine import pristine
 
 # jax 0.11 joined Jaxpr and ClosedJaxpr.
 _CLOSED = getattr(core, "ClosedJaxpr", None)
@@ -83,16 +84,12 @@ if _CLOSED is not None and _CLOSED is not core.Jaxpr:
 
 def _equation(encoding: Encoding, equation: Any, numbers: dict[Any, int]) -> None:
     primitive, write = equation.primitive, encoding.write
-    key = primitive, encoding.kernels > 0
-    token = encoding.primitives.get(key)
-    if token is None:
-        token = encoding.primitives[key] = primitives.token(encoding, primitive)
-    write(token)
+    write(pristine.tokens.get((primitive, encoding.kernels > 0)) or code.token(encoding, primitive))
     write(b"(%d" % len(equation.invars))
     for variable in equation.invars:
         _use(encoding, variable, numbers)
     _context(encoding, equation.ctx)
-    if primitive.name in primitives.KERNELS:
+    if primitive.name in code.KERNELS:
         if equation.params.get("debug"):
             raise CannotSkipError("kernel that is printed while it is lowered")
         locations.settings(encoding)
@@ -111,7 +108,7 @@ def _equation(encoding: Encoding, equation: Any, numbers: dict[Any, int]) -> Non
 
 
 def _parameters(encoding: Encoding, primitive: Any, parameters: dict[str, Any]) -> None:
-    unused = primitives.unused(primitive)
+    unused = code.UNUSED.get(primitive.name, ())
     for name in sorted(parameters):
         if name in unused:
             continue

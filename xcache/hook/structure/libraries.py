@@ -1,4 +1,4 @@
-"""Tell jax's own modules, files and functions, and those of the libraries that jax is made of, from a program's."""
+"""Whose a module or function is: jax's own, Python's, a library's (of which jax is made, or any), or the program's."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ ROOTS = tuple(f"{Path(package.__file__).resolve().parent}/" for package in (jax,
 _REQUIRED = frozenset((
     "numpy", "ml_dtypes", "scipy", "opt_einsum", "typing_extensions", "nanobind", "absl", "flatbuffers", "etils",
 ))  # fmt: skip
-_STANDARD = f"{Path(os.__file__).resolve().parent}/"
-_INSTALLED = ("site-packages", "dist-packages")
+PROGRAM, LIBRARY, PYTHON, JAX = "program", "library", "python", "jax"
+_STANDARD = f"{Path(os.__file__).parent}{os.sep}"
+_INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 # Methods that Python generates for dataclasses and named tuples, from no file.
 _GENERATED = frozenset((
     "__init__", "__repr__", "__eq__", "__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__setattr__", "__delattr__",
@@ -36,20 +37,42 @@ def is_of_jax(module: str | None) -> bool:
     return module is not None and module.split(".", 1)[0] in ("jax", "jaxlib")
 
 
+def package_of(module: Any) -> str:
+    """Return the name of the package that a module is in."""
+    return str(module).partition(".")[0]
+
+
+def origin(module: Any, own: frozenset[str] = frozenset()) -> str:
+    """Return whose a module is, by its name; the packages ``own`` are the program's wherever they are."""
+    package = package_of(module)
+    if is_of_jax(package):
+        return JAX
+    if package in own:
+        return PROGRAM
+    found = sys.modules.get(str(module)) or sys.modules.get(package)
+    file = None if found is None else namespace(found).get("__file__")
+    if file is None:
+        return PYTHON if package in sys.stdlib_module_names else PROGRAM
+    return origin_of_file(file, package)
+
+
+@functools.cache
+def origin_of_file(file: str, package: str) -> str:
+    """Return whose a file with a module of this package is."""
+    if _is_installed(file) or package == "xcache":
+        return LIBRARY
+    return PYTHON if package in sys.stdlib_module_names and file.startswith(_STANDARD) else PROGRAM
+
+
 @functools.cache
 def is_of_a_library(module: str) -> bool:
     """Return whether a module is of the standard library, or of a package that jax requires."""
-    package = module.split(".", 1)[0]
-    if package in _REQUIRED:
-        return True
     # A program may have a profile.py, too.
-    file = getattr(sys.modules.get(package), "__file__", None)
-    is_standard = file is None or (file.startswith(_STANDARD) and not _is_installed(file))
-    return package in sys.stdlib_module_names and is_standard
+    return package_of(module) in _REQUIRED or origin(module) == PYTHON
 
 
 def _is_installed(place: str) -> bool:
-    return any(folder in Path(place).parts for folder in _INSTALLED)
+    return any(folder in place for folder in _INSTALLED)
 
 
 def namespace(holder: Any) -> dict[str, Any]:

@@ -12,119 +12,92 @@ import ctypes
 import functools
 import itertools
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from xcache.hook.structure.encoding import are_same, slots_of
+from xcache.hook.structure.encoding import are_same, dictionary_of, slots_of
+from xcache.hook.structure.libraries import namespace
 
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _HEADER = object.__basicsize__
 _VERSION = _HEADER + _WORD
-# By the kind of an object, the attributes beside its dictionary that decide what it does; for other classes, the slots.
-_ATTRIBUTES = {
-    types.FunctionType: ("__code__", "__defaults__", "__kwdefaults__"), type: ("__bases__",),
-    types.CellType: ("cell_contents",), functools.partial: ("func", "args", "keywords"), object: ("__class__",),
+# By the kind of an object, the attributes beside its dictionary that decide what it does. Of other objects without a
+# dictionary the slots count, too.
+_ATTRIBUTES: dict[type, tuple[str, ...]] = {
+    types.FunctionType: ("__code__", "__defaults__", "__kwdefaults__"), types.CellType: ("cell_contents",), dict: (),
+    type: ("__bases__",), types.ModuleType: ("__class__",), functools.partial: ("func", "args", "keywords"),
+    object: ("__class__",),
 }  # fmt: skip
 
 
 class Marks:
-    """The state of some dictionaries, each with what it belongs to, and of functions, classes, cells and objects.
+    """The state of some modules, classes, dictionaries, functions, closures' cells, partials and other objects.
 
     It keeps all of these alive.
     """
 
-    def __init__(
-        self,
-        dictionaries: Mapping[Any, dict[Any, Any]],
-        objects: Mapping[Any, Sequence[Any]],
-        owners: Sequence[Any] = (),
-    ) -> None:
-        """``objects`` are listed by their kind; the ``owners`` have dictionaries."""
-        self._dictionaries, self._objects, self._with_attributes = dictionaries, objects, owners
-        attributes = {id(held): held for held in _dictionaries_of(owners)}
+    def __init__(self, values: Sequence[Any]) -> None:
+        self.values, objects = values, collections.defaultdict[Any, list[Any]](list)
+        bases = {kind: next(base for base in _ATTRIBUTES if issubclass(kind, base)) for kind in set(map(type, values))}
+        for value in values:
+            objects[bases[type(value)]].append(value)
+        held = objects.pop(dict, [])
+        objects[object] += [each for each in held if type(each) is not dict]
+        dictionaries = [*held, *map(namespace, objects[type]), *map(namespace, objects[types.ModuleType])]
+        self._with_attributes = [each for each in objects[object] if dictionary_of(each) is not None]
+        attributes = [*map(dictionary_of, self._with_attributes)]
+        for value in objects[object]:
+            if dictionary_of(value) is None:
+                objects[type(value)].append(value)
         # Words of memory tell whether these have changed; all else is compared.
-        versions, words = dict[Any, Any](), dict[Any, Sequence[Any]]()
+        versions, words = list[Any](), dict[Any, list[Any]]()
         if _has_versions(types.ModuleType) and all(map(_offsets, objects)):
-            versions.update(dictionaries)
-            words.update(objects)
-            if _has_versions(_Plain):
-                versions.update(attributes)
-        self._memory, self._places, self._numbers = _places([*versions.values()], words)
-        self._owners = _owners(versions, words)
-        others = {owner: each for owner, each in {**dictionaries, **attributes}.items() if owner not in versions}
-        self._compared = others, {} if words else objects
-        self._state = self._read()
-
-    @classmethod
-    def joined(cls, some: Sequence[Marks]) -> Marks:
-        """Return marks of all that some have."""
-        dictionaries = {owner: held for each in some for owner, held in each._dictionaries.items()}
-        owners = [held for each in some for held in each._with_attributes]
-        objects: dict[Any, list[Any]] = collections.defaultdict(list)
-        for kind, more in (item for each in some for item in each._objects.items()):
-            objects[kind] += more
-        return cls(dictionaries, objects, owners)
+            versions, words = [*dictionaries, *(attributes if _has_versions(_Plain) else ())], objects
+        self._memory, self._places = _places(versions, words)
+        self._compared = [*dictionaries, *attributes][len(versions) :], {} if words else objects
+        self.take()
 
     def have_changed(self) -> bool:
-        """Return whether any of them has changed."""
-        words, values = self._read()
-        return words != self._state[0] or not are_same(values, self._state[1])
+        """Return whether any of them has changed since the state was taken."""
+        (words_before, values_before), (words, values) = self._state, self._read()
+        return words != words_before or not are_same(values, values_before)
 
-    def take_changes(self) -> set[Any]:
-        """Return the owners of dictionaries, and the ids of objects, that may have changed since the last call."""
-        (words_before, values_before), self._state = self._state, self._read()
-        words, values = self._state
-        differ = np.frombuffer(words, np.uint64) != np.frombuffer(words_before, np.uint64)
-        changed = {self._owners[at] for at in self._numbers[differ]}
-        if not are_same(values, values_before):
-            changed.update(_owners(*self._compared), map(id, self._with_attributes))
-        return changed
+    def take(self) -> None:
+        """Take the state as it is now."""
+        self._state = self._read()
 
     def _read(self) -> tuple[bytes, list[Any]]:
         dictionaries, objects = self._compared
         # An object may get another dictionary.
-        values = [*_dictionaries_of(self._with_attributes)]
-        values += itertools.chain.from_iterable(map(dict.values, dictionaries.values()))
+        values = [*map(object.__getattribute__, self._with_attributes, itertools.repeat("__dict__"))]
+        values += itertools.chain.from_iterable(map(dict.values, dictionaries))
         for kind, some in objects.items():
             values += itertools.chain.from_iterable(_parts_of(kind, each) for each in some)
         return self._memory.take(self._places).tobytes(), values
 
 
-def _dictionaries_of(owners: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    return map(object.__getattribute__, owners, itertools.repeat("__dict__"))
-
-
-def _owners(dictionaries: Mapping[Any, Any], objects: Mapping[Any, Sequence[Any]]) -> list[Any]:
-    return [*dictionaries, *(id(each) for some in objects.values() for each in some)]
-
-
 def _parts_of(kind: Any, value: Any) -> list[Any]:
     # The cell of a variable without a value has no content.
-    return [getattr(value, name, None) for name in _ATTRIBUTES.get(kind) or slots_of(kind)]
+    return [getattr(value, name, None) for name in _ATTRIBUTES.get(kind) or [name for name, _ in slots_of(kind)]]
 
 
-def _places(dictionaries: Sequence[Any], objects: Mapping[Any, Sequence[Any]]) -> tuple[Any, Any, Any]:
-    """Return a view of memory, the places in it of the versions of dictionaries and the parts of objects, and whose.
+def _places(dictionaries: Sequence[Any], objects: Mapping[Any, Sequence[Any]]) -> tuple[Any, Any]:
+    """Return a view of memory, and the places in it of the versions of dictionaries and the parts of objects.
 
     The places are sorted, which halves the time that reading takes.
     """
-    places = np.fromiter(map(id, dictionaries), np.int64) + _VERSION
-    numbers, count = np.arange(len(dictionaries)), len(dictionaries)
+    found = [np.fromiter(map(id, dictionaries), np.int64) + _VERSION]
     for kind, some in objects.items():
-        parts = np.fromiter(map(id, some), np.int64)[:, None] + np.array(_offsets(kind), np.int64)
-        places = np.concatenate([places, parts.ravel()])
-        numbers = np.concatenate([numbers, np.repeat(np.arange(len(some)) + count, parts.shape[1])])
-        count += len(some)
+        found.append(np.add.outer(np.fromiter(map(id, some), np.int64), np.array(_offsets(kind), np.int64)).ravel())
+    places = np.sort(np.concatenate(found))
     if not len(places):
-        return np.empty(0, np.uint64), places, numbers
-    order = places.argsort()
-    places = places[order]
+        return np.empty(0, np.uint64), places
     low, high = int(places[0]), int(places[-1]) + _WORD
     # Of all memory in between only the words of living objects are read.
     memory = (ctypes.c_char * (high - low)).from_address(low)
-    return np.ndarray(((high - low) // _WORD,), np.uint64, buffer=memory), (places - low) // _WORD, numbers[order]
+    return np.ndarray(((high - low) // _WORD,), np.uint64, buffer=memory), (places - low) // _WORD
 
 
 def _word(value: Any, offset: int) -> int:
@@ -173,7 +146,7 @@ def _offsets(kind: Any) -> tuple[int, ...]:
 
     examples = {
         types.FunctionType: function, type: Derived, types.CellType: types.CellType(object()), object: object(),
-        functools.partial: functools.partial(function, object()),
+        types.ModuleType: types.ModuleType("example"), functools.partial: functools.partial(function, object()),
     }  # fmt: skip
     example = examples[kind]
     found = [

@@ -12,15 +12,16 @@ from typing import Any
 
 import jax
 from jax._src import core, linear_util
-from jax._src.lib import xla_client
 
-from xcache.hook.structure import code, locations
+# The functions of all other modules are asked before the one for any object.
+from xcache.hook.structure import code, locations, placement, values  # noqa: F401
 from xcache.hook.structure.encoding import (
     CannotSkipError,
     Encoding,
-    by_content,
+    attributes_of,
+    attributes_of_class,
     encodes,
-    slots_of,
+    encodes_kinds_of,
     tagged,
     text,
     type_name,
@@ -44,50 +45,39 @@ _BASES = {
 _METACLASSES = ("type", "ABCMeta", "EnumType", "EnumMeta", "_ProtocolMeta", "StrictABCMeta", "StrictABC",
                 "_TypedDictMeta", "NamedTupleMeta")  # fmt: skip
 _MEMOS = frozenset(("_hash", "_cached_hash", "_hash_value"))
-_MISSING = object()
 
 
-@functools.lru_cache(None)
-def _slots(kind: Any) -> tuple[tuple[str, ...], frozenset[str]] | str:
-    """Return the slots that make up an instance and the names of its memos, or why that cannot be told."""
-    memos = set(_MEMOS)
+@functools.cache
+def _memos_of(kind: Any) -> frozenset[str]:
+    """Return the names of the attributes that count nothing; raise CannotSkipError if the others do not tell all."""
     for base in kind.__mro__:
-        if base in _BASES:
-            continue
-        if not is_of_jax(base.__module__):
-            return f"unknown type: base class {type_name(base)}"
-        if type(base).__name__ not in _METACLASSES:
-            return f"unknown type: native class {type_name(base)}"
-        memos.update(name for name, value in vars(base).items() if isinstance(value, functools.cached_property))
-    if issubclass(kind, core.AbstractValue):
-        memos.update(name for name in slots_of(kind) if name.startswith("_"))
-    return tuple(name for name in slots_of(kind) if name not in memos), frozenset(memos)
+        if base not in _BASES and not is_of_jax(base.__module__):
+            raise CannotSkipError(f"unknown type: base class {type_name(base)}")
+        if base not in _BASES and type(base).__name__ not in _METACLASSES:
+            raise CannotSkipError(f"unknown type: native class {type_name(base)}")
+    slots, memos = attributes_of_class(kind)
+    of_aval = {name for name in slots if name.startswith("_")} if issubclass(kind, core.AbstractValue) else ()
+    return memos.union(_MEMOS, of_aval)
 
 
 def attributes(encoding: Encoding, value: Any) -> None:
     """Write an object of a class of jax's: the class and all attributes but memos."""
     kind = type(value)
-    known = _slots(kind)  # type: ignore[arg-type] # a type is hashable
-    if isinstance(known, str):
-        raise CannotSkipError(known)
-    slots, memos = known
+    memos = _memos_of(kind)  # type: ignore[arg-type] # a type is hashable
     code.class_(encoding, kind)
-    for slot in slots:
-        content = getattr(value, slot, _MISSING)
-        if content is _MISSING:
-            encoding.write(b"?")
-        else:
-            encoding.encode(content)
-    others = {key: held for key, held in getattr(value, "__dict__", {}).items() if key not in memos}
-    encoding.write(b"d%d" % len(others))
-    for key in sorted(others):
-        encoding.write(text(key))
-        encoding.encode(others[key])
+    held = {name: each for name, each in attributes_of(value) if name not in memos}
+    encoding.write(b"d%d" % len(held))
+    for name in sorted(held):
+        encoding.write(text(name))
+        encoding.encode(held[name])
 
 
 @encodes(core.ShapedArray)
-@by_content
 def _shaped_array(encoding: Encoding, value: Any) -> None:
+    encoding.write_token(value, _of_shaped_array)
+
+
+def _of_shaped_array(encoding: Encoding, value: Any) -> None:
     if type(value.shape) is not tuple or not all(type(size) is int for size in value.shape):
         raise CannotSkipError("symbolic shape")
     attributes(encoding, value)
@@ -110,53 +100,32 @@ def _random_implementation(encoding: Encoding, value: Any) -> None:
     encoding.write(tagged(b"prng", pristine.describe(*value)))
 
 
+@encodes_kinds_of(linear_util.WrappedFun)
+def _wrapped_function(_: Encoding, __: Any) -> None:
+    raise CannotSkipError("wrapped function")
+
+
+@encodes_kinds_of(linear_util.DebugInfo)
 def _debug_info(encoding: Encoding, value: Any) -> None:
     if encoding.kernels:
         locations.function(encoding, value)
 
 
-def _named_tuple(encoding: Encoding, value: Any) -> None:
-    code.class_(encoding, type(value))
-    encoding.encode_all(tuple.__iter__(value))
-
-
-def _tuple_with_attributes(encoding: Encoding, value: Any) -> None:
-    encoding.write(b"ot")
-    encoding.encode_all(tuple.__iter__(value))
-    attributes(encoding, value)
-
-
-def _temporary_axis(encoding: Encoding, value: Any) -> None:
-    encoding.met_before(b"axis", value)
-
-
-def _acts_as_function(kind: type, value: Any) -> bool:
-    """Return whether an object is there to be called, so that its attributes do not tell what it does."""
-    return (
-        callable(value)
-        and not isinstance(value, (core.AbstractValue, *_EFFECT))
-        and not hasattr(kind, "__dataclass_fields__")
-    )
-
-
-_EFFECT = (core.Effect,) if hasattr(core, "Effect") else ()
-
-
-def encoder_for(value: Any) -> Any:
-    """Return the function for values of a type that is not in the table, or None."""
+@encodes_kinds_of(object)
+def _object(encoding: Encoding, value: Any) -> None:
     kind = type(value)
-    if isinstance(value, linear_util.WrappedFun):
-        raise CannotSkipError("wrapped function")
-    if isinstance(value, linear_util.DebugInfo):
-        return _debug_info
-    if not is_of_jax(kind.__module__) or isinstance(value, (xla_client.Device, dict, int, str, float)):
-        return None
-    if _acts_as_function(kind, value):
-        return code.function
-    if kind.__name__ == "_TempAxisName":
-        return _temporary_axis
-    if isinstance(value, tuple):
-        return _named_tuple if hasattr(kind, "_fields") else _tuple_with_attributes
-    if isinstance(value, types.ModuleType):
-        return None
-    return attributes
+    if not is_of_jax(kind.__module__) or isinstance(value, (dict, int, str, float, types.ModuleType)):
+        raise CannotSkipError(f"unknown type: {type_name(kind)}")
+    if callable(value) and not isinstance(value, _DATA) and not hasattr(kind, "__dataclass_fields__"):
+        # It is there to be called, so its attributes do not tell what it does.
+        code.function(encoding, value)
+    elif kind.__name__ == "_TempAxisName":
+        encoding.met_before(b"axis", value)
+    else:
+        if isinstance(value, tuple):
+            encoding.write(b"t")
+            encoding.encode_all(tuple.__iter__(value))
+        attributes(encoding, value)
+
+
+_DATA = (core.AbstractValue, core.Effect) if hasattr(core, "Effect") else core.AbstractValue

@@ -6,20 +6,20 @@ lowering does the same in both. Where that is code that is not jax's, programs a
 
 from __future__ import annotations
 
-import collections
+import contextlib
 import functools
 import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from jax._src import util
 
 from xcache.hook.structure import reach
-from xcache.hook.structure.encoding import CannotSkipError, are_same
-from xcache.hook.structure.libraries import is_of_a_library, is_of_jax, namespace, original_of
+from xcache.hook.structure.encoding import CannotSkipError, are_same, dictionary_of
+from xcache.hook.structure.libraries import is_of_a_library, original_of
 from xcache.hook.structure.marks import Marks
 from xcache.hook.structure.reach import Reach
 
@@ -28,6 +28,8 @@ _LOWERING = "jax._src.interpreters.mlir"
 _WHOLE = ("jax._src.interpreters.pxla", "jaxlib.mlir._mlir_libs._mlir.ir")
 # So many are looked at one by one.
 _MOST_MARKS = 8
+# The content of something under names of any type.
+_Part = dict[Any, Any]
 
 
 class Pristine:
@@ -44,30 +46,29 @@ class Pristine:
         reach.forget_state()
         # Another object after each change.
         self.state = object()
-        # The state of all that descriptions depend on.
-        self._marks = [Marks({"sys.modules": sys.modules}, {})]
-        self._classes: dict[type, dict[str, Any]] = {}
-        # By id: tables with the entries that were met; objects with their dictionaries (or themselves), their classes
-        # and the attributes that count.
-        self._tables: dict[int, tuple[dict[Any, Any], dict[Any, Any]]] = {}
-        self._objects: dict[int, tuple[Any, Any, type, Callable[[Any], dict[str, Any]], dict[str, Any]]] = {}
+        # The state of all that descriptions depend on: as a whole, or only on a part of it.
+        self._whole: list[Marks] = []
+        self._partly = [Marks([sys.modules])]
+        # By id: something of which only a part was read, and each part by the function that reads it.
+        self._read: dict[int, dict[Callable[[Any], _Part], _Part]] = {}
+        self._note(sys.modules, self._foreign_imports, {})
+        # The parts of modules by their names.
+        self._of_modules: dict[str, _Part] = {}
+        # All tables by id, all keys by which they are asked, and all names that code reads.
+        self._tables: dict[int, _Part] = {}
         self._keys: set[Any] = set()
-        self._read: dict[str, dict[str, Any]] = {}
-        self._known: dict[str, set[str]] = {}
         self._names: set[str] = set()
         # The modules that its code may import, with names to read there, and those of them that were looked at.
         self._imports: dict[str, set[str]] = {}
         self._imported: set[str] = set()
-        # All that lowering reads in any program, or why that cannot be described.
-        self._base: Reach | str | None = None
         self._base_digest = b""
-        # By the ids of what is described, which are kept: the digest, or the reason why there is none.
-        self._described: dict[tuple[int, ...], tuple[Any, bytes | str]] = {}
-        # The tokens of primitives that were made of these, or the reasons why there are none: as texts, because an
-        # exception would hold the frames in which it was raised, with all that the program has there.
-        self.tokens: dict[tuple[Any, bool], bytes | str] = {}
-        # By module: why its code is not jax's own, or None.
-        self._modules: dict[str, str | None] = {}
+        # What was described, or the reason why it cannot be, as a text: an exception would hold the frames in which it
+        # was raised, with all that the program has there. The key is the id of a module that was only looked at, or
+        # has those of all that was described.
+        self._described: dict[Any, Any] = {}
+        self._kept: list[Any] = []
+        # The tokens of primitives that were made of these; the same primitive may be in a kernel or not.
+        self.tokens: dict[tuple[Any, bool], bytes] = {}
 
     def begin_in_child(self) -> None:
         """Forget all in a forked child if another thread of the parent was changing it."""
@@ -78,10 +79,14 @@ class Pristine:
 
     def refresh(self) -> None:
         """Forget what has changed since the last call."""
-        if any(marks.have_changed() for marks in self._marks):
+        if any(marks.have_changed() for marks in (*self._whole, *self._partly)):
             with self._lock:
-                changed = set().union(*(marks.take_changes() for marks in self._marks))
-                if not all(map(self._is_as_read, changed)):
+                changed = [marks for marks in self._partly if marks.have_changed()]
+                for marks in changed:
+                    marks.take()
+                # What imports bring is read last.
+                are_as_read = all(self._is_as_read(value) for marks in reversed(changed) for value in marks.values)
+                if not are_as_read or any(marks.have_changed() for marks in self._whole):
                     self._changed_in = _generation()
                     self._forget()
 
@@ -97,53 +102,48 @@ class Pristine:
 
     def describe(self, *values: Any) -> bytes:
         """Return the digest of objects in a program, or of modules with all they have, and of what they lead to."""
-        key = tuple(map(id, values))
+        made: bytes = self._once(tuple(map(id, values)), self._digest_of, values)
+        return made
+
+    def check(self, *names: str) -> None:
+        """Raise CannotSkipError if one of these modules of jax's, as far as they are imported, holds foreign code."""
+        for module in map(sys.modules.get, names):
+            if isinstance(module, types.ModuleType):
+                self._once(id(module), self._look_at, module)
+
+    def _once(self, key: Any, make: Callable[[Any], Any], argument: Any) -> Any:
+        """Return what is made of an argument, or raise the CannotSkipError that was the result, always the same."""
         known = self._described.get(key)
         if known is None:
             with self._lock:
                 known = self._described.get(key)
                 if known is None:
-                    known = self._described[key] = values, self._made(values)
-        if isinstance(known[1], str):
-            raise CannotSkipError(known[1])
-        return known[1]
-
-    def replaced_in(self, module: str) -> str | None:
-        """Return why the code of one module is not jax's own, or None."""
-        self.refresh()
-        return self._look_at(module)
-
-    def check_all(self) -> None:
-        """Raise CannotSkipError if any module of jax's that is imported holds code that is not jax's."""
-        _raise_first(map(self._look_at, filter(is_of_jax, sys.modules.copy())))
+                    try:
+                        known = make(argument)
+                    except CannotSkipError as reason:
+                        known = str(reason)
+                    self._described[key] = known
+                    self._kept.append(argument)
+        if isinstance(known, str):
+            raise CannotSkipError(known)
+        return known
 
     def _reach_of_lowering(self) -> Reach:
-        if self._base is None:
-            with self._lock:
-                if self._base is None:
-                    self._base = self._made_of_lowering()
-        if isinstance(self._base, str):
-            raise CannotSkipError(self._base)
-        return self._base
+        made: Reach = self._once((), self._made_of_lowering, None)
+        return made
 
-    def _made_of_lowering(self) -> Reach | str:
-        made = Reach(is_complete=False)
-        try:
+    def _made_of_lowering(self, _: Any) -> Reach:
+        with self._watching(Reach(is_complete=False)) as made:
             made.write(original_of(vars(sys.modules[_LOWERING])["lower_jaxpr_to_module"]))
             for module in _WHOLE:
                 made.write_module_content(sys.modules[module])
             made.follow()
             self._check_imports(made.imports, made)
             self._base_digest = made.digest()
-        except CannotSkipError as reason:
-            return str(reason)
-        finally:
-            self._watch(made)
         return made
 
-    def _made(self, values: tuple[Any, ...]) -> bytes | str:
-        made = Reach(is_complete=True)
-        try:
+    def _digest_of(self, values: tuple[Any, ...]) -> bytes:
+        with self._watching(Reach(is_complete=True)) as made:
             for value in values:
                 if type(value) is types.ModuleType:
                     made.write_module_content(value)
@@ -153,10 +153,6 @@ class Pristine:
             made.follow(base)
             self._check_imports(made.imports, base)
             return made.digest()
-        except CannotSkipError as reason:
-            return str(reason)
-        finally:
-            self._watch(made)
 
     def _check_imports(self, imports: dict[str, set[str]], base: Reach) -> None:
         """Raise CannotSkipError unless these modules are jax's own as far as they are imported.
@@ -165,116 +161,106 @@ class Pristine:
         """
         made = Reach(is_complete=False)
         try:
-            made.follow_imports(imports, base)
+            with self._watching(made):
+                made.follow_imports(imports, base)
         finally:
-            self._watch(made)
             for name, names in made.imports.items():
                 self._imports.setdefault(name, set()).update(names)
             self._imported |= self._imports.keys() & sys.modules.keys()
 
-    def _look_at(self, name: str) -> str | None:
-        module = sys.modules.get(name)
-        if name not in self._modules and isinstance(module, types.ModuleType):
-            with self._lock:
-                made = Reach(is_complete=False)
-                try:
-                    made.write_module_content(module)
-                    self._modules[name] = None
-                except CannotSkipError as reason:
-                    self._modules[name] = str(reason)
-                self._watch(made)
-        return self._modules.get(name)
+    def _look_at(self, module: types.ModuleType) -> bool:
+        with self._watching(Reach(is_complete=False)) as made:
+            made.write_module_content(module)
+        return True
 
-    def _is_as_read(self, module: str | type | int) -> bool:
-        """Return whether a module or class has all that was read of it, though it has changed."""
-        if isinstance(module, int):
-            if module in self._tables:
-                table, entries = self._tables[module]
-                return self._entries_of(table) == entries
-            if module in self._objects:
-                value, names, kind, read, attributes = self._objects[module]
-                if names is not value and object.__getattribute__(value, "__dict__") is not names:
-                    return False
-                return type(value) is kind and _is_same(attributes, read(value))
-            return False
-        if isinstance(module, type):
-            return _is_same(self._classes[module], reach.content_of(module))
-        if module == "sys.modules":
-            new = (self._imports.keys() & sys.modules.keys()) - self._imported
-            try:
-                if new:
-                    self._check_imports({name: self._imports[name] for name in new}, self._reach_of_lowering())
-            except CannotSkipError:
-                return False
-            return True
-        held = sys.modules[module]
-        names = vars(held)
-        is_same = all(names.get(name, self) is value for name, value in self._read[module].items())
-        return is_same and all(reach.is_late(held, name) for name in self._names & (names.keys() - self._known[module]))
+    @contextlib.contextmanager
+    def _watching(self, made: Reach) -> Iterator[Reach]:
+        """Have changes of what is read for a description noticed, whether it can be made or not."""
+        try:
+            yield made
+        finally:
+            self._watch(made)
 
     def _watch(self, made: Reach) -> None:
         """Notice changes of what a description depends on."""
         self._names |= made.names
-        held: dict[str | type | int, dict[Any, Any]] = {id(each): each for each in made.dictionaries}
         self._keys.update(made.keys)
-        self._tables.update((id(table), (table, {})) for _, table in made.tables)
-        for number, (table, _) in self._tables.items():
-            self._tables[number] = table, self._entries_of(table)
-        held.update((id(table), table) for _, table in made.tables)
-        slotted: dict[type, list[Any]] = collections.defaultdict(list)
-        owners = []
+        self._tables.update((id(table), table) for _, table in made.tables)
+        for table in self._tables.values():
+            # More keys may have been met; what the others had when they were is what counts.
+            parts = self._read.setdefault(id(table), {})
+            parts[self._entries_of] = self._entries_of(table) | parts.get(self._entries_of, {})
         for value, read in made.objects:
-            try:
-                names = object.__getattribute__(value, "__dict__")
-                owners.append(value)
-            except AttributeError:
-                names = value
-                slotted[type(value)].append(value)
-            self._objects[id(names)] = self._objects[id(value)] = value, names, type(value), read, read(value)
-        held.update((kind, namespace(kind)) for kind in made.classes if kind not in self._classes)
-        self._classes.update(made.classes)
-        for module, names in made.read.items():
-            if module not in self._read:
-                held[module] = vars(sys.modules[module])
-                self._known[module] = {*held[module]}
-            self._read.setdefault(module, {}).update(names)
-        modules = [sys.modules[name] for name in made.read]
-        objects: dict[type, Sequence[Any]] = {
-            types.FunctionType: made.functions,
-            type: [*made.classes],
-            types.CellType: made.cells,
-            functools.partial: made.partials,
-            object: [*modules, *(value for value, _ in made.objects)],
-            **slotted,
-        }
-        if held or owners or any(objects.values()):
-            self._marks.append(Marks(held, objects, owners))
-            if len(self._marks) > _MOST_MARKS and not any(marks.have_changed() for marks in self._marks):
-                self._marks[2:] = [Marks.joined(self._marks[2:])]
+            self._note(value, read, read(value))
+            self._note(value, _place_of, _place_of(value))
+        values = [table for _, table in made.tables] + [value for value, _ in made.objects]
+        values += [kind for kind in made.classes if id(kind) not in self._read]
+        for kind, content in made.classes.items():
+            self._note(kind, _of_class, {None: kind.__bases__, **content})
+        for name, names in made.read.items():
+            if name not in self._of_modules:
+                values.append(module := sys.modules[name])
+                before = self._of_modules[name] = {None: type(module)}
+                self._note(module, functools.partial(self._of_module, {*vars(module)}, before), before)
+            self._of_modules[name].update(names)
+        _add(self._whole, [*made.functions, *made.fixed])
+        _add(self._partly, values)
 
-    def _entries_of(self, table: dict[Any, Any]) -> dict[Any, Any]:
-        """Return the ids of the entries of a table that count: those for keys that were met, and for libraries'."""
+    def _note(self, value: Any, read: Callable[[Any], _Part], part: _Part) -> None:
+        self._read.setdefault(id(value), {}).setdefault(read, part)
+
+    def _is_as_read(self, value: Any) -> bool:
+        """Return whether something has all that was read of it, though it may have changed; a part has no more."""
+        return all(_is_same(before, read(value)) for read, before in self._read[id(value)].items())
+
+    def _foreign_imports(self, _: Any) -> _Part:
+        """Return why a module that was imported since is not jax's own, or nothing."""
+        new = (self._imports.keys() & sys.modules.keys()) - self._imported
+        try:
+            if new:
+                self._check_imports({name: self._imports[name] for name in new}, self._reach_of_lowering())
+        except CannotSkipError as reason:
+            return {None: reason}
+        return {}
+
+    def _of_module(self, known: set[str], before: _Part, module: types.ModuleType) -> _Part:
+        """Return what was read of a module, and what it has under other names that code reads, if it is new."""
+        names = vars(module)
+        new = [name for name in self._names & (names.keys() - known) if not reach.is_late(module, name)]
+        return {**{name: names.get(name, self) for name in (*before, *new)}, None: type(module)}
+
+    def _entries_of(self, table: _Part) -> _Part:
+        """Return the entries of a table that count: those for keys that were met, and for libraries'."""
         return {
-            key: id(entry)
+            key: entry
             for key, entry in table.copy().items()
             if key in self._keys or (isinstance(key, type) and is_of_a_library(key.__module__))
         }
 
 
-def _is_same(before: dict[str, Any], now: dict[str, Any]) -> bool:
-    return before.keys() == now.keys() and are_same([*before.values()], [*now.values()])
+def _add(marks: list[Marks], values: list[Any]) -> None:
+    if values:
+        marks.append(Marks(values))
+    if len(marks) > _MOST_MARKS and not any(each.have_changed() for each in marks):
+        marks[2:] = [Marks([value for each in marks[2:] for value in each.values])]
+
+
+def _place_of(value: Any) -> _Part:
+    return {"class": type(value), "dictionary": dictionary_of(value)}
+
+
+def _of_class(kind: type) -> _Part:
+    return {None: kind.__bases__, **reach.content_of(kind)}
+
+
+def _is_same(before: _Part, now: _Part) -> bool:
+    return before.keys() == now.keys() and are_same([*before.values()], [*map(now.get, before)])
 
 
 @util.cache(max_size=1, trace_context_in_key=False)  # type: ignore[untyped-decorator]
 def _generation() -> object:
     """Return an object that is another one since ``jax.clear_caches``."""
     return object()
-
-
-def _raise_first(reasons: Iterable[str | None]) -> None:
-    reason = next((each for each in reasons if each), None)
-    if reason is not None:
-        raise CannotSkipError(reason)
 
 
 pristine = Pristine()

@@ -193,7 +193,7 @@ class Reach(Description):
                 keys = (*(self._beyond.keys if self._beyond else ()), *self.keys, *sorted(others, key=type_name))
             elif not CODE.isdisjoint(map(type, entries.values())):
                 keys = tuple(sorted((each for each in entries if isinstance(each, (str, np.dtype))), key=str))
-                self.dictionaries.append(table)
+                self.fixed.append(table)
             else:
                 continue
             for key in keys:

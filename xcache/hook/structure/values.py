@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import enum
 import hashlib
+import marshal
 import types
 from typing import Any
 
@@ -12,7 +13,15 @@ import jax
 import numpy as np
 from jax._src import core
 
-from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, tagged, text, type_name
+from xcache.hook.structure.encoding import (
+    CannotSkipError,
+    Encoding,
+    encodes,
+    encodes_kinds_of,
+    tagged,
+    text,
+    type_name,
+)
 
 try:
     # jax wraps literals in types of its own since 0.7.
@@ -25,53 +34,23 @@ except ImportError:  # before jax 0.10
     from jax._src import prng
 
 _MAX_CONSTANT_BYTES = 256 * 1024 * 1024
+_NUMBERS = ("Int", "Float", "Complex")
+TYPED_ARRAY = getattr(literals, "TypedNdArray", None)
 # Constants up to this size are written as they are; larger ones as a digest.
 _PLAIN_BYTES = 4096
 
 
-@encodes(type(None))
-def _none(encoding: Encoding, _: None) -> None:
-    encoding.write(b"N")
-
-
-@encodes(bool)
-def _bool(encoding: Encoding, value: bool) -> None:
-    encoding.write(b"T" if value else b"F")
-
-
-@encodes(int)
-def _int(encoding: Encoding, value: int) -> None:
-    encoding.write(b"i%d;" % value)
-
-
-@encodes(str)
-def _str(encoding: Encoding, value: str) -> None:
-    encoding.write(text(value))
-
-
-@encodes(bytes)
-def _bytes(encoding: Encoding, value: bytes) -> None:
-    encoding.write(tagged(b"b", value))
-
-
-@encodes(float)
-def _float(encoding: Encoding, value: float) -> None:
+@encodes(type(None), bool, int, str, bytes, float, complex)
+def _plain(encoding: Encoding, value: Any) -> None:
     if value != value:
         # jax compares parameters to lower equal ones once, and no two NaN objects are equal: their identity counts.
         encoding.met_before(b"nan", value)
-    encoding.write(tagged(b"f", np.float64(value).tobytes()))
+    # This format has no references, whose number differs between processes.
+    encoding.write(b"m" + marshal.dumps(value, 2))
 
 
-@encodes(complex)
-def _complex(encoding: Encoding, value: complex) -> None:
-    if value != value:
-        encoding.met_before(b"nan", value)
-    encoding.write(tagged(b"z", np.complex128(value).tobytes()))
-
-
-@encodes(tuple)
-def _tuple(encoding: Encoding, value: tuple[Any, ...]) -> None:
-    encoding.encode_all(value)
+encodes(tuple)(Encoding.encode_all)
+encodes(set, frozenset)(Encoding.write_unordered)
 
 
 @encodes(list)
@@ -99,12 +78,13 @@ def _dict(encoding: Encoding, value: dict[Any, Any]) -> None:
     encoding.encode_all(value.values())
 
 
-@encodes(set, frozenset)
-def _set(encoding: Encoding, value: frozenset[Any]) -> None:
-    encoding.write_unordered(value)
+@encodes_kinds_of(core.Tracer)
+def _tracer(_: Encoding, __: Any) -> None:
+    raise CannotSkipError("tracer")
 
 
 @encodes(np.dtype)
+@encodes_kinds_of(np.dtype)
 def dtype(encoding: Encoding, value: np.dtype[Any]) -> None:
     """Write a dtype: its name, byte order and the module of its scalar type."""
     if value.fields is not None or value.subdtype is not None or value.metadata is not None:
@@ -151,9 +131,13 @@ def content(encoding: Encoding, value: np.ndarray[Any, Any]) -> None:
     encoding.write(tagged(b"H", hashlib.sha256(elements).digest()) if large else tagged(b"h", elements))
 
 
+@encodes_kinds_of(np.ndarray)
+def _subclass(_: Encoding, value: Any) -> None:
+    raise CannotSkipError(f"array subclass: {type_name(type(value))}")
+
+
+@encodes_kinds_of(jax.Array)
 def _jax_array(encoding: Encoding, value: Any) -> None:
-    if isinstance(value, core.Tracer):
-        raise CannotSkipError("tracer")
     if isinstance(value, prng.PRNGKeyArray):
         encoding.write(b"key")
         encoding.encode(value.dtype)
@@ -166,38 +150,23 @@ def _jax_array(encoding: Encoding, value: Any) -> None:
     content(encoding, np.asarray(value))
 
 
+@encodes_kinds_of(np.generic)
 def _scalar(encoding: Encoding, value: np.generic) -> None:
     encoding.write(b"G")
     dtype(encoding, value.dtype)
     encoding.write(tagged(b"g", value.tobytes()))
 
 
+@encodes_kinds_of(enum.Enum)
 def _enum(encoding: Encoding, value: enum.Enum) -> None:
     encoding.encode(type(value))
     encoding.write(text(str(value.name if value.name is not None else value.value)))
 
 
+@encodes(*(getattr(literals, kind + number, None) for kind in ("Typed", "Literal") for number in _NUMBERS))
 def _typed_scalar(encoding: Encoding, value: Any) -> None:
     """Write a Python number that carries a dtype."""
     base = type(value).__mro__[1]
     encoding.write(text(type(value).__name__))
     encoding.encode(base(value))
     dtype(encoding, value.dtype)
-
-
-for _name in ("TypedInt", "TypedFloat", "TypedComplex", "LiteralInt", "LiteralFloat", "LiteralComplex"):
-    if hasattr(literals, _name):
-        encodes(getattr(literals, _name))(_typed_scalar)
-TYPED_ARRAY = getattr(literals, "TypedNdArray", None)
-
-
-def encoder_for(value: Any) -> Any:
-    """Return the function for values of a type that is not in the table, or None."""
-    if isinstance(value, core.Tracer):
-        raise CannotSkipError("tracer")
-    if isinstance(value, np.ndarray):
-        raise CannotSkipError(f"array subclass: {type_name(type(value))}")
-    for base, handler in ((np.generic, _scalar), (np.dtype, dtype), (jax.Array, _jax_array), (enum.Enum, _enum)):
-        if isinstance(value, base):
-            return handler
-    return None

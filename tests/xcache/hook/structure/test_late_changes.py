@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import types
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -29,9 +32,13 @@ def changed_late(structures, change, undo, function=lambda x: x * 2):
     return after != before
 
 
+def read(kind):
+    return [each for each in pristine._reach_of_lowering().fixed if type(each) is kind]
+
+
 def test_what_a_closure_of_jax_s_holds_is_watched(structures):
     structures.of(lambda x: x * 2, X)
-    cell = next(each for each in pristine._base.cells if type(each.cell_contents) is int)
+    cell = next(each for each in read(types.CellType) if type(each.cell_contents) is int)
     value = cell.cell_contents
     assert changed_late(
         structures,
@@ -106,7 +113,7 @@ def test_an_equal_dictionary_of_an_object_of_jax_s_is_another_one(structures):
 
 def test_the_state_of_a_partial_of_jax_s_is_watched(structures):
     structures.of(lambda x: x * 2, X)
-    made = next(each for each in pristine._base.partials if len(each.args) == 1)
+    made = next(each for each in read(functools.partial) if len(each.args) == 1)
     state = made.func, made.args, made.keywords, None
     assert changed_late(
         structures,
