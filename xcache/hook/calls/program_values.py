@@ -15,6 +15,7 @@ import dataclasses
 import datetime
 import functools
 import gc
+import importlib.util
 import logging
 import operator
 import os
@@ -35,7 +36,7 @@ from xcache.hook.calls import program_origins as origins
 from xcache.hook.calls.program_code import Code, Import, code_of
 from xcache.hook.calls.program_origins import is_a_library_s
 from xcache.hook.structure import ambient, digest  # noqa: F401 - digest completes the table of types
-from xcache.hook.structure.description import NATIVE, PLAIN
+from xcache.hook.structure.description import HEAP_TYPE, NATIVE, PLAIN, is_native
 from xcache.hook.structure.encoding import (
     HANDLERS,
     CannotSkipError,
@@ -51,8 +52,6 @@ from xcache.hook.structure.values import content
 _MOST_OBJECTS = 300_000
 # The most bytes of one text or array.
 _MOST_BYTES = 1024 * 1024
-# CPython's flag of a class that is not one of C's own static ones.
-_HEAP_TYPE = 1 << 9
 # Classes whose objects only tell others apart, by a number that counts up in each process.
 _IDENTITIES = ("flax.ids.FlaxId",)
 # What Python adds to a class or module: where it is, and what follows from the rest.
@@ -221,7 +220,7 @@ def _is_of_xcache(value: Any) -> bool:
 
 def _class(encoding: ProgramEncoding, value: type) -> None:
     encoding.write(text(f"class {type_name(value)}"))
-    is_static = value.__module__ == "builtins" and not value.__flags__ & _HEAP_TYPE
+    is_static = value.__module__ == "builtins" and not value.__flags__ & HEAP_TYPE
     if is_static or is_a_library_s(value, encoding.own):
         encoding.library(value.__module__, value.__qualname__)
     else:
@@ -362,7 +361,7 @@ def _object(encoding: ProgramEncoding, value: Any) -> None:
         return
     # Python's own classes have a dictionary or slots, be they empty; C's may have neither.
     is_readable = kind in _READABLE or "__slots__" in vars(kind) or kind.__dictoffset__
-    if not is_readable or any(base not in _READABLE and _is_native(base) for base in kind.__mro__):
+    if not is_readable or any(base not in _READABLE and is_native(base) for base in kind.__mro__):
         _refuse(encoding, value)
     encoding.encode_all(_attributes(value))
     encoding.encode_all(items(value) for base, items in _ITEMS.items() if issubclass(kind, base))
@@ -370,10 +369,7 @@ def _object(encoding: ProgramEncoding, value: Any) -> None:
 
 def _imported(wanted: Import, names: dict[str, Any], parts: list[str]) -> Any:
     """Return the module that an import in a function's body leads to, or the module that is a part of it."""
-    name = wanted.name
-    if wanted.level:
-        above = str(names.get("__package__")).rsplit(".", wanted.level - 1)[0]
-        name = f"{above}.{name}" if name else above
+    name = importlib.util.resolve_name("." * wanted.level + wanted.name, names.get("__package__"))
     found = sys.modules.get(name)
     if parts and found is not None and parts[0] not in namespace(found):
         found = sys.modules.get(f"{name}.{parts.pop(0)}")
@@ -394,15 +390,6 @@ def _attribute(value: Any, name: str) -> Any:
     if is_module and name not in held and "__getattr__" in held and origin(held.get("__name__")) != JAX:
         raise CannotSkipError(f"attribute that a module computes: {held.get('__name__')}.{name}")
     return held.get(name, _MISSING)
-
-
-def _is_native(base: type) -> bool:
-    """Return whether a class is written in C, so that its instances may have state that nobody sees."""
-    module = sys.modules.get(base.__module__)
-    file = None if module is None else namespace(module).get("__file__")
-    is_in_python = file.endswith((".py", ".pyc")) if file else base.__module__ not in sys.builtin_module_names
-    is_made_in_c = any(type(vars(base).get(name)) in NATIVE for name in ("__new__", "__init__"))
-    return is_made_in_c or module is None or not is_in_python
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:

@@ -14,7 +14,7 @@ import numpy as np
 from jax._src import config
 from jax._src.lib import _jax
 
-from xcache.hook.structure import jaxprs
+from xcache.hook.structure import jaxprs  # noqa: F401 - its types of the table
 from xcache.hook.structure.encoding import CannotSkipError, Encoding
 from xcache.hook.warned import collected_warnings, errors_of_numpy
 from xcache.signals import is_from_handler
@@ -92,5 +92,5 @@ def _identity(constant: Any) -> int:
 
 def _described(jaxpr: Any) -> tuple[str, list[Any]]:
     encoding = Encoding()
-    jaxprs.program(encoding, jaxpr)
+    encoding.encode(jaxpr)
     return encoding.digest(), encoding.constants

@@ -9,12 +9,10 @@ from typing import Any
 from jax._src import core
 
 from xcache.hook.structure.description import lowering_tables
-from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, encodes_kinds_of, tagged, text, type_name
-from xcache.hook.structure.libraries import is_of_jax
+from xcache.hook.structure.encoding import CannotSkipError, Encoding, encodes, encodes_kinds_of, tagged, type_name
+from xcache.hook.structure.libraries import is_of_a_library, is_of_jax
 from xcache.hook.structure.pristine import pristine
 
-_STANDARD = ("builtins", "numpy", "ml_dtypes", "enum", "typing", "abc", "collections", "dataclasses", "functools",
-             "contextlib", "types")  # fmt: skip
 # Parameters that lowering does not look at: functions for differentiation and the like, which jax has used by then.
 UNUSED = {
     "custom_jvp_call": ("jvp_jaxpr_fun", "jvp"),
@@ -46,13 +44,10 @@ def _partial(encoding: Encoding, value: functools.partial[Any]) -> None:
 
 @encodes_kinds_of(type)
 def class_(encoding: Encoding, value: type) -> None:
-    """Write a class by its name, if it is jax's or the standard library's."""
-    if is_of_jax(value.__module__):
-        encoding.write(tagged(b"t", pristine.describe(value)))
-    elif value.__module__.split(".", 1)[0] in _STANDARD:
-        encoding.write(b"t" + text(type_name(value)))
-    else:
+    """Write a class, if it is jax's or a library's."""
+    if not (is_of_jax(value.__module__) or is_of_a_library(value.__module__)):
         raise CannotSkipError(f"class outside jax: {type_name(value)}")
+    encoding.write(tagged(b"t", pristine.describe(value)))
 
 
 @encodes_kinds_of(core.Primitive)

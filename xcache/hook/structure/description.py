@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import marshal
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -28,6 +29,7 @@ from xcache.hook.structure.libraries import (
     is_of_a_library,
     is_of_jax,
     named,
+    namespace,
     original_of,
 )
 
@@ -42,6 +44,8 @@ MADE_OF_FUNCTIONS: dict[type, tuple[str, ...]] = {
     types.MethodType: ("__func__", "__self__"), staticmethod: ("__func__",), classmethod: ("__func__",),
     property: ("fget", "fset", "fdel"), functools.cached_property: ("func",),
 }  # fmt: skip
+# CPython's flag of a class that is not one of C's own static ones.
+HEAP_TYPE = 1 << 9
 _MAX_ARRAY_BYTES = 64 * 1024
 # No text and no number of code is one of these.
 _OPENS, _CLOSES = (..., ...), (..., None, None)
@@ -246,6 +250,15 @@ def _is_called_in_python(value: Any) -> bool:
     kind = type(value)
     is_called = isinstance(getattr(kind, "__call__", None), types.FunctionType)  # noqa: B004 - its type counts
     return is_called and kind.__module__ not in ("typing", "typing_extensions", "collections.abc")
+
+
+def is_native(base: type) -> bool:
+    """Return whether a class is written in C, so that its instances may have state that nobody sees."""
+    module = sys.modules.get(base.__module__)
+    file = None if module is None else namespace(module).get("__file__")
+    is_in_python = file.endswith((".py", ".pyc")) if file else base.__module__ not in sys.builtin_module_names
+    is_made_in_c = any(type(vars(base).get(name)) in NATIVE for name in ("__new__", "__init__"))
+    return is_made_in_c or not base.__flags__ & HEAP_TYPE or module is None or not is_in_python
 
 
 def _sorting(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from jax._src import core, sharding_impls
 
-from xcache.hook.structure import ambient, jaxprs
+from xcache.hook.structure import ambient, jaxprs  # noqa: F401 - its types of the table
 from xcache.hook.structure.encoding import CannotSkipError, Encoding, text
 from xcache.hook.structure.pristine import pristine
 
@@ -46,7 +46,7 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
         if name not in _LEFT_OUT:
             encoding.write(text(name))
             encoding.encode(arguments[name])
-    jaxprs.program(encoding, jaxpr)
+    encoding.encode(jaxpr)
     return Structure(encoding.digest(), encoding.changeable, time.perf_counter() - began, pristine.state)
 
 

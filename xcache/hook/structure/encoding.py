@@ -18,19 +18,17 @@ _Handler = TypeVar("_Handler", bound=Callable[["Encoding", Any], None])
 
 
 class CannotSkipError(Exception):
-    """Lowering or tracing cannot be skipped. The reason is its kind and, after a colon, the part concerned.
-
-    ``where`` names the primitive and parameter, if any.
-    """
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.where: str | None = None
+    """Lowering or tracing cannot be skipped. The reason is its kind and, after a colon, the part concerned."""
 
     @property
     def kind(self) -> str:
         """The kind of the reason, which names nothing of the program's."""
         return str(self).partition(":")[0]
+
+    @property
+    def where(self) -> str | None:
+        """The primitive and parameter in which it was found, if any: the innermost of those that were noted."""
+        return next(iter(getattr(self, "__notes__", ())), None)
 
 
 # Each type's function, as modules register it, and those of whole families of types.

@@ -11,7 +11,6 @@ from jax._src import config, core
 
 from xcache.hook.structure import code, locations, values
 from xcache.hook.structure.encoding import (
-    HANDLERS,
     CannotSkipError,
     Encoding,
     attributes_of_class,
@@ -41,6 +40,13 @@ for _kind, _known in (
         raise LookupError(f"{_kind.__name__}.{min(_others)}")
 
 
+@encodes(_CLOSED)
+def _closed(encoding: Encoding, value: Any) -> None:
+    if not encoding.met_before(b"C", value):
+        jaxpr(encoding, value.jaxpr)
+        _constants(encoding, value.consts)
+
+
 @encodes(core.Jaxpr)
 def jaxpr(encoding: Encoding, value: Any) -> None:
     """Write a jaxpr; raise CannotSkipError if its lowering depends on anything outside it."""
@@ -65,21 +71,6 @@ def jaxpr(encoding: Encoding, value: Any) -> None:
     encoding.write(b"=%d" % len(value.outvars))
     for variable in value.outvars:
         _use(encoding, variable, numbers)
-
-
-def program(encoding: Encoding, value: Any) -> None:
-    """Write the jaxpr of a whole program."""
-    (jaxpr if type(value) is core.Jaxpr else _closed)(encoding, value)
-
-
-def _closed(encoding: Encoding, value: Any) -> None:
-    if not encoding.met_before(b"C", value):
-        jaxpr(encoding, value.jaxpr)
-        _constants(encoding, value.consts)
-
-
-if _CLOSED is not None and _CLOSED is not core.Jaxpr:
-    HANDLERS[_CLOSED] = _closed
 
 
 def _equation(encoding: Encoding, equation: Any, numbers: dict[Any, int]) -> None:
@@ -116,8 +107,7 @@ def _parameters(encoding: Encoding, primitive: Any, parameters: dict[str, Any]) 
         try:
             encoding.encode(parameters[name])
         except CannotSkipError as reason:
-            if reason.where is None:
-                reason.where = f"{primitive.name}.{name}"
+            reason.add_note(f"{primitive.name}.{name}")
             raise
     encoding.write(b".")
 

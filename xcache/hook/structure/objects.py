@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import abc
-import collections.abc
-import contextlib
 import functools
 import types
-import typing
 from typing import Any
 
 import jax
@@ -15,6 +12,7 @@ from jax._src import core, linear_util
 
 # The functions of all other modules are asked before the one for any object.
 from xcache.hook.structure import code, locations, placement, values  # noqa: F401
+from xcache.hook.structure.description import is_native
 from xcache.hook.structure.encoding import (
     CannotSkipError,
     Encoding,
@@ -26,7 +24,7 @@ from xcache.hook.structure.encoding import (
     text,
     type_name,
 )
-from xcache.hook.structure.libraries import is_of_jax
+from xcache.hook.structure.libraries import is_of_a_library, is_of_jax
 from xcache.hook.structure.pristine import pristine
 
 try:
@@ -34,26 +32,16 @@ try:
 except ImportError:  # before jax 0.10
     from jax._src import prng
 
-# Base classes without attributes that matter.
-_BASES = {
-    object, tuple, dict, int, str, float, abc.ABC, typing.Generic, typing.Protocol, contextlib.ContextDecorator,
-    collections.abc.Mapping, collections.abc.Sequence, collections.abc.Hashable, collections.abc.Collection,
-    collections.abc.Sized, collections.abc.Iterable, collections.abc.Container, collections.abc.Reversible,
-    collections.abc.Callable,
-}  # fmt: skip
-# Metaclasses of classes that are written in Python; an instance of a native class has state that nobody sees.
-_METACLASSES = ("type", "ABCMeta", "EnumType", "EnumMeta", "_ProtocolMeta", "StrictABCMeta", "StrictABC",
-                "_TypedDictMeta", "NamedTupleMeta")  # fmt: skip
 _MEMOS = frozenset(("_hash", "_cached_hash", "_hash_value"))
 
 
 @functools.cache
 def _memos_of(kind: Any) -> frozenset[str]:
     """Return the names of the attributes that count nothing; raise CannotSkipError if the others do not tell all."""
-    for base in kind.__mro__:
-        if base not in _BASES and not is_of_jax(base.__module__):
+    for base in (each for each in kind.__mro__ if each not in (object, tuple)):
+        if not (is_of_jax(base.__module__) or is_of_a_library(base.__module__)):
             raise CannotSkipError(f"unknown type: base class {type_name(base)}")
-        if base not in _BASES and type(base).__name__ not in _METACLASSES:
+        if is_native(base) or not (type(base) is type or issubclass(type(base), abc.ABCMeta)):
             raise CannotSkipError(f"unknown type: native class {type_name(base)}")
     slots, memos = attributes_of_class(kind)
     of_aval = {name for name in slots if name.startswith("_")} if issubclass(kind, core.AbstractValue) else ()
