@@ -43,6 +43,7 @@ from xcache.hook.structure.encoding import (
     Encoding,
     attributes_of,
     dictionary_of,
+    slots_of,
     text,
     type_name,
 )
@@ -395,7 +396,8 @@ def _attribute(value: Any, name: str) -> Any:
 def _attributes(value: Any) -> list[tuple[str, Any]]:
     """Return an object's attributes, in the order in which they were set, with those of this thread."""
     of_thread = vars(value).items() if issubclass(type(value), threading.local) else ()
-    return [*of_thread, *attributes_of(value)]
+    # Classes of the program's may say that they are equal, so nothing is remembered of them.
+    return [*of_thread, *attributes_of(value, slots_of.__wrapped__)]
 
 
 def _without_addresses(value: Any) -> str:

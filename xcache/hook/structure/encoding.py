@@ -187,7 +187,7 @@ def attributes_of_class(kind: type) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(names), frozenset(memos)
 
 
-@functools.lru_cache(4096)
+@functools.cache
 def slots_of(kind: Any) -> list[tuple[str, Any]]:
     """Return the slots of a class's instances, each with its name; a class may have one of the same name as its base.
 
@@ -205,10 +205,10 @@ def dictionary_of(value: Any) -> dict[str, Any] | None:
         return None
 
 
-def attributes_of(value: Any) -> Iterator[tuple[str, Any]]:
+def attributes_of(value: Any, slots: Callable[[Any], list[tuple[str, Any]]] = slots_of) -> Iterator[tuple[str, Any]]:
     """Yield an object's attributes as Python keeps them, in the order in which they were set: a class may hide some."""
     yield from (dictionary_of(value) or {}).copy().items()
-    for name, slot in slots_of(type(value)):  # type: ignore[arg-type] # a type is hashable
+    for name, slot in slots(type(value)):
         with contextlib.suppress(AttributeError):
             yield name, slot.__get__(value)
 
