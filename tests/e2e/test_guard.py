@@ -6,6 +6,7 @@ import json
 import re
 
 import pytest
+from support.marks import further
 
 ON = {"XCACHE": "1", "PYTHONHASHSEED": "0", "XCACHE_PREFETCH": "0"}
 BEGIN = """
@@ -242,10 +243,13 @@ def test_each_process_speaks_of_its_own_programs_also_a_forked_child(place, mode
             {"XCACHE_ON_MISS": "forbid"},
             "XCACHE_ON_MISS='forbid' (environment) cannot be used; it must be allow, warn or",
         ),
-        ({**FAIL, "XCACHE_MAX_SIZE": "big"}, "XCACHE_MAX_SIZE='big' (environment) cannot be used"),
+        *further(({**FAIL, "XCACHE_MAX_SIZE": "big"}, "XCACHE_MAX_SIZE='big' (environment) cannot be used")),
+        ({"XCACHE_ON_MIS": "fail"}, "XCACHE_ON_MIS is not a setting; did you mean XCACHE_ON_MISS?"),
+        ({"XCACHE_CONFIG": "wrong.toml"}, "wrong.toml: 'on_mis' is not a setting; did you mean on_miss?"),
     ],
 )
 def test_a_guard_that_cannot_be_kept_stops_the_program_until_it_decides_for_itself(place, variables, why):
+    (place.root / "wrong.toml").write_text('on_mis = "fail"\n')
     source = """
 for _ in range(2):
     note("forbidden", lambda: plus(1)(x))

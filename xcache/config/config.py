@@ -186,7 +186,7 @@ def _load(environ: Mapping[str, str], overrides: Mapping[str, Any], problems: li
     known = {setting.name: setting for setting in SETTINGS}
     for name in overrides:
         if name not in known:
-            raise ConfigError(f"{name!r} is not a setting{_alike(name, known)}")
+            raise _unknown("", name, known)
     content_of = [(path, _read_file(path, known, problems)) for path in _files(environ, problems)]
     found: dict[str, Any] = {}
     sources: dict[str, str] = {}
@@ -231,10 +231,18 @@ def _with_usable_socket(settings: Config) -> Config:
 
 
 def guards(environ: Mapping[str, str] | None = None) -> bool:
-    """Return whether compiles are to fail: ``on_miss`` says so, or says what cannot be understood."""
+    """Return whether compiles are to fail: ``on_miss`` says so, or what seems to say so cannot be understood."""
+    environ = os.environ if environ is None else environ
     problems: list[ConfigError] = []
-    settings = _load(os.environ if environ is None else environ, {}, problems)
-    return settings.on_miss == "fail" or any(each.setting.startswith("on_miss") for each in problems)
+    settings = _load(environ, {}, problems)
+    is_unclear = any(each.setting.startswith("on_miss") for each in problems) or misspelt_guard(environ) is not None
+    return settings.on_miss == "fail" or is_unclear
+
+
+def misspelt_guard(environ: Mapping[str, str]) -> str | None:
+    """Return a sentence on a variable that is probably meant to forbid compiles and does not, or None."""
+    found = [each for each in misspelt(environ).items() if each[1] == "XCACHE_ON_MISS"]
+    return next((f"{variable} is not a setting; did you mean {meant}?" for variable, meant in found), None)
 
 
 def files(environ: Mapping[str, str] | None = None) -> list[Path]:
@@ -311,7 +319,7 @@ def _read_file(path: Path, known: Mapping[str, Setting], problems: list[ConfigEr
     for name, value in content.items():
         with _noted(problems):
             if name not in known:
-                raise ConfigError(f"{path}: {name!r} is not a setting{_alike(name, known)}")
+                raise _unknown(f"{path}: ", name, known)
             if type(value) not in TYPES[known[name].kind]:
                 raise _unusable(known[name], f"{name}={value!r} ({path}) cannot be used")
             right[name] = _from_folder_of(path, value) if known[name].kind == "path" else value
@@ -340,15 +348,20 @@ def misspelt(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: f"XCACHE_{found[0]}" for name, found in alike.items() if found}
 
 
-def _alike(name: str, known: Mapping[str, Setting]) -> str:
-    """Return a suggestion for a misspelt name, or all names."""
+def _unknown(place: str, name: str, known: Mapping[str, Setting]) -> ConfigError:
+    """Return the error for a name that stands somewhere, with a suggestion for a misspelt one, or all names."""
+    alike: list[str] = []
     if name == "mode":
-        return f", because only the environment says whether a program uses the cache: XCACHE={_MODES_SAID}"
-    # Most programs misspell nothing, and need not import this.
-    import difflib
+        more = f", because only the environment says whether a program uses the cache: XCACHE={_MODES_SAID}"
+    else:
+        # Most programs misspell nothing, and need not import this.
+        import difflib
 
-    alike = difflib.get_close_matches(name.lower().removeprefix("xcache_"), known, n=1)
-    return f"; did you mean {alike[0]}?" if alike else f"; there are {', '.join(known)}"
+        alike = difflib.get_close_matches(name.lower().removeprefix("xcache_"), known, n=1)
+        more = f"; did you mean {alike[0]}?" if alike else f"; there are {', '.join(known)}"
+    error = ConfigError(f"{place}{name!r} is not a setting{more}")
+    error.setting = alike[0] if alike else ""
+    return error
 
 
 def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> Path:

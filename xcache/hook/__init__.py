@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from xcache import logs
 from xcache._version import __version__
 from xcache.config import config
-from xcache.errors import UnsupportedError, XcacheError
+from xcache.errors import ConfigError, UnsupportedError, XcacheError
 from xcache.hook import deferred
 from xcache.signals import reraise_if_the_programs
 
@@ -294,6 +295,8 @@ def install_from_environment() -> None:
     try:
         mode = config.mode()
         if mode != "off":
+            if unclear := config.misspelt_guard(os.environ):
+                raise ConfigError(unclear)
             from xcache import process_cache
 
             if process_cache.may_be_made():
