@@ -34,7 +34,7 @@ TRUSTED = {
 SIZED = {"xcache.cli.daemon_listing", "xcache.cli.exporting", "xcache.cli.store_file", "xcached.store.histories"}
 # They translate the reader's exception.
 TRANSLATING = {"xcache.cli.programs"}
-# It is tried by the names of its functions, because it imports jax.
+# Its own tests have its bombs, because it imports jax.
 OF_JAX = {"xcache.hook.calls.record_format"}
 # A program's own files and the kernel's: whoever can write them has the program.
 OF_THE_PROGRAM = ("xcache.hook", "xcache.keys")

@@ -34,9 +34,10 @@ except ImportError:  # before jax 0.10
 _FORMAT = 4
 # Not part of a record: the module, which nobody lowers, and the executable.
 _LEFT_OUT = ("_hlo", "_executable")
-_MOST_BYTES = 16 * 1024 * 1024
+# A record has 50 bytes and four lists for each array of its call, and the daemon takes those of 13,000 arrays.
+_MOST_BYTES = 1024 * 1024
 # A tree of results has dictionaries with numbers as keys.
-_SHAPE = bounded.Shape(_MOST_BYTES, _MOST_BYTES, containers=1_000_000, only_text_keys=False)
+_SHAPE = bounded.Shape(_MOST_BYTES, _MOST_BYTES, containers=65_536, only_text_keys=False)
 _PLAIN = (type(None), bool, int, float, str, bytes)
 _UNCONSTRAINED = PartitionSpec.UNCONSTRAINED
 _Parts = Callable[[Any], Sequence[Any]]
@@ -65,8 +66,12 @@ def encode(computation: Any, results: Any, parts: Sequence[trees.Part], imported
     if attributes.get("const_args"):
         raise CannotSkipError("hoisted constants")
     form = [_FORMAT, trees.encode(results, parts), writer.write(attributes), writer.shared, list(imported)]
-    packed: bytes = msgpack.packb(form)
-    return zlib.compress(packed)
+    record = zlib.compress(msgpack.packb(form))
+    try:
+        _unpacked(record)
+    except ValueError:
+        raise CannotSkipError("large record") from None
+    return record
 
 
 def decode(record: bytes) -> Record:

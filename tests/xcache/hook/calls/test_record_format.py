@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
 import zlib
 
 import jax
@@ -73,3 +75,18 @@ def test_a_record_of_another_format_or_of_devices_that_are_not_here_is_not_read(
     )
     with pytest.raises(ValueError, match="no device 99"):
         record_format.decode(zlib.compress(elsewhere))
+
+
+MAPS = b"\xdd\x00\x00\xea\x60" + b"\x81\xa0\xc0" * 60_000
+
+
+@pytest.mark.parametrize("content", [bytes(256 * 1024**2), b"\x9f" + MAPS * 15, MAPS], ids=["zeros", "maps", "few"])
+def test_a_small_record_takes_little_memory(content):
+    record = zlib.compress(content, 9)
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(ValueError):
+            record_format.decode(record)
+        assert tracemalloc.get_traced_memory()[1] < 64 * 1024**2
+    finally:
+        tracemalloc.stop()
