@@ -17,7 +17,7 @@ from xcache.errors import ProtocolError, XcacheError
 from xcache.wire import commands, framing, protocol
 from xcached.caller import Answer, Caller, Later, Reply, Stream, Work, close_all
 from xcached.host.reload import LiveSettings
-from xcached.net.sockets import is_unread, read_from
+from xcached.net.sockets import has_left, is_unread, read_from
 from xcached.net.turns import DESCRIPTOR_CHARGE, LEAST_CHARGE, Account, Turns
 from xcached.requests.service import Service
 from xcached.store.memory_files import close_files
@@ -205,6 +205,10 @@ class Session:
             self._greeted = True
             self.caller.program = message.program[:200]
             self._send(request, Reply(self._service.welcome()))
+            return
+        if isinstance(message, _LARGE) and has_left(self._socket):
+            # These only answer questions, of which a session without room reads the end late.
+            self.close()
             return
         files = message.files if isinstance(message, _WITH_FILES) else 0
         least = protocol.MAX_FRAME if isinstance(message, _LARGE) else LEAST_CHARGE

@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import queue
+import select
 import shutil
 import socket
 import struct
@@ -49,6 +50,13 @@ def is_unread(connection: socket.socket) -> bool:
         return struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))) != (0,)
     except OSError:
         return False
+
+
+def has_left(connection: socket.socket) -> bool:
+    """Return whether the client has closed its end, so that it reads no answer; what it sent before may be unread."""
+    waiting = select.poll()
+    waiting.register(connection, 0)
+    return bool(waiting.poll(0))
 
 
 def close_connection(connection: socket.socket, uid: int | None) -> None:
