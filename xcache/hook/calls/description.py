@@ -21,7 +21,7 @@ from xcache.hook.structure.libraries import LIBRARY, PROGRAM, is_of_jax, origin,
 from xcache.hook.structure.pristine import pristine
 
 # This number is part of every digest. It changes with every change of what is written, or how.
-_FORMAT = 14
+_FORMAT = 15
 # They only name the function, whose content is encoded below.
 _NOT_OPTIONS = ("fun_sourceinfo", "fun_signature")
 _ARRAYS = (jax.Array, np.ndarray, bool, int, float, complex, np.generic)

@@ -23,11 +23,13 @@ class Code(NamedTuple):
     """A code object, the digest of its content, and what it reads.
 
     Each of ``reads`` is a global's name or an import, and the names of the attributes that are read from it in turn.
+    ``names`` are all names and texts in the code, which may be those of attributes.
     """
 
     held: types.CodeType
     digest: bytes
     reads: tuple[tuple[Any, ...], ...]
+    names: frozenset[str]
     makes_sets: bool
 
 
@@ -57,7 +59,8 @@ def code_of(value: types.CodeType) -> Code:
             # A hash serves to find things; the order of a set counts elsewhere.
             reads.pop(("hash",), None)
         makes_sets = any(map(_makes_set, steps, steps[1:])) or any(each.makes_sets for each in inner)
-        known = _known[id(value)] = Code(value, _digest(value), tuple(reads), makes_sets)
+        names = frozenset(texts).union(*(each.names for each in inner))
+        known = _known[id(value)] = Code(value, _digest(value), tuple(reads), names, makes_sets)
     return known
 
 

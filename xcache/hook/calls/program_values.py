@@ -8,14 +8,12 @@ What C code may keep elsewhere, and what leads out of the program, raises Cannot
 from __future__ import annotations
 
 import array
-import builtins
 import collections
 import contextvars
 import dataclasses
 import datetime
 import functools
 import gc
-import importlib.util
 import logging
 import operator
 import os
@@ -33,8 +31,9 @@ import numpy as np
 from jax._src import core, tree_util, util
 
 from xcache.hook.calls import program_origins as origins
-from xcache.hook.calls.program_code import Code, Import, code_of
+from xcache.hook.calls.program_code import Code, code_of
 from xcache.hook.calls.program_origins import is_a_library_s
+from xcache.hook.calls.program_reads import value_of
 from xcache.hook.structure import ambient, digest  # noqa: F401 - digest completes the table of types
 from xcache.hook.structure.description import HEAP_TYPE, NATIVE, PLAIN, is_native
 from xcache.hook.structure.encoding import (
@@ -42,7 +41,6 @@ from xcache.hook.structure.encoding import (
     CannotSkipError,
     Encoding,
     attributes_of,
-    dictionary_of,
     slots_of,
     text,
     type_name,
@@ -66,7 +64,8 @@ _OF_PYTHON = frozenset((
 _OF_A_FUNCTION = ("__annotations__", "__doc__", "__module__", "__name__", "__qualname__", "_fun", "fun_sourceinfo",
                   "fun_signature")  # fmt: skip
 _COPIED_NAMES = frozenset((*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "__isabstractmethod__", "__annotate__"))
-_MISSING: Any = object()
+# Names in code that reads attributes by names which are not in the code.
+_COMPUTING = frozenset(("getattr", "vars", "dir", "attrgetter", "methodcaller", "__dict__", "__getattribute__"))
 # Texts show objects, such as a dataclass's defaults in its documentation, with their addresses.
 _ADDRESS = re.compile(r"(?<= at )0x[0-9a-f]+(?=>)")
 # Types of Python's whose values are what ``copy`` makes them of.
@@ -102,9 +101,11 @@ class ProgramEncoding(Encoding):
         # Functions, classes and modules lead far: they are written after what names them, one after the other.
         self.later: list[tuple[_Write, Any]] = []
         self._packages: set[str] = set()
-        # All names in the code that was met, and whether a path was, which can read files.
+        # All names in the code that was met, and whether a path was, which can read files, or another's module.
         self.named: set[str] = set()
-        self.has_path = False
+        self.has_path = self.has_modules = False
+        # What others' modules, classes and functions hold now: their files do not tell what the program has put there.
+        self.others: list[tuple[str, dict[str, Any]]] = []
 
     def encode(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if its content cannot be read."""
@@ -125,16 +126,35 @@ class ProgramEncoding(Encoding):
 
     def digest(self) -> str:
         """Return the digest of all that was written, and of what this led to."""
-        # It grows meanwhile.
-        for write, value in self.later:
-            write(self, value)
-        self.later.clear()
+        self._follow()
         if "numpy" in self._packages:
             self.encode((np.get_printoptions(), np.geterr()))
         self.write(origins.of_libraries(frozenset(self._packages), self.own))
         if self.has_path and (reading := self.named & _READING):
             raise CannotSkipError(f"outside the program: pathlib.Path.{min(reading)}")
+        if self.has_modules and (computing := self.named & _COMPUTING):
+            raise CannotSkipError(f"attribute of a module by a computed name: {min(computing)}")
         return super().digest()
+
+    def _follow(self) -> None:
+        """Write all that waits, and what others hold under names that are in the code."""
+        written = set[tuple[int, str]]()
+        while True:
+            # It grows meanwhile.
+            for write, value in self.later:
+                write(self, value)
+            self.later.clear()
+            found = [
+                (place, held, name)
+                for place, held in self.others
+                for name in sorted(self.named & held.keys() - _OF_PYTHON)
+            ]
+            new = [each for each in found if (id(each[1]), each[2]) not in written]
+            if not new:
+                return
+            for place, held, name in new:
+                written.add((id(held), name))
+                self.encode((place, name, held[name]))
 
     def write_token(self, value: Any, handler: Callable[[Encoding, Any], None]) -> None:
         """Write an object of jax's in place: it may hold objects of the program's, which have numbers."""
@@ -180,6 +200,7 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
     if whose != PROGRAM:
         encoding.library(value.__globals__["__name__"], value.__qualname__)
         if is_a_library_s(value, encoding.own):
+            encoding.others.append((type_name(value), _data_in(vars(value))))
             return
     held = [item for item in vars(value).items() if not _is_of_xcache(item[1])]
     encoding.encode_all((value.__name__, value.__doc__, value.__defaults__, value.__kwdefaults__, *held))
@@ -195,17 +216,11 @@ def _function(encoding: ProgramEncoding, value: types.FunctionType) -> None:
 
 def _globals(encoding: ProgramEncoding, function: types.FunctionType, known: Code) -> None:
     """Write what the names in a function's code lead to now."""
-    encoding.named.update(function.__code__.co_names)
+    encoding.named |= known.names
     makes_sets = known.makes_sets
-    for name, *following in known.reads:
-        if isinstance(name, Import):
-            found = _imported(name, function.__globals__, following)
-        else:
-            found = function.__globals__.get(name, vars(builtins).get(name, _MISSING))
+    for read in known.reads:
+        found, following = value_of(read, function.__globals__)
         makes_sets |= found is set or found is frozenset
-        while following and (inner := _attribute(found, following[0])) is not _MISSING:
-            found = inner
-            del following[0]
         encoding.write(b"G%d;" % len(following))
         encoding.encode(found)
     if makes_sets:
@@ -224,6 +239,7 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
     is_static = value.__module__ == "builtins" and not value.__flags__ & HEAP_TYPE
     if is_static or is_a_library_s(value, encoding.own):
         encoding.library(value.__module__, value.__qualname__)
+        encoding.others.append((type_name(value), _data_in(namespace(value))))
     else:
         encoding.encode_all((type(value), *value.__bases__))
         if "_abc_impl" in vars(value) and sys.modules["_abc"]._get_dump(value)[0]:
@@ -257,12 +273,20 @@ def _configuration(encoding: ProgramEncoding, _: Any) -> None:
     encoding.encode_all((name, holders[name].value) for name in sorted(ambient.HARMLESS & holders.keys()))
 
 
+def _data_in(names: dict[str, Any]) -> dict[str, Any]:
+    """Return what is neither a function nor a class, nor computes an attribute."""
+    found = names.copy().items()
+    return {name: held for name, held in found if not callable(held) and not hasattr(type(held), "__get__")}
+
+
 def _module(encoding: ProgramEncoding, value: types.ModuleType) -> None:
     names = namespace(value).copy()
     name = str(names.get("__name__"))
     encoding.write(text(f"module {name}"))
     if sys.modules.get(name) is value and origin(name, encoding.own) != PROGRAM:
-        encoding.library(name, "")
+        if encoding.library(name, "") != JAX:
+            encoding.has_modules = True
+        encoding.others.append((name, names))
     elif "__getattr__" in names:
         raise CannotSkipError(f"attribute that a module computes: {name}")
     else:
@@ -366,31 +390,6 @@ def _object(encoding: ProgramEncoding, value: Any) -> None:
         _refuse(encoding, value)
     encoding.encode_all(_attributes(value))
     encoding.encode_all(items(value) for base, items in _ITEMS.items() if issubclass(kind, base))
-
-
-def _imported(wanted: Import, names: dict[str, Any], parts: list[str]) -> Any:
-    """Return the module that an import in a function's body leads to, or the module that is a part of it."""
-    name = importlib.util.resolve_name("." * wanted.level + wanted.name, names.get("__package__"))
-    found = sys.modules.get(name)
-    if parts and found is not None and parts[0] not in namespace(found):
-        found = sys.modules.get(f"{name}.{parts.pop(0)}")
-    if found is None and origin(name) != JAX:
-        raise CannotSkipError(f"module imported by the function: {name}")
-    # Objects that come with jax's files are known by their names.
-    return name if found is None else found
-
-
-def _attribute(value: Any, name: str) -> Any:
-    """Return an attribute of a module or object if it is nothing but an entry of its dictionary, or _MISSING."""
-    kind = type(value)
-    is_module = issubclass(kind, types.ModuleType)
-    plain: Any = types.ModuleType.__getattribute__ if is_module else object.__getattribute__
-    if kind.__getattribute__ is not plain or any(name in vars(base) for base in kind.__mro__):
-        return _MISSING
-    held = dictionary_of(value) or {}
-    if is_module and name not in held and "__getattr__" in held and origin(held.get("__name__")) != JAX:
-        raise CannotSkipError(f"attribute that a module computes: {held.get('__name__')}.{name}")
-    return held.get(name, _MISSING)
 
 
 def _attributes(value: Any) -> list[tuple[str, Any]]:

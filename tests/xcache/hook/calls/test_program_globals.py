@@ -14,6 +14,8 @@ import decimal
 import functools
 import io
 import itertools
+import json
+import math
 import os
 import pathlib
 import queue
@@ -29,7 +31,7 @@ import jax
 import numpy as np
 import pytest
 from jax.flatten_util import ravel_pytree
-from support.describing import Plain, told, using
+from support.describing import Plain, reading, told, using
 
 from xcache.hook.structure.encoding import CannotSkipError
 
@@ -250,6 +252,50 @@ def test_a_function_that_closes_over_itself_can_be_told():
 
 def echo(*_: object) -> None:
     """Take the place of a function of the library's."""
+
+
+def in_a_closure(value):
+    return lambda x: x * value.put_there
+
+
+def in_a_default(value):
+    return reading("held.put_there", held=[value])
+
+
+@pytest.mark.parametrize("make", [in_a_closure, in_a_default])
+@pytest.mark.parametrize(
+    "owner", [math, json, np, click, jax.scipy, collections.Counter, click.style], ids=lambda owner: owner.__name__
+)
+@pytest.mark.parametrize(
+    "put", [float, lambda value: [value], lambda value: Plain(value), lambda value: np.full(3, value)],
+    ids=["a number", "a list", "an object", "an array"],
+)  # fmt: skip
+def test_what_the_program_has_put_into_others_counts_however_these_are_reached(monkeypatch, owner, make, put):
+    digests = []
+    for value in (1, 1, 2):
+        monkeypatch.setattr(owner, "put_there", put(value), raising=False)
+        digests.append(told(make(owner)))
+    assert digests[0] == digests[1] != digests[2]
+
+
+def test_a_function_that_the_program_has_put_into_a_module_of_pythons_counts(monkeypatch):
+    digests = []
+    for value in (1, 2):
+        monkeypatch.setattr(math, "put_there", reading("VALUE", VALUE=value), raising=False)
+        digests.append(told(in_a_closure(math)))
+    assert digests[0] != digests[1]
+
+
+def test_a_module_whose_attribute_has_a_computed_name_is_refused():
+    def function(x, name):
+        return x * getattr(others, name)
+
+    others = math
+    with pytest.raises(CannotSkipError, match="computed name: getattr"):
+        told(function)
+    # All that jax's modules hold is described.
+    others = jax.nn
+    told(function)
 
 
 def test_what_the_program_sets_in_a_library_counts(monkeypatch):
