@@ -122,6 +122,21 @@ out = float(jax.jit(lambda v: v * 3)(x).sum())
     assert lowerings == [["no alias"], ["lowering is cheap"], ["lowering is cheap"]]
 
 
+_LATE = """
+import jax, jax.numpy as jnp, xcache
+x = jnp.arange(4.0) + 1
+import jax.scipy.stats
+xcache.jit(lambda x: x * 2, version="1")(x)
+print(*xcache.stats().lowerings, *xcache.stats().calls)
+"""
+
+
+@pytest.mark.once
+def test_what_xcache_puts_into_modules_that_are_imported_late_is_no_change_of_jaxs_code(place):
+    assert place.run(_LATE, **SKIP).stdout.split() == ["no", "alias", "no", "record"]
+    assert place.run(_LATE, **SKIP).stdout.split() == ["skipped", "skipped"]
+
+
 @pytest.mark.once
 def test_a_program_is_counted_as_skipped_or_by_why_it_was_lowered_and_never_as_both(place):
     program = "out = [float(jax.jit(lambda v: v * 3)(x).sum()), float(jax.jit(lambda v: v + 4)(x).sum())]"

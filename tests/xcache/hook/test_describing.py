@@ -52,11 +52,11 @@ def test_what_is_decided_at_the_first_program_holds(tmp_path):
     assert made.is_cheap
 
 
-@pytest.mark.parametrize("change", [Describing.begin, lambda made: made.note_lowering(0.6)])
+@pytest.mark.parametrize("change", [Describing.begin, lambda made: made.note_lowering(1.1)])
 def test_the_next_process_measures_again_once_if_more_was_to_be_gained(change):
     made = Described(0.9)
     made.is_cheap  # noqa: B018 - the first program
-    made.note_lowering(0.6)
+    made.note_lowering(1.1)
     assert made.surprises == 0
     for _ in range(2):
         change(made)

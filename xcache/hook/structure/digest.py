@@ -38,7 +38,7 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
         raise CannotSkipError("ordered effects")
     if arguments["lowering_parameters"].override_lowering_rules:
         raise CannotSkipError("override_lowering_rules")
-    began = time.perf_counter()
+    began = time.thread_time()
     pristine.refresh()
     encoding = Encoding()
     ambient.begin(encoding, f"xcache structure {_FORMAT} {module_name}", arguments.get("backend"))
@@ -47,7 +47,7 @@ def structure(module_name: str, jaxpr: Any, arguments: Mapping[str, Any]) -> Str
             encoding.write(text(name))
             encoding.encode(arguments[name])
     encoding.encode(jaxpr)
-    return Structure(encoding.digest(), encoding.changeable, time.perf_counter() - began, pristine.state)
+    return Structure(encoding.digest(), encoding.changeable, time.thread_time() - began, pristine.state)
 
 
 def is_as_then(made: Structure) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from jax._src import util
 
 from xcache.hook.structure import reach
-from xcache.hook.structure.encoding import CannotSkipError, are_same, dictionary_of
+from xcache.hook.structure.encoding import CannotSkipError, dictionary_of
 from xcache.hook.structure.libraries import is_of_a_library, original_of
 from xcache.hook.structure.marks import Marks
 from xcache.hook.structure.reach import Reach
@@ -40,6 +40,7 @@ class Pristine:
         self._lock = threading.RLock()
         # The generation of jax's caches in which its code was changed: they may hold what other code has traced.
         self._changed_in: object = None
+        self._change = ""
         self._forget()
 
     def _forget(self) -> None:
@@ -85,9 +86,10 @@ class Pristine:
                 for marks in changed:
                     marks.take()
                 # What imports bring is read last.
-                are_as_read = all(self._is_as_read(value) for marks in reversed(changed) for value in marks.values)
-                if not are_as_read or any(marks.have_changed() for marks in self._whole):
-                    self._changed_in = _generation()
+                values = [value for marks in reversed(changed) for value in marks.values]
+                change = next(filter(None, map(self._change_of, values)), "")
+                if change or any(marks.have_changed() for marks in self._whole):
+                    self._changed_in, self._change = _generation(), change or "a function"
                     self._forget()
 
     def digest(self, modules: Sequence[str] = ()) -> bytes:
@@ -97,7 +99,7 @@ class Pristine:
         """
         self._reach_of_lowering()
         if self._changed_in is not None and self._changed_in is _generation():
-            raise CannotSkipError("code of jax changed while it was in use")
+            raise CannotSkipError(f"code of jax changed while it was in use: {self._change}")
         return self._base_digest + (self.describe(*(sys.modules[name] for name in modules)) if modules else b"")
 
     def describe(self, *values: Any) -> bytes:
@@ -209,9 +211,15 @@ class Pristine:
     def _note(self, value: Any, read: Callable[[Any], _Part], part: _Part) -> None:
         self._read.setdefault(id(value), {}).setdefault(read, part)
 
-    def _is_as_read(self, value: Any) -> bool:
-        """Return whether something has all that was read of it, though it may have changed; a part has no more."""
-        return all(_is_same(before, read(value)) for read, before in self._read[id(value)].items())
+    def _change_of(self, value: Any) -> str:
+        """Return where something differs from what was read of it, or nothing; a part has no more than was read."""
+        for read, before in self._read[id(value)].items():
+            now = read(value)
+            # xcache's own functions may have come in the place of jax's, or left it.
+            for name in [*before, *now]:
+                if original_of(before.get(name, self)) is not original_of(now.get(name, self)):
+                    return f"{getattr(value, '__name__', type(value).__name__)}.{name}"
+        return ""
 
     def _foreign_imports(self, _: Any) -> _Part:
         """Return why a module that was imported since is not jax's own, or nothing."""
@@ -251,10 +259,6 @@ def _place_of(value: Any) -> _Part:
 
 def _of_class(kind: type) -> _Part:
     return {None: kind.__bases__, **reach.content_of(kind)}
-
-
-def _is_same(before: _Part, now: _Part) -> bool:
-    return before.keys() == now.keys() and are_same([*before.values()], [*map(now.get, before)])
 
 
 @util.cache(max_size=1, trace_context_in_key=False)  # type: ignore[untyped-decorator]
