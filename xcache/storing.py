@@ -245,8 +245,7 @@ class StoreQueue(Generic[Job]):
             at_most = max(seconds, 0.1 * (self._working + sum(weight for _, weight in self._jobs)))
             now = start = monotonic()
             self._finishing = True
-            self._wake()
-            thread = self._thread
+            is_awake, thread = self._wake(), self._thread
             try:
                 while self._thread is not None and now < start + at_most:
                     self._changed.wait(min(_EXIT_POLL_SECONDS, start + at_most - now))
@@ -260,6 +259,9 @@ class StoreQueue(Generic[Job]):
                 dropped = len(self._jobs) + self._busy
                 self._jobs.clear()
                 self._finishing = False
+        if not is_awake and seconds > 0:
+            # Python 3.12 starts no thread once it is ending, and what was counted last is unsaid.
+            self._report_now()
         if thread and not dropped:
             # The thread has left the queue, but may not have ended yet.
             thread.join(max(0.0, start + at_most - monotonic()))

@@ -122,6 +122,22 @@ out = float(jax.jit(lambda v: v * 3)(x).sum())
     assert lowerings == [["no alias"], ["lowering is cheap"], ["lowering is cheap"]]
 
 
+_LOWERED_AT_LAST = """
+import time
+import jax, xcache
+jax.jit(lambda x: x * 2)(1.0)
+# The thread that stores and reports has nothing more to do, and ends.
+time.sleep(2.0)
+jax.jit(lambda x: x * 3).lower(1.0)
+print(sum(xcache.stats().lowerings.values()))
+"""
+
+
+def test_what_is_counted_last_is_in_the_statistics_of_the_store(place):
+    counted = int(place.run(_LOWERED_AT_LAST, **SKIP).stdout)
+    assert sum(Shell(place).json("stats")["lowerings"].values()) == counted
+
+
 _LATE = """
 import jax, jax.numpy as jnp, xcache
 x = jnp.arange(4.0) + 1
