@@ -14,7 +14,7 @@ from xcache.wire import parcel, protocol
 from xcache.wire.checks import proven_texts
 from xcache.wire.hashing import digest
 from xcache.wire.names import Names
-from xcache.wire.ownership import signer_uid
+from xcache.wire.ownership import is_signer, signer_uid
 from xcache.wire.runs import Found, Run, is_worth_a_part, joined, pack
 from xcache.wire.signatures import PrivateKey
 from xcached.store.aliases import newest_aliases
@@ -163,10 +163,15 @@ class Outgoing:
             payload,
             program if with_program else None,
             namespace=self._namespace,
-            writer=f"{found['writer_program']} of uid {uid} on {self._host}"[: protocol.MAX_NAME],
+            writer=self._origin(found["writer_program"], uid)[: protocol.MAX_NAME],
             stored_at=found["created_at"],
             signer=signer,
         )
+
+    def _origin(self, program: str, uid: int) -> str:
+        """Return words for who made an entry: what came from another machine says that already."""
+        here = f" of uid {uid} on {self._host}"
+        return program if is_signer(uid) or program.endswith(here) else program + here
 
     def _content(self, connection: sqlite3.Connection, digest: str) -> bytes | None:
         row = connection.execute("SELECT content, stored_size FROM blobs WHERE digest = ?", (digest,)).fetchone()

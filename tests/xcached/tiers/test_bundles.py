@@ -168,6 +168,23 @@ def test_what_is_read_in_place_is_exported(bundle, tmp_path):
         assert has_all(third)
 
 
+def origins(bundle: Path) -> list[str]:
+    with host() as place:
+        told = json.loads(Shell(place).say("bundle", "inspect", "--json", str(bundle)))
+        return [entry["writer"] for entry in told["entries"]]
+
+
+@pytest.mark.parametrize("options", [(), ("--unsigned",)], ids=["signed", "vouched for"])
+def test_an_entry_that_goes_from_machine_to_machine_keeps_its_origin(bundle, tmp_path, options):
+    before = origins(bundle)
+    for turn in range(2):
+        with host() as there:
+            Shell(there).say("import", "--all", *options, str(bundle))
+            bundle = tmp_path / f"{turn}"
+            Shell(there).say("export", "-o", str(bundle))
+    assert origins(bundle) == before
+
+
 def test_a_bundle_that_goes_is_a_miss_and_one_that_comes_is_used(bundle):
     aside = bundle.with_name("aside")
     with serving(bundle) as there:
