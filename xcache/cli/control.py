@@ -10,6 +10,7 @@ from xcache.cli import daemon
 from xcache.cli.output import emit, json_option, note, print_line
 from xcache.config import config
 from xcache.config.config import Config
+from xcache.config.table import as_typed
 from xcache.wire import protocol
 
 
@@ -83,7 +84,8 @@ def restart(as_json: bool) -> None:
         said = f"restarted: process {left.pid} has ended, " if left else "started: "
         print_line(f"{said}process {connection.welcome.pid} serves {settings.dir}")
     for name, (old, new) in changed.items():
-        note(f"{name} was {old!r}, and is {new!r} now ({settings.sources[name]}); {settings.kept_in} keeps a value")
+        was, is_now = as_typed(name, old), as_typed(name, new)
+        note(f"{name} was {was!r}, and is {is_now!r} now ({settings.sources[name]}); {settings.kept_in} keeps a value")
 
 
 def _identity(settings: Config, welcome: protocol.Welcome) -> dict[str, Any]:

@@ -39,7 +39,9 @@ def _of_remote(remote: dict[str, Any]) -> Finding:
     if remote["problem"]:
         is_bundle = name.startswith("bundle:")
         advice = _OF_BUNDLES if is_bundle else ADVICE.get(remote["kind"], "")
-        return Finding(name, "wrong", f"{remote['problem']} ({remote['kind']})", advice)
+        # A bundle may come later, as on the first run of a CI.
+        state: State = "note" if is_bundle and remote["kind"] == "missing" else "wrong"
+        return Finding(name, state, f"{remote['problem']} ({remote['kind']})", advice)
     if remote["rejected"]:
         count = counted(remote["rejected"], "object")
         told = (

@@ -10,6 +10,7 @@ from xcache.client.connection import Connection, left
 from xcache.client.launcher import Launcher
 from xcache.clock import pause
 from xcache.config.config import Config
+from xcache.config.table import as_typed
 from xcache.errors import HungUpError, NobodyThereError, ProtocolError, UnavailableError
 from xcache.wire import commands, protocol
 from xcache.wire.ownership import trusted_uids
@@ -128,7 +129,7 @@ class Connector:
 def told_of_ignored(ignored: Mapping[str, str]) -> str:
     """Return, in words, which settings do not count here, and what the daemon has in their place."""
     given = ", ".join(f"XCACHE_{name.upper()}" for name in ignored)
-    theirs = ", ".join(f"{name}={value!r}" for name, value in ignored.items())
+    theirs = ", ".join(f"{name}={as_typed(name, value)!r}" for name, value in ignored.items())
     return f"{given} as given here {'do' if len(ignored) > 1 else 'does'} not count: the daemon runs with {theirs}"
 
 

@@ -330,3 +330,11 @@ SETTINGS = (
         parsing.parse_size,
     ),
 )
+
+
+def as_typed(name: str, text: str) -> str:
+    """Return the text of a daemon's setting as somebody would type it: a size with its unit."""
+    is_size = any(setting.name == name and setting.kind == "size" for setting in SETTINGS)
+    size = int(text) if is_size and text.isdecimal() else 0
+    power = next((power for power in (4, 3, 2, 1) if size and size % 1024**power == 0), 0)
+    return f"{size // 1024**power}{' KMGT'[power]}" if power else text

@@ -17,7 +17,7 @@ from support.users import ALICE, NOBODY, become
 
 from xcache.client.client import Client
 
-IGNORED = "XCACHE_MAX_SIZE, XCACHE_METRICS as given here do not count: the daemon runs with max_size='21474836480'"
+IGNORED = "XCACHE_MAX_SIZE, XCACHE_METRICS as given here do not count: the daemon runs with max_size='20G'"
 
 
 def warnings_of(place, caplog, **settings) -> list[str]:
@@ -62,7 +62,7 @@ def test_where_a_limit_comes_from_and_that_a_restart_ended_it(place, shell):
     assert f"a line in {file} keeps it" in said
     assert shell.json("status")["limits_from"]["max_size"] == "environment"
     said = shell.say("restart")
-    assert "max_size was '1073741824', and is '21474836480' now (default)" in said
+    assert "max_size was '1G', and is '20G' now (default)" in said
     assert str(file) in said
     assert shell.json("restart")["changed"] == {}
     file.parent.mkdir(parents=True)
