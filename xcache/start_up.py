@@ -129,6 +129,11 @@ def asked_for(outcomes: Mapping[str, int]) -> int:
     return sum(count for outcome, count in outcomes.items() if outcome != ledger.UNUSED)
 
 
+def unknown_in(rows: Sequence[ledger.Row]) -> int:
+    """Return of how many programs of a run nothing is known, though later ones are."""
+    return max((row.position + 1 for row in rows), default=0) - len(rows)
+
+
 def of_row(row: ledger.Row) -> dict[str, Any]:
     """Return a row as data that JSON can hold, with the seconds that the program's threads spent on it."""
     spans = spans_of(row)

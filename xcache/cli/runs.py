@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,14 @@ def run(wanted: str, show_all: bool, as_json: bool) -> None:
         emit(shown | {"programs": programs})
     else:
         _print(shown, programs, show_all=show_all)
+        print_unknown(rows)
+
+
+def print_unknown(rows: Sequence[ledger.Row]) -> None:
+    """Say how many programs of a run have no row, if there are any: what is summed up leaves them out."""
+    if unknown := start_up.unknown_in(rows):
+        some = counted(unknown, "program")
+        note(f"the ledger has no row of {some} more: its oldest go at the limit max_ledger, and late ones may be lost")
 
 
 def _columns(longest: int, longest_types: int) -> tuple[Column, ...]:

@@ -28,6 +28,7 @@ from xcache.cli.output import (
     short_site,
     shortened,
 )
+from xcache.cli.runs import print_unknown
 from xcache.cli.store_file import StoreReader
 from xcache.config import config
 from xcache.wire import ledger
@@ -83,12 +84,12 @@ def why(wanted: str, run_wanted: str | None, show_all: bool, as_json: bool) -> N
     settings = config.load()
     with open_ledger(settings) as (reader, store):
         found, rows = _chosen(reader, wanted, run_wanted)
-        outcomes = start_up.outcomes_of(reader.rows(found))
+        all_rows = reader.rows(found)
         misses = explained(reader, store, found, rows, is_wide=bool(wanted))
     if as_json:
         emit({"run": found.run.run, "program": found.run.program, "misses": misses})
     else:
-        _print(found, outcomes, misses, show_all=show_all)
+        _print(found, all_rows, misses, wanted, show_all=show_all)
 
 
 def _chosen(reader: LedgerReader, wanted: str, run_wanted: str | None) -> tuple[StoredRun, list[Row]]:
@@ -210,12 +211,19 @@ def _in_vain(before: Sequence[tuple[str, Row]]) -> str:
     return f"run {run[:_SHORT_RUN]} compiled it, too, and did not store it: {why_not}"
 
 
-def _print(found: StoredRun, outcomes: dict[str, int], explained: Sequence[dict[str, Any]], *, show_all: bool) -> None:
+def _print(
+    found: StoredRun, rows: Sequence[Row], explained: Sequence[dict[str, Any]], wanted: str, *, show_all: bool
+) -> None:
     run, is_running = found.run, found.state == "running"
     command = shortened(run.command, _LONGEST_SITE)
     print_wrapped(f"run {run.run[:_SHORT_RUN]} of {command} (began {ago(run.began_at)} ago, {found.state})")
+    outcomes = start_up.outcomes_of(rows)
+    compiled = sum(outcomes.get(outcome, 0) for outcome in _COMPILED)
     programs = counted(start_up.asked_for(outcomes), "program")
-    print_line(f"{len(explained)} of {programs} compiled" + " so far" * is_running)
+    print_line(f"{compiled} of {programs} compiled" + " so far" * is_running)
+    if wanted:
+        print_line(f"{len(explained)} of them named or keyed {wanted!r}")
+    print_unknown(rows)
     most = len(explained) if show_all else _MOST_SHOWN
     told = [row for row in explained if row["differences"] or row["components"]]
     rest = sorted((row for row in explained if row not in told), key=lambda row: row["meaning"])

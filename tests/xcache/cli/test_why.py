@@ -84,6 +84,21 @@ def test_many_compiles_point_to_the_report(shell):
     assert "xcache report" not in shell.say("why")
 
 
+def test_a_name_chooses_among_what_was_compiled_and_does_not_change_how_much_that_was(shell):
+    rows = [Row(n, f"jit_{name}", "", "", f"{n}" * 64, "miss", "new", "yes", "", SPANS) for n, name in enumerate("fgh")]
+    shell.record_rows(rows, run="a" * 16)
+    assert "3 of 3 programs compiled\n1 of them named or keyed 'jit_g'\n" in shell.say("why", "jit_g")
+
+
+def test_what_a_run_has_lost_of_its_rows_is_said(shell):
+    rows = [Row(n, "jit_f", "", "", f"{n}" * 64, "miss", "new", "yes", "", SPANS) for n in (4, 7)]
+    shell.record_rows(rows, run="a" * 16)
+    for command in ("why", "run"):
+        assert "the ledger has no row of 6 programs more" in shell.say(command).replace("\n", " ")
+    shell.record_rows([row._replace(position=n) for n, row in enumerate(rows)], run="b" * 16)
+    assert "no row of" not in shell.say("why")
+
+
 def test_programs_that_differ_in_the_same_way_are_told_once(shell):
     stored = shell.put("jit_f")
     shell.record_run(stored, run="a" * 16, shapes="f32[8], f32[3]")
