@@ -81,6 +81,7 @@ def test_two_programs_are_compared(place, shell):
     assert "the two programs are the same as stablehlo" in same.stderr
 
 
+@pytest.mark.once
 def test_a_graph_is_made(shell, tmp_path):
     assert said(shell, "graph", "step", "-o", "-").startswith("digraph")
     wanted = tmp_path / "step.svg"
@@ -94,7 +95,7 @@ def test_a_graph_is_made(shell, tmp_path):
     assert "<svg" in wanted.read_text()
 
 
-@pytest.mark.once
+@pytest.mark.thorough
 def test_the_cost_is_computed_once(shell):
     first = json.loads(said(shell, "cost", "step", "--json"))
     # A matrix product of 8 x 8 x 8, and what comes after it.

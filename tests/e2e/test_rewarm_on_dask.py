@@ -281,6 +281,7 @@ def test_processes_that_nobody_uses_end(monkeypatch):
     assert not workers_of(os.getpid())
 
 
+@pytest.mark.thorough
 def test_a_process_that_is_killed_at_work_costs_one_task():
     workers = LocalWorkers(this_python())
     with contextlib.closing(workers):

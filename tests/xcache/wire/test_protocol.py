@@ -61,6 +61,7 @@ SAMPLES: dict[str, typing.Any] = {
 
 @pytest.mark.parametrize("message", MESSAGES, ids=lambda message: message.__name__)
 def test_a_message_is_read_as_it_was_written(message):
+    @settings(max_examples=30)
     @given(requests, strategy_for(message))
     def check(request, sent):
         ((got_request, got),) = framing.FrameReader().feed(framing.encode(request, sent))
@@ -70,6 +71,7 @@ def test_a_message_is_read_as_it_was_written(message):
     check()
 
 
+@settings(max_examples=30)
 @given(st.lists(st.tuples(requests, any_message), max_size=8), st.randoms(use_true_random=False))
 def test_however_the_stream_is_cut_the_messages_are_the_same(sent, chance):
     stream = b"".join(framing.encode(request, message) for request, message in sent)
