@@ -10,7 +10,7 @@ import typing
 
 import msgpack
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from xcache.errors import ProtocolError
