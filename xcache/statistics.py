@@ -33,7 +33,8 @@ class Statistics:
     def __str__(self) -> str:
         hits, misses = f"{self.hits} hit{'s' * (self.hits != 1)}", f"{self.misses} miss{'es' * (self.misses != 1)}"
         text = f"{hits}, {misses}, {round(self.saved_seconds, 1) + 0.0:.1f} s saved"
-        for name, counts in (("uncacheable", self.uncacheable), ("errors", self.errors)):
+        groups = ("lowerings", self.lowerings), ("uncacheable", self.uncacheable), ("errors", self.errors)
+        for name, counts in groups:
             if counts:
                 text += f"; {name}: " + ", ".join(f"{n} {what}" for what, n in sorted(counts.items()))
         return text

@@ -55,9 +55,12 @@ def test_every_request_ends_one_way():
     counting.uncacheable("python callback")
     counting.add(requests=1)
     counting.add(hits=1, saved_seconds=0.5)
+    counting.lowering("skipped")
     total = counting.snapshot()
     assert total.requests == total.hits + total.misses + sum(total.uncacheable.values()) == 5
-    assert str(total) == "1 hit, 2 misses, 0.5 s saved; uncacheable: 1 cannot be serialized, 1 python callback"
+    assert str(total) == (
+        "1 hit, 2 misses, 0.5 s saved; lowerings: 1 skipped; uncacheable: 1 cannot be serialized, 1 python callback"
+    )
 
 
 def test_a_snapshot_does_not_change():
