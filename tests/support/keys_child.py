@@ -92,7 +92,12 @@ class _Recording:
         self.last = {"no key": reason}
 
     def get_or_compile(
-        self, compile_now: Callable[[], Any], make_request: Callable[[], Any], _: Callable[[], Any]
+        self,
+        compile_now: Callable[[], Any],
+        make_request: Callable[[], Any],
+        as_without: Callable[[], Any],
+        *,
+        has_another: bool,
     ) -> Outcome:
         try:
             key = make_request().key

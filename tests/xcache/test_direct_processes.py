@@ -39,7 +39,7 @@ class Counts:
     def count_uncacheable(self, reason: str) -> None:
         self.uncacheable.append(reason)
 
-    def get_or_compile(self, compile_now, request, without_key=None):
+    def get_or_compile(self, compile_now, request, as_without=None, *, has_another=False):
         self.requests.append(request)
         return types.SimpleNamespace(executable="from the cache", kind="uncacheable")
 

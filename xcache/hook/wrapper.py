@@ -231,8 +231,6 @@ def components_of(
 
 def reason_to_leave_to_jax(jax: Jax, backend: Any, devices: Any, options: Any, pgle_profiler: Any) -> str | None:
     """Return why xcache leaves a compile to jax's own function, or None."""
-    if reason := reason_to_leave_all_to_jax(jax, backend):
-        return reason
     several_processes = describe.span_processes(devices.flat)
     if pgle_profiler is not None or options.executable_build_options.fdo_profile or options.profile_version > 0:
         return _PROFILE_GUIDED
@@ -241,7 +239,7 @@ def reason_to_leave_to_jax(jax: Jax, backend: Any, devices: Any, options: Any, p
     if several_processes and backend.platform in GPU:
         # XLA divides autotuning among the job's processes: one that compiles waits up to a day for one that does not.
         return "GPU program of several processes"
-    return None
+    return reason_to_leave_all_to_jax(jax, backend)
 
 
 def reason_to_leave_all_to_jax(jax: Jax, backend: Any) -> str | None:

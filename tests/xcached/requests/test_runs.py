@@ -58,7 +58,7 @@ client.record_run(protocol.RecordRun("0123456789abcdef", 1.0, False, {"directory
     [
         ("os._exit(0)", None),
         ("os._exit(3)", None),
-        ("client.note(protocol.RecordRun('0123456789abcdef', 1.0, True, {}, [])); os._exit(0)", None),
+        ("client.note_at_the_end(protocol.RecordRun('0123456789abcdef', 1.0, True, {}, [])); os._exit(0)", None),
         ("os.kill(os.getpid(), signal.SIGKILL)", "SIGKILL"),
         ("os.kill(os.getpid(), signal.SIGRTMIN + 1)", "signal 35"),
     ],
