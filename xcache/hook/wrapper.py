@@ -109,6 +109,8 @@ class _Compiling:
             held = late if late is not None and late.late.stand_in is asked.computation else asked.computation
             anew = _anew(self._jax, weakref.ref(held), backend, executable_devices, compile_options, host_callbacks)
             show_as_compiled(outcome.executable, anew)
+        if outcome.kind in ("hit", "miss"):
+            self._note_use()
         _tell(self._jax, outcome)
         return outcome.executable
 
@@ -127,7 +129,6 @@ class _Compiling:
         parts = components_of(
             jax, surroundings, backend, computation, tuple(devices.flat), options, host_callbacks, known
         )
-        self._note_use()
         if alias is None and (dumped_to := jax.dump_module(computation)):
             jax.compiler.logger.info("Dumped the module to %s.", dumped_to)
         canonical = parts["program"]

@@ -41,6 +41,7 @@ from xcache.hook.structure.encoding import (
     CannotSkipError,
     Encoding,
     attributes_of,
+    check_honest,
     slots_of,
     text,
     type_name,
@@ -110,6 +111,7 @@ class ProgramEncoding(Encoding):
     def encode(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if its content cannot be read."""
         kind = type(value)
+        check_honest(kind)
         self._objects += 1
         if self._objects > _MOST_OBJECTS or (kind in (str, bytes) and len(value) > _MOST_BYTES):
             raise CannotSkipError("large object")

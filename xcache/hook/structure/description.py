@@ -22,7 +22,7 @@ import numpy as np
 from jax._src import core
 from jax._src.interpreters import mlir
 
-from xcache.hook.structure.encoding import CannotSkipError, attributes_of, type_name
+from xcache.hook.structure.encoding import CannotSkipError, attributes_of, check_honest, type_name
 from xcache.hook.structure.libraries import (
     is_from_its_file,
     is_known_module,
@@ -82,6 +82,7 @@ class Description:
     def write(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if it is, or holds, code that is not jax's."""
         kind = type(value)
+        check_honest(kind)
         if kind in PLAIN:
             self.parts.append(value)
         elif (number := self._numbers.get(id(value))) is not None:

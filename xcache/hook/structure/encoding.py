@@ -54,6 +54,13 @@ def _register(table: dict[type, Any], types: Iterable[type], handler: _Handler) 
     return handler
 
 
+def check_honest(kind: Any) -> None:
+    """Raise CannotSkipError if a class may say that it is another one, so that no table tells what it is."""
+    meta: Any = type(kind)
+    if meta.__eq__ is not type.__eq__ or meta.__hash__ is not type.__hash__:
+        raise CannotSkipError("class that compares as it likes")
+
+
 def type_name(kind: Any) -> str:
     """Return the full name of a class, or of a function."""
     return f"{kind.__module__}.{kind.__qualname__}"
@@ -108,6 +115,7 @@ class Encoding:
     def encode(self, value: Any) -> None:
         """Write a value; raise CannotSkipError if its type is unknown."""
         kind = type(value)
+        check_honest(kind)
         handler = HANDLERS.get(kind) or _found.get(kind)
         if handler is None:
             handler = next(handler for base, handler in _families.items() if isinstance(value, base))

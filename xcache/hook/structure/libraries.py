@@ -14,6 +14,8 @@ import jax
 import jaxlib
 
 ROOTS = tuple(f"{Path(package.__file__).resolve().parent}/" for package in (jax, jaxlib))
+# As code names them, which may be by a link.
+_SPELT = (*ROOTS, *(f"{Path(package.__file__).parent}/" for package in (jax, jaxlib)))
 # Packages that jax or jaxlib requires, brings, or uses where it finds them, whose objects stand in its modules.
 _REQUIRED = frozenset((
     "numpy", "ml_dtypes", "scipy", "opt_einsum", "typing_extensions", "nanobind", "absl", "flatbuffers", "etils",
@@ -126,7 +128,7 @@ def is_from_its_file(function: types.FunctionType, module: str) -> bool:
         return False
     file = code.co_filename
     return (
-        file == getattr(holder, "__file__", None)
+        (file == getattr(holder, "__file__", None) and (is_library or file.startswith(_SPELT)))
         or (is_library and file.startswith("<frozen "))
         or (file == "<string>" and code.co_name in _GENERATED)
     )

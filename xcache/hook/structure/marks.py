@@ -56,6 +56,7 @@ class Marks:
         if _has_versions(types.ModuleType) and all(map(_offsets, objects)):
             versions, words = [*dictionaries, *(attributes if _has_versions(_Plain) else ())], objects
         self._memory, self._places = _places(versions, words)
+        self._in_words = words
         self._compared = [*dictionaries, *attributes][len(versions) :], {} if words else objects
         self.take()
 
@@ -65,7 +66,8 @@ class Marks:
         return words != words_before or not are_same(values, values_before)
 
     def take(self) -> None:
-        """Take the state as it is now."""
+        """Take the state as it is now, and keep what it points to: the address of what is gone may be used again."""
+        self._kept = [[_parts_of(kind, each) for each in some] for kind, some in self._in_words.items()]
         self._state = self._read()
 
     def _read(self) -> tuple[bytes, list[Any]]:

@@ -97,9 +97,9 @@ class Pristine:
 
         ``refresh`` must have been called. Raise CannotSkipError if that is not jax's own.
         """
-        self._reach_of_lowering()
         if self._changed_in is not None and self._changed_in is _generation():
             raise CannotSkipError(f"code of jax changed while it was in use: {self._change}")
+        self._reach_of_lowering()
         return self._base_digest + (self.describe(*(sys.modules[name] for name in modules)) if modules else b"")
 
     def describe(self, *values: Any) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 import types
 
 import jax.numpy as jnp
@@ -10,7 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.description import Description
+from xcache.hook.structure.encoding import CannotSkipError, Encoding
+from xcache.hook.structure.libraries import is_from_its_file
+from xcache.hook.structure.marks import Marks
 from xcache.hook.structure.pristine import pristine
 
 X = np.ones((8, 8), np.float32)
@@ -169,3 +173,43 @@ def test_a_function_that_emits_operations_is_watched(structures, monkeypatch):
     original = hlo.multiply
     monkeypatch.setattr(hlo, "multiply", lambda *a, **k: original(*a, **k))
     assert structures.of(lambda x: x * 2, X).startswith("<function of jax replaced")
+
+
+def test_a_value_at_the_address_of_one_that_is_gone_is_another_value():
+    def function(rate=1.0):
+        return rate
+
+    function.__defaults__ = None
+    function.__defaults__ = (float(len(X)),)
+    marks = Marks([function])
+    function.__defaults__ = None
+    # Python gives the next tuple the place of the last one, if nothing keeps that.
+    function.__defaults__ = (float(len(X) + 1),)
+    assert marks.have_changed()
+
+
+class Lying(type):
+    """A metaclass whose classes say that they are that of ``...``."""
+
+    def __eq__(cls, other):
+        return other is type(...)
+
+    def __hash__(cls):
+        return hash(type(...))
+
+
+def test_an_object_whose_class_says_that_it_is_another_is_refused():
+    value = Lying("Ellipsis", (), {})()
+    with pytest.raises(CannotSkipError, match="compares as it likes"):
+        Description(is_complete=False).write(value)
+    with pytest.raises(CannotSkipError, match="compares as it likes"):
+        Encoding().encode(value)
+
+
+def test_a_module_with_a_name_of_jax_s_beyond_its_folder_is_the_program_s(monkeypatch):
+    module = types.ModuleType("jax.of_the_program")
+    module.__file__ = __file__
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile("def function(): pass", __file__, "exec"), vars(module))  # noqa: S102
+    assert not is_from_its_file(module.function, module.__name__)
+    assert is_from_its_file(lax.full_like, lax.full_like.__globals__["__name__"])
