@@ -241,7 +241,7 @@ class Cache:
         if asked is not None:
             self.ledger.note_compiling()
             self._queue.report_soon()
-            if self.mode != "readonly":
+            if self.mode != "readonly" and not is_left:
                 # Before XLA gets the module, which it may change.
                 located = located_first(asked)
         start = monotonic()

@@ -324,7 +324,7 @@ class Skipping:
             self._failed("look at a program", error)
 
     def _lower_timed(self, module_name: str, options: Mapping[str, Any], jaxpr: Any) -> Any:
-        # Of the processor, because the start of a busy machine says nothing of the next one.
+        # The time of the processor counts, because a busy machine says nothing of the next start.
         began = time.thread_time()
         result = self._to_module(module_name, jaxpr, **options)
         self._state.seconds = time.thread_time() - began

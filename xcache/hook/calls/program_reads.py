@@ -1,8 +1,7 @@
-"""What the names and imports in a function's code lead to now."""
+"""Find the values to which the names and imports in a function's code lead now."""
 
 from __future__ import annotations
 
-import builtins
 import importlib.util
 import sys
 import types
@@ -16,13 +15,14 @@ from xcache.hook.structure.libraries import JAX, namespace, origin
 MISSING: Any = object()
 
 
-def value_of(read: tuple[Any, ...], names: dict[str, Any]) -> tuple[Any, list[str]]:
-    """Return the value to which a read leads among these globals, and the attributes that lead on from it."""
+def value_of(read: tuple[Any, ...], function: Any) -> tuple[Any, list[str]]:
+    """Return the value to which a read in a function's code leads, and the attributes that lead on from it."""
+    names = function.__globals__
     name, *following = read
     if isinstance(name, Import):
         found = _imported(name, names, following)
     else:
-        found = names.get(name, vars(builtins).get(name, MISSING))
+        found = names.get(name, function.__builtins__.get(name, MISSING))
     while following and (inner := _attribute(found, following[0])) is not MISSING:
         found = inner
         del following[0]

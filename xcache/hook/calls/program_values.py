@@ -105,7 +105,7 @@ class ProgramEncoding(Encoding):
         # All names in the code that was met, and whether a path was, which can read files, or another's module.
         self.named: set[str] = set()
         self.has_path = self.has_modules = False
-        # What others' modules, classes and functions hold now: their files do not tell what the program has put there.
+        # The contents of others' modules, classes and functions: their files do not tell what the program put there.
         self.others: list[tuple[str, dict[str, Any]]] = []
 
     def encode(self, value: Any) -> None:
@@ -221,7 +221,7 @@ def _globals(encoding: ProgramEncoding, function: types.FunctionType, known: Cod
     encoding.named |= known.names
     makes_sets = known.makes_sets
     for read in known.reads:
-        found, following = value_of(read, function.__globals__)
+        found, following = value_of(read, function)
         makes_sets |= found is set or found is frozenset
         encoding.write(b"G%d;" % len(following))
         encoding.encode(found)

@@ -39,7 +39,7 @@ NATIVE = (
     types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.MethodWrapperType,
     types.ClassMethodDescriptorType, types.GetSetDescriptorType, types.MemberDescriptorType, np.ufunc,
 )  # fmt: skip
-# What Python makes of functions, and where it holds them.
+# The types that Python makes of functions, and the attributes in which they hold these.
 MADE_OF_FUNCTIONS: dict[type, tuple[str, ...]] = {
     types.MethodType: ("__func__", "__self__"), staticmethod: ("__func__",), classmethod: ("__func__",),
     property: ("fget", "fset", "fdel"), functools.cached_property: ("func",),

@@ -63,7 +63,7 @@ class Pristine:
         self._imports: dict[str, set[str]] = {}
         self._imported: set[str] = set()
         self._base_digest = b""
-        # What was described, or the reason why it cannot be, as a text: an exception would hold the frames in which it
+        # Descriptions, or the reasons why there are none, as texts: an exception would hold the frames in which it
         # was raised, with all that the program has there. The key is the id of a module that was only looked at, or
         # has those of all that was described.
         self._described: dict[Any, Any] = {}
@@ -85,7 +85,7 @@ class Pristine:
                 changed = [marks for marks in self._partly if marks.have_changed()]
                 for marks in changed:
                     marks.take()
-                # What imports bring is read last.
+                # The modules that imports bring are read last.
                 values = [value for marks in reversed(changed) for value in marks.values]
                 change = next(filter(None, map(self._change_of, values)), "")
                 if change or any(marks.have_changed() for marks in self._whole):

@@ -286,6 +286,13 @@ def test_a_function_that_the_program_has_put_into_a_module_of_pythons_counts(mon
     assert digests[0] != digests[1]
 
 
+def test_a_function_with_builtins_of_its_own_reads_these():
+    one, other = ({"__builtins__": {"scale": rate}, "__name__": "apart"} for rate in (2.0, 3.0))
+    for space in (one, other):
+        exec("def function(x): return x * scale", space)  # noqa: S102
+    assert told(one["function"]) != told(other["function"])
+
+
 def test_a_module_whose_attribute_has_a_computed_name_is_refused():
     def function(x, name):
         return x * getattr(others, name)
