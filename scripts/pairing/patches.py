@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import jax
 from jax._src.interpreters import mlir
 from pairing.pair import Pair, program
 
@@ -166,6 +167,23 @@ OTHERS = {
         "jit(lambda v: jnp.sin(v))(x)"),
 }  # fmt: skip
 
+# Patches that are undone before the first use of what they were in: jax's caches keep what such code has traced, from
+# jax 0.12 on also beyond a single call. What is changed, for how long, and a use.
+UNDONE = {
+    "draws of random numbers": (
+        "import unittest.mock\nfrom jax._src import random as R\n"
+        "M = sys.modules.get('jax._src.random.core', R)\n"
+        "F = next(name for name in ('_normal_real', '_normal') if hasattr(M, name))\n"
+        "def other(key, shape, dtype, *rest): return jnp.full(shape, n, dtype)\n"
+        "if n:\n    with unittest.mock.patch.object(M, F, other):\n        jax.random.normal(jax.random.key(0), ())",
+        "jit(lambda v: jax.random.gamma(jax.random.key(3), v))(x)"),
+    "method of a class": (
+        "import unittest.mock\nfrom jax._src import core\nold = core.ShapedArray.update\n"
+        "def other(self, **changes): return old(self, **{**changes, 'weak_type': n == 5})\n"
+        "if n:\n    with unittest.mock.patch.object(core.ShapedArray, 'update', other):\n        jnp.sin(jnp.ones(5))",
+        "jit(lambda v: jnp.sin(v) * 2)(jnp.ones(5))"),
+}  # fmt: skip
+
 
 def patch(target: str, way: str, number: str) -> str:
     """Return code that replaces a target in this way; 0 as a number leaves jax as it is."""
@@ -190,6 +208,11 @@ def pairs() -> Iterator[Pair]:
                     use = TARGETS[target][3]
                     text = SAVED + body.replace("{patch}", patch(target, way, number)).replace("{use}", use)
                     yield Pair("patch", f"{target}, {way}, {when}, {kind}", program(text, "jax.jit"), is_alone=True)
+    for name, (change, use) in UNDONE.items() if jax.__version_info__ >= (0, 12) else ():
+        for when in ("after the import", "after a compile"):
+            for jit in ("jax.jit", "xcache.jit"):
+                text = TIMES[when].replace("{patch}", f"n = pick(0, 5)\n{change}").replace("{use}", use)
+                yield Pair("patch", f"{name}, undone, {when}", program(text, jit), jit, is_alone=True)
     for name, (change, use) in OTHERS.items():
         for when, body in TIMES.items():
             for kind, number in NUMBERS.items():

@@ -47,6 +47,16 @@ class Describing:
         self._price = float("inf")
         # The module that makes structures, once it is needed.
         self._made_by: Any = None
+        self._beginning: Any = None
+
+    def watch(self) -> None:
+        """Notice from now on what is changed in jax before it is described, also in modules that were just imported."""
+        from xcache.hook.structure.beginning import Beginning
+
+        if self._beginning is None:
+            self._beginning = Beginning()
+        else:
+            self._beginning.see_new()
 
     def structure(self, module_name: str, jaxpr: Any, arguments: Any) -> Any:
         """Return a program's structure; raise CannotSkipError if there is none, or nothing is gained by it."""
@@ -110,6 +120,7 @@ class Describing:
         with contextlib.suppress(CannotSkipError):
             ambient.jax_files()
             pristine.refresh()
+            pristine.watch(self._beginning)
             pristine.digest()
         self._made_by = digest
         self._price = max(time.thread_time() - began, 0.001)

@@ -224,6 +224,7 @@ class Skipping:
         for module in warned.modules_that_warn():
             self._undo.callback(_put_back, module, "warnings", counting, warnings)
             vars(module)["warnings"] = counting
+        self._describing.watch()
         self._modules = modules
 
     def _lower_nested(self, jaxpr: Any, *arguments: Any, **options: Any) -> Any:

@@ -80,6 +80,28 @@ class Marks:
         return self._memory.take(self._places).tobytes(), values
 
 
+class Versions:
+    """The versions of what some modules and classes have, and how many names each has."""
+
+    def __init__(self, holders: Sequence[Any]) -> None:
+        held = [*map(namespace, holders)] if _has_versions(types.ModuleType) else []
+        self._memory, self._places = _places(held, {})
+        # In the order of the places.
+        self._held = sorted(zip(held, holders, strict=bool(held)), key=lambda each: id(each[0]))
+        self._versions, self._sizes = self._read(), [len(each) for each, _ in self._held]
+
+    def replaced(self) -> list[Any]:
+        """Return those that changed and have as many names: a value was replaced, and may have been put back.
+
+        The list is empty where this interpreter keeps no versions.
+        """
+        changed = np.flatnonzero(self._read() != self._versions)
+        return [self._held[at][1] for at in changed if len(self._held[at][0]) == self._sizes[at]]
+
+    def _read(self) -> Any:
+        return self._memory.take(self._places)
+
+
 def _parts_of(kind: Any, value: Any) -> list[Any]:
     # The cell of a variable without a value has no content.
     return [getattr(value, name, None) for name in _ATTRIBUTES.get(kind) or [name for name, _ in slots_of(kind)]]

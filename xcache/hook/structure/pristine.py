@@ -18,6 +18,7 @@ from typing import Any
 from jax._src import util
 
 from xcache.hook.structure import reach
+from xcache.hook.structure.beginning import Beginning
 from xcache.hook.structure.encoding import CannotSkipError, dictionary_of
 from xcache.hook.structure.libraries import is_of_a_library, original_of
 from xcache.hook.structure.marks import Marks
@@ -41,6 +42,7 @@ class Pristine:
         # The generation of jax's caches in which its code was changed: they may hold what other code has traced.
         self._changed_in: object = None
         self._change = ""
+        self._beginning: Beginning | None = None
         self._forget()
 
     def _forget(self) -> None:
@@ -71,6 +73,11 @@ class Pristine:
         # The tokens of primitives that were made of these; the same primitive may be in a kernel or not.
         self.tokens: dict[tuple[Any, bool], bytes] = {}
 
+    def watch(self, beginning: Beginning) -> None:
+        """Notice what is changed in jax before the program meets it."""
+        beginning.see_classes()
+        self._beginning = beginning
+
     def begin_in_child(self) -> None:
         """Forget all in a forked child if another thread of the parent was changing it."""
         if self._lock.acquire(blocking=False):
@@ -89,18 +96,27 @@ class Pristine:
                 values = [value for marks in reversed(changed) for value in marks.values]
                 change = next(filter(None, map(self._change_of, values)), "")
                 if change or any(marks.have_changed() for marks in self._whole):
-                    self._changed_in, self._change = _generation(), change or "a function"
-                    self._forget()
+                    self._note_change(change or "a function")
+
+    def _note_change(self, change: str) -> None:
+        """Describe nothing until jax's caches are cleared: they may hold what other code has traced."""
+        self._changed_in, self._change = _generation(), change
+        if self._beginning is not None:
+            self.watch(Beginning())
+        self._forget()
 
     def digest(self, modules: Sequence[str] = ()) -> bytes:
         """Return the digest of the code that lowers any program, and of all that these modules have.
 
         ``refresh`` must have been called. Raise CannotSkipError if that is not jax's own.
         """
-        if self._changed_in is not None and self._changed_in is _generation():
-            raise CannotSkipError(f"code of jax changed while it was in use: {self._change}")
+        self._check_change()
         self._reach_of_lowering()
         return self._base_digest + (self.describe(*(sys.modules[name] for name in modules)) if modules else b"")
+
+    def _check_change(self) -> None:
+        if self._changed_in is not None and self._changed_in is _generation():
+            raise CannotSkipError(f"code of jax changed while it was in use: {self._change}")
 
     def describe(self, *values: Any) -> bytes:
         """Return the digest of objects in a program, or of modules with all they have, and of what they lead to."""
@@ -120,6 +136,9 @@ class Pristine:
             with self._lock:
                 known = self._described.get(key)
                 if known is None:
+                    if self._beginning is not None and (change := self._beginning.change()):
+                        self._note_change(change)
+                        self._check_change()
                     try:
                         known = make(argument)
                     except CannotSkipError as reason:

@@ -147,7 +147,7 @@ class Reach(Description):
                 self._modules[home].late[name] = value.__name__
                 return
             self._modules[home].inner[name] = value.__name__
-        if name in _IMPORT_NAMES or (not callable(value) and name in _state_of(module)):
+        if name in _IMPORT_NAMES or (not callable(value) and name in assigned_in(module)):
             return
         if self._beyond is not None and name in self._beyond.read.get(home, ()):
             return
@@ -264,7 +264,7 @@ def _names_in(code: types.CodeType) -> set[str]:
 
 
 @functools.lru_cache(1024)
-def _state_of(module: types.ModuleType) -> frozenset[str]:
+def assigned_in(module: types.ModuleType) -> frozenset[str]:
     """Return the globals that a module's functions assign: they differ from moment to moment."""
     found, names = set[str](), vars(module).copy()
     values = {name for name, value in names.items() if not callable(value)}
@@ -280,4 +280,4 @@ def _state_of(module: types.ModuleType) -> frozenset[str]:
 
 def forget_state() -> None:
     """Have the modules looked at again."""
-    _state_of.cache_clear()
+    assigned_in.cache_clear()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import types
+from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from xcache.hook.structure.beginning import Beginning
 from xcache.hook.structure.description import Description
 from xcache.hook.structure.encoding import CannotSkipError, Encoding
 from xcache.hook.structure.libraries import is_from_its_file
@@ -34,6 +38,47 @@ def changed_late(structures, change, undo, function=lambda x: x * 2):
         undo()
     assert structures.of(function, X) == before
     return after != before
+
+
+@pytest.fixture
+def watched(structures):
+    """Watch jax from here on, as when xcache is switched on."""
+    pristine.watch(Beginning())
+    yield structures
+    pristine._beginning = None
+    jax.clear_caches()
+
+
+def gamma(x):
+    return jax.random.gamma(jax.random.key(0), x)
+
+
+def test_a_patch_that_was_undone_before_its_function_was_met_has_all_lowered(watched):
+    before = watched.of(gamma, X)
+    jax.clear_caches()
+    pristine._forget()
+    watched.of(lambda x: x * 2, X)
+    module = sys.modules[jax.random.gamma.__module__]
+    with mock.patch.object(module, "gamma", None):
+        pass
+    assert "code of jax changed while it was in use" in watched.of(gamma, X)
+    # jax's caches were cleared.
+    assert watched.of(gamma, X) == before
+
+
+def test_a_method_that_was_put_back_before_its_class_was_met_has_all_lowered(watched):
+    pristine._forget()
+    with mock.patch.object(jax.core.ShapedArray, "update", None):
+        pass
+    assert "code of jax changed while it was in use" in watched.of(gamma, X)
+
+
+def test_a_module_of_jax_s_that_the_program_imports_is_no_change(watched, monkeypatch):
+    before = watched.of(gamma, X)
+    pristine._forget()
+    monkeypatch.delitem(sys.modules, "jax.experimental.jet", raising=False)
+    importlib.import_module("jax.experimental.jet")
+    assert watched.of(gamma, X) == before
 
 
 def read(kind):
