@@ -161,6 +161,10 @@ OTHERS = {
     "class of constants": (
         "from jax._src import random\nold = random._random_bits if hasattr(random, '_random_bits') else None\n"
         "if n:\n    jax.random.of_the_pair = n", "jit(lambda v: v * getattr(jax.random, 'of_the_pair', 1))(x)"),
+    "function of numpy's": (
+        "import numpy\nold = numpy.array\n"
+        "def array(*a, **k):\n    out = old(*a, **k)\n    return out * n if out.shape and len(out) > 10 else out\n"
+        "if n:\n    numpy.array = array", "jit(lambda v: jax.lax.bessel_i0e(v))(x)"),
     "builtin of a module of jax's": (
         "from jax._src.lax import lax as L\nfrom jax._src.interpreters import mlir\n"
         "if n:\n    mlir.tuple = lambda *a: tuple(*a)\n    L.len = len\n    import builtins\n    jnp.sin = {5: jnp.cos, 7: jnp.tan}[n]",

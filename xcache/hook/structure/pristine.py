@@ -20,7 +20,7 @@ from jax._src import util
 from xcache.hook.structure import reach
 from xcache.hook.structure.beginning import Beginning
 from xcache.hook.structure.encoding import CannotSkipError, dictionary_of
-from xcache.hook.structure.libraries import is_of_a_library, original_of
+from xcache.hook.structure.libraries import is_of_a_library, is_of_jax, original_of
 from xcache.hook.structure.marks import Marks
 from xcache.hook.structure.reach import Reach
 
@@ -254,6 +254,9 @@ class Pristine:
         """Return what was read of a module, and what it has under other names that code reads, if it is new."""
         names = vars(module)
         new = [name for name in self._names & (names.keys() - known) if not reach.is_late(module, name)]
+        if not is_of_jax(module.__name__):
+            # Python and its libraries put names in their modules at any time.
+            new = []
         return {**{name: names.get(name, self) for name in (*before, *new)}, None: type(module)}
 
     def _entries_of(self, table: _Part) -> _Part:

@@ -8,6 +8,7 @@ those count that were met.
 
 from __future__ import annotations
 
+import builtins
 import collections
 import dis
 import functools
@@ -20,13 +21,21 @@ from jax._src import core
 
 from xcache.hook.structure.description import CODE, Description, lowering_tables
 from xcache.hook.structure.encoding import CannotSkipError, type_name
-from xcache.hook.structure.libraries import is_known_module, is_of_a_library, is_of_jax, namespace
+from xcache.hook.structure.libraries import (
+    is_known_module,
+    is_of_a_library,
+    is_of_jax,
+    namespace,
+    package_of,
+)
 
 # Set by Python's importer, or by pytest's in those of jax's modules that are named test_...
 _IMPORT_NAMES = frozenset((
     "__builtins__", "__loader__", "__spec__", "__doc__", "__file__", "__cached__", "__path__", "__package__",
     "__annotations__", "@py_builtins", "@pytest_ar",
 ))  # fmt: skip
+# Functions of Python's that talk to people, which programs like to replace; no result depends on them.
+_TALKING = frozenset(("print", "input", "warn", "warn_explicit", "showwarning"))
 _NO_CONTENT = frozenset((
     types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, dict, list
 ))  # fmt: skip
@@ -56,6 +65,8 @@ class Reach(Description):
         self.read: dict[str, dict[str, Any]] = {}
         self.classes: dict[type, dict[str, Any]] = {}
         self._modules: dict[str, _Names] = collections.defaultdict(_Names)
+        # Modules of Python's and of libraries that jax's code names.
+        self.libraries: dict[str, types.ModuleType] = {"builtins": builtins}
         # Modules of which names are still to be read, in the order in which they were met.
         self._waiting: dict[str, None] = {}
         # All names of globals and attributes in the code, and the modules that it may import, with names to read there.
@@ -82,6 +93,7 @@ class Reach(Description):
                 # As late as possible, because then many names of a module are read at once.
                 del self._waiting[module := next(iter(self._waiting))]
                 self._read_names(sys.modules[module], self._modules[module])
+        self._read_libraries()
 
     def follow_imports(self, imports: dict[str, set[str]], beyond: Reach) -> None:
         """Write what is read of these modules, as far as they are imported now, and follow it."""
@@ -149,20 +161,41 @@ class Reach(Description):
             self._modules[home].inner[name] = value.__name__
         if name in _IMPORT_NAMES or (not callable(value) and name in assigned_in(module)):
             return
+        if kind is types.ModuleType and is_known_module(value) and is_of_a_library(value.__name__):
+            self.libraries[value.__name__] = value
+        self._write_read(module, name)
+
+    def _write_read(self, module: types.ModuleType, name: str) -> None:
+        value, home = vars(module)[name], module.__name__
         if self._beyond is not None and name in self._beyond.read.get(home, ()):
             return
         self.read.setdefault(home, {})[name] = value
         self.parts += home, name
         try:
-            if isinstance(value, type) and value.__name__ != name and name.islower():
+            if isinstance(value, type) and value.__name__ != name and name.islower() and is_of_jax(home):
                 # It may be the variable of a loop over a set; it must be jax's own.
                 Reach(is_complete=False).write(value)
-            elif kind is np.ndarray:
+            elif type(value) is np.ndarray:
                 self.write_array(value)
             else:
                 self.write(value)
         except CannotSkipError as reason:
-            raise CannotSkipError(f"function of jax replaced: {home}.{name}: {reason}") from None
+            whose = "jax" if is_of_jax(home) else "a library"
+            raise CannotSkipError(f"function of {whose} replaced: {home}.{name}: {reason}") from None
+
+    def _read_libraries(self) -> None:
+        """Write what can be called of what the code's names lead to in modules of Python's and of libraries."""
+        known = {} if self._beyond is None else self._beyond.libraries
+        for module in (*known.values(), *self.libraries.values()):
+            home, held = module.__name__, vars(module)
+            for name in sorted((self.names & held.keys()) - _TALKING):
+                kind = type_name(type(held[name]))
+                if callable(held[name]) and package_of(kind) == package_of(home) != "builtins":
+                    # An object of the library's own, such as numpy.sum, is what its files make it.
+                    self.read.setdefault(home, {})[name] = held[name]
+                    self.parts += home, name, kind, str(getattr(held[name], "__name__", None))
+                elif callable(held[name]):
+                    self._write_read(module, name)
 
     def _write_named(self, value: Any) -> None:
         if isinstance(value, dict):

@@ -1,0 +1,94 @@
+"""Functions of Python's and of libraries that jax's code reads count: a program may put its own in their place."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import math
+import operator
+from unittest import mock
+
+import jax
+import numpy as np
+import pytest
+
+from xcache.hook.structure.encoding import CannotSkipError
+from xcache.hook.structure.pristine import pristine
+
+X = np.ones((8, 8), np.float32)
+
+
+def bessel(x):
+    return jax.lax.bessel_i0e(x)
+
+
+def other(function):
+    @functools.wraps(function)
+    def replacement(*arguments, **options):
+        return function(*arguments, **options)
+
+    return replacement
+
+
+@pytest.fixture
+def replace(monkeypatch):
+    """Put something in the place of a library's function, in a process that has described nothing yet."""
+
+    def put(module, name, value):
+        monkeypatch.setattr(module, name, value)
+        pristine._forget()
+        pristine._changed_in = None
+
+    yield put
+    monkeypatch.undo()
+    pristine._forget()
+    pristine._changed_in = None
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "make"),
+    [
+        (np, "array", other),
+        (math, "prod", lambda _: mock.MagicMock()),
+        (math, "prod", functools.partial(functools.partial, other)),
+        (builtins, "len", lambda function: lambda value: function(value)),
+        (operator, "mul", other),
+    ],
+    ids=["function", "mock", "partial", "builtin", "operator"],
+)
+def test_a_library_s_function_that_the_program_has_replaced_has_all_lowered(structures, replace, module, name, make):
+    before = structures.of(bessel, X)
+    replace(module, name, make(getattr(module, name)))
+    assert f"function of a library replaced: {module.__name__}.{name}" in structures.of(bessel, X)
+    assert not before.startswith("<")
+
+
+def test_another_function_of_the_library_itself_is_another_program(structures, replace):
+    before = structures.of(bessel, X)
+    replace(np, "array", np.asarray)
+    after = structures.of(bessel, X)
+    assert after != before
+    assert not after.startswith("<")
+
+
+def test_a_replacement_that_comes_late_has_all_lowered(structures, replace, monkeypatch):
+    structures.of(bessel, X)
+    monkeypatch.setattr(np, "array", other(np.array))
+    pristine.refresh()
+    with pytest.raises(CannotSkipError, match=r"code of jax changed while it was in use: numpy\.array"):
+        pristine.digest()
+
+
+@pytest.mark.parametrize("name", ["print", "input"])
+def test_functions_that_talk_to_people_may_be_replaced(structures, replace, name):
+    before = structures.of(bessel, X)
+    replace(builtins, name, other(getattr(builtins, name)))
+    assert structures.of(bessel, X) == before
+
+
+def test_new_names_among_the_builtins_are_no_change(structures, monkeypatch):
+    before = structures.of(bessel, X)
+    monkeypatch.setattr(builtins, "shape", other(len), raising=False)
+    monkeypatch.setattr(builtins, "_", 7, raising=False)
+    pristine.refresh()
+    assert structures.of(bessel, X) == before
