@@ -131,6 +131,13 @@ BINDINGS = (
      "def act(v): return f(k, v)", "act"),
     ("axis name", "act = jax.vmap(lambda v: jax.lax.axis_index('i') * v, axis_name='i', in_axes=pick(0, None), axis_size=8)",
      "act"),
+    ("reduction of copyreg's", "import copy, copyreg\nclass Own:\n    k = 2\nown = Own()\nother = Own()\nother.k = 3\n"
+     "def reduced(_): return (lambda: other, ())\nif not A:\n    copyreg.pickle(Own, reduced)\n"
+     "def act(v): return v * copy.copy(own).k", "act"),
+    ("method of a class of Python's", "import textwrap\nif not A:\n    textwrap.TextWrapper.wrap = lambda self, text: [1, 2, 3]\n"
+     "def act(v): return v * len(textwrap.wrap('a b', 3))", "act"),
+    ("registered with an abstract class", "import numbers\nclass Own: pass\nown = Own()\nif not A:\n    numbers.Real.register(Own)\n"
+     "def act(v): return v * (2 if isinstance(own, numbers.Real) else 3)", "act"),
     ("precision of a partial", "act = functools.partial(jnp.sum, keepdims=pick(True, False))", "act"),
 )  # fmt: skip
 

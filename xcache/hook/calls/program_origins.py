@@ -88,8 +88,9 @@ class _Examined(NamedTuple):
     modules: int
     marks: Marks
     digest: bytes
-    # Containers that the program can change in place, by their names.
+    # Containers that the program can change in place, by their names, and classes that it can register others with.
     containers: dict[str, Any]
+    abstract: list[type]
 
 
 _examined: dict[tuple[frozenset[str], frozenset[str]], _Examined] = {}
@@ -102,12 +103,14 @@ def of_libraries(packages: frozenset[str], own: frozenset[str]) -> bytes:
     known = _examined.get((packages, own))
     if known is None or known.modules != len(sys.modules) or known.marks.have_changed():
         known = _examined[packages, own] = _examine(packages, own)
+    for kind in known.abstract:
+        check_registered(kind, own)
     return known.digest + _told(known.containers, own)
 
 
 def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
     """Look at the files of packages and of all that these use, and at what is in their own modules and classes."""
-    count, digest, settings = len(sys.modules), hashlib.sha256(), dict[str, Any]()
+    count, digest, settings, abstract = len(sys.modules), hashlib.sha256(), dict[str, Any](), list[type]()
     # By id, because modules import classes from each other.
     holders, functions = dict[int, tuple[str, dict[str, Any]]](), dict[int, types.FunctionType]()
     for name, names in _modules_of(packages, own):
@@ -115,6 +118,7 @@ def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
         if package_of(name) in packages:
             kinds = [each for each in names.copy().values() if isinstance(each, type)]
             own_kinds = [kind for kind in kinds if package_of(kind.__module__) in packages]
+            abstract += [kind for kind in own_kinds if "_abc_impl" in namespace(kind)]
             holders |= {id(held): (type_name(kind), held) for kind in own_kinds for held in [namespace(kind)]}
             holders[id(names)] = name, names
     for place, names in holders.values():
@@ -129,20 +133,24 @@ def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
     names_of = {id(each): name for name, each in settings.items() if type(each) not in PLAIN}
     containers = {name: settings[name] for name in names_of.values()}
     marks = Marks([*(names for _, names in holders.values()), *functions.values()])
-    return _Examined(count, marks, digest.digest(), containers)
+    return _Examined(count, marks, digest.digest(), containers, abstract)
 
 
 def _modules_of(packages: frozenset[str], own: frozenset[str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the loaded modules of packages with their names, and those of the packages that these use, and so on."""
+    """Yield the loaded modules of packages with their names, and those of the packages that these use, and so on.
+
+    Of Python's own only those that are asked for are among them.
+    """
     loaded = collections.defaultdict(list)
     for name, module in sorted(sys.modules.copy().items()):
-        if issubclass(type(module), types.ModuleType) and origin(name) not in (JAX, PYTHON):
+        is_wanted = package_of(name) in packages or origin(name) not in (JAX, PYTHON)
+        if is_wanted and issubclass(type(module), types.ModuleType):
             loaded[package_of(name)].append((name, namespace(module)))
     waiting = sorted(packages)
     for package in waiting:
         for name, names in loaded.pop(package, ()):
             yield name, names
-            if origin(name, own) != PROGRAM:
+            if origin(name, own) not in (PROGRAM, PYTHON):
                 waiting += map(_package_of_part, list(names.values()))
 
 
@@ -168,11 +176,17 @@ def file_digest(file: str) -> bytes:
 
 def _is_setting(name: str, value: Any) -> bool:
     kind = type(value)
-    return not name.startswith("__") and (kind in PLAIN or kind in _CONTAINERS or origin(kind.__module__) == LIBRARY)
+    is_plain = kind in PLAIN or kind in _CONTAINERS
+    is_object = kind.__module__ != "builtins" and not callable(value) and origin(kind.__module__) in (LIBRARY, PYTHON)
+    return not name.startswith("__") and (is_plain or is_object)
 
 
 def _told(settings: dict[str, Any], own: frozenset[str]) -> bytes:
-    said = {name: _said(value) for name, value in settings.items()}
+    # Python's containers are mostly memos.
+    said = {
+        name: b"" if type(value) not in PLAIN and origin(package_of(name)) == PYTHON else _said(value)
+        for name, value in settings.items()
+    }
     for name, each in said.items():
         if not each:
             _check_held(name, settings[name], own)
@@ -199,6 +213,14 @@ def _check_held(name: str, value: Any, own: frozenset[str], depth: int = 4) -> N
             raise CannotSkipError(f"function of a library replaced: {name}")
         if type(each) in _CONTAINERS:
             _check_held(name, each, own, depth - 1)
+
+
+def check_registered(kind: type, own: frozenset[str]) -> None:
+    """Raise CannotSkipError if somebody made classes of the program's subclasses of an abstract one by a call."""
+    if "_abc_impl" in namespace(kind):
+        registered = [reference() for reference in sys.modules["_abc"]._get_dump(kind)[0]]
+        if any(each is not None and origin(each.__module__, own) == PROGRAM for each in registered):
+            raise CannotSkipError(f"class with registered subclasses: {type_name(kind)}")
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:

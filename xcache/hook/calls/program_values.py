@@ -122,7 +122,7 @@ class ProgramEncoding(Encoding):
         whose, full = origin(module, self.own), f"{module}.{name}"
         if full in origins.IMPURE or (whose == PYTHON and origins.PURE.isdisjoint((module, full))):
             raise CannotSkipError(f"outside the program: {full}")
-        if whose == LIBRARY:
+        if whose in (LIBRARY, PYTHON):
             self._packages.add(package_of(module))
         return whose
 
@@ -244,8 +244,7 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
         encoding.others.append((type_name(value), _data_in(namespace(value))))
     else:
         encoding.encode_all((type(value), *value.__bases__))
-        if "_abc_impl" in vars(value) and sys.modules["_abc"]._get_dump(value)[0]:
-            raise CannotSkipError(f"class with registered subclasses: {type_name(value)}")
+        origins.check_registered(value, encoding.own)
         _names(encoding, vars(value))
     node = tree_util._registry.get(value)
     if node is not None and origin(value.__module__) not in (JAX, PYTHON):

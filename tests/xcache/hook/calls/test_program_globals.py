@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import argparse
 import array
+import builtins
 import collections
 import collections.abc
 import copy
+import copyreg
 import ctypes
 import dataclasses
 import datetime
 import decimal
+import fractions
 import functools
 import io
 import itertools
 import json
 import math
+import numbers
 import os
 import pathlib
 import queue
 import random
 import re
+import textwrap
 import threading
 import typing
 import weakref
@@ -335,6 +340,39 @@ def test_a_library_with_a_function_of_the_program_s_is_refused(owner, name, valu
     monkeypatch.setattr(owner, name, value)
     with pytest.raises(CannotSkipError, match="function of a library replaced"):
         told(using(click.style))
+
+
+@pytest.mark.parametrize(
+    ("named", "replace"),
+    [
+        (copy.copy, lambda patch: patch.setitem(copyreg.dispatch_table, Plain, echo)),
+        (copy.deepcopy, lambda patch: patch.setitem(copy._deepcopy_dispatch, Plain, echo)),
+        (json.dumps, lambda patch: patch.setattr(json.JSONEncoder, "default", echo)),
+        (json.loads, lambda patch: patch.setattr(json, "_default_decoder", json.JSONDecoder(object_hook=echo))),
+        (fractions.Fraction, lambda patch: patch.setattr(fractions.Fraction, "__float__", echo)),
+        (textwrap.wrap, lambda patch: patch.setattr(textwrap.TextWrapper, "wrap", echo)),
+        (collections.Counter, lambda patch: patch.setattr(collections.Counter, "__missing__", echo)),
+        (functools.wraps, lambda patch: patch.setattr(functools, "update_wrapper", echo)),
+        (len, lambda patch: patch.setattr(builtins, "sum", echo)),
+    ],
+    ids=["copyreg", "deepcopy", "encoder", "decoder", "fraction", "textwrap", "counter", "functools", "builtins"],
+)
+def test_a_function_of_the_program_s_in_one_of_python_s_modules_is_refused(named, replace, monkeypatch):
+    before = told(using(named))
+    with monkeypatch.context() as patch:
+        replace(patch)
+        with pytest.raises(CannotSkipError, match="function of a library replaced"):
+            told(using(named))
+    assert told(using(named)) == before
+
+
+def test_a_class_that_the_program_has_registered_with_an_abstract_one_of_python_s_is_refused():
+    told(using(numbers.Real))
+    # Nothing takes a class out again, but the registry does not keep it.
+    registered = type("Registered", (), {"__module__": __name__})
+    numbers.Real.register(registered)
+    with pytest.raises(CannotSkipError, match=r"class with registered subclasses: numbers\.Real"):
+        told(using(numbers.Real))
 
 
 @pytest.mark.parametrize(
