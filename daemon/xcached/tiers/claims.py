@@ -227,7 +227,7 @@ class Claims:
             if lease is not None and lease.why_not:
                 # Its entry would be of no use.
                 return ALONE, False
-            is_over = lease is not None and lease.held.ended
+            is_over = lease is not None and (lease.held.ended or not lease.held.is_of(time.time()))
             if lease is not None and is_over and lease.held.holder == awaited:
                 return ALONE, False
             # Only what its holder has signed anew keeps anybody: another may write there, or what was signed before.
@@ -335,6 +335,6 @@ class Claims:
     def _object(self, claim: _Claim, *, ended: bool = False) -> bytes:
         about, seconds = claim.compile, round(time.monotonic() - claim.since, 3)
         held = Held(
-            self._holder, claim.beats, self._host, about.pid, about.program, seconds, about.expected, ended
+            self._holder, claim.beats, self._host, about.pid, about.program, seconds, about.expected, ended, time.time()
         )  # fmt: skip
         return held.encoded(self._lease_name(about.key), claim.signer)

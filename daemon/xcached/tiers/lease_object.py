@@ -16,10 +16,12 @@ from xcache.wire.trusted_keys import TrustedKeys
 
 MOST_BYTES = 2048
 # Characters of a name, and the largest number.
-_MOST_SHOWN, _LONGEST = 100, 1e9
+_MOST_SHOWN, _LONGEST = 100, 1e10
+# The clocks of machines differ by less, or each of the two compiles by itself.
+_MOST_SKEW_SECONDS = 300.0
 # The name of the object, and what it says of the lease.
-_FIELDS = 9
-_KIND = signed_header.Kind("lease", b"xclease\0", 1, MOST_BYTES, Shape(_FIELDS, 0, 1))
+_FIELDS = 10
+_KIND = signed_header.Kind("lease", b"xclease\0", 2, MOST_BYTES, Shape(_FIELDS, 0, 1))
 
 
 class Held(NamedTuple):
@@ -37,8 +39,14 @@ class Held(NamedTuple):
     expected: float
     # The compile is over, and no entry comes of it.
     ended: bool = False
+    # When this was signed, in seconds of the epoch.
+    at: float = 0.0
     # The id of the key that has signed this, and will sign the entry; empty if none does.
     signer: str = ""
+
+    def is_of(self, now: float) -> bool:
+        """Return whether this was signed a short time ago, so that nobody waits for what was signed before."""
+        return abs(now - self.at) <= _MOST_SKEW_SECONDS
 
     def encoded(self, name: str, signer: PrivateKey | None) -> bytes:
         """Return the object of this name."""
@@ -65,7 +73,7 @@ def decoded(
         return None
     if not whole or len(values) != _FIELDS or values[0] != name:
         return None
-    holder, beats, host, pid, program, seconds, expected, ended = values[1:]
+    holder, beats, host, pid, program, seconds, expected, ended, at = values[1:]
     held = Held(
         holder=_text(holder),
         beats=int(_number(beats)),
@@ -75,6 +83,7 @@ def decoded(
         seconds=_number(seconds),
         expected=_number(expected),
         ended=ended is True,
+        at=_number(at),
         signer=signed_header.signer_of(view),
     )
     return Found(held, why_not)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -226,11 +227,13 @@ def test_a_store_that_cannot_do_it_is_asked_rarely_and_takes_uploads_all_the_sam
 
 
 # Who writes in the tier has no key that counts: it signs with one of its own, does not sign, or writes again and again
-# what was signed before, or for another key.
+# what was signed before (the same beat, or all of them), or for another key.
 FORGED = Held("f" * 16, 1, "host", 1, "x", 0.0, 1e9)
 
 
-@pytest.mark.parametrize("kind", ["signed by a stranger", "unsigned", "garbage", "replayed", "ended", "of another key"])
+@pytest.mark.parametrize(
+    "kind", ["signed by a stranger", "unsigned", "garbage", "replayed", "recorded", "ended", "of another key"]
+)
 def test_whoever_can_write_to_a_tier_makes_nobody_wait(kind, folder, run):
     signer = {"signed by a stranger": STRANGER, "unsigned": None}.get(kind, SECOND)
     name = LEASE + "x" if kind == "of another key" else LEASE
@@ -238,7 +241,8 @@ def test_whoever_can_write_to_a_tier_makes_nobody_wait(kind, folder, run):
     def forged(number: int) -> bytes:
         if kind == "garbage":
             return b"%d" % number
-        held = FORGED._replace(beats=1 if kind == "replayed" else number, ended=kind == "ended")
+        at = time.time() - (3600.0 if kind == "recorded" else 0.0)
+        held = FORGED._replace(beats=1 if kind == "replayed" else number, ended=kind == "ended", at=at)
         return held.encoded(name, signer)
 
     async def scenario() -> None:

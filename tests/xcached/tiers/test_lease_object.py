@@ -10,7 +10,7 @@ from xcached.tiers import lease_object
 from xcached.tiers.lease_object import MOST_BYTES, Held, decoded
 
 NAME = "leases/ab/abcd"
-HELD = Held("0123456789abcdef", 3, "host", 4711, "train.py", 1.5, 20.0)
+HELD = Held("0123456789abcdef", 3, "host", 4711, "train.py", 1.5, 20.0, at=NOON)
 TRUSTED = in_memory(OURS.public)
 
 
@@ -33,6 +33,13 @@ def test_only_what_a_trusted_key_signed_counts():
     assert read(bytes(altered)).why_not
 
 
+@pytest.mark.parametrize(("seconds", "is_new"), [(0, True), (-299, True), (299, True), (301, False), (-86_400, False)])
+def test_a_lease_is_of_the_time_at_which_it_was_signed(seconds, is_new):
+    held = read(HELD._replace(at=NOON + seconds).encoded(NAME, OURS)).held
+    assert held.at == NOON + seconds
+    assert held.is_of(NOON) is is_new
+
+
 def test_a_lease_is_of_one_key():
     assert read(HELD.encoded("leases/ab/other", OURS)) is None
 
@@ -50,8 +57,8 @@ def test_other_objects_are_none(content):
 
 @pytest.mark.parametrize("value", [None, True, -1, 1e300, float("nan"), float("inf"), 2**60, "x\ny\x1b[31m", b"\xff"])
 def test_any_value_can_be_shown_and_sent(value):
-    held = read(signed_header.written(lease_object._KIND, [NAME, *[value] * 8], OURS)).held
+    held = read(signed_header.written(lease_object._KIND, [NAME, *[value] * 9], OURS)).held
     assert held.holder.isprintable()
     assert held.program.isprintable()
-    assert 0 <= held.expected <= 1e9
+    assert 0 <= held.expected <= 1e10
     framing.encode(1, protocol.Wait(held.pid, held.program, held.seconds, 1.0))
