@@ -28,12 +28,14 @@ class Beginning:
         self._modules |= new
         self._seen.append(Versions([*new]))
         if self._has_classes:
-            self._see_classes(new)
+            values = {id(value): value for module in new for value in [*vars(module).values()]}.values()
+            kinds = [value for value in values if isinstance(value, type) and is_of_jax(value.__module__)]
+            self._seen.append(Versions(kinds))
 
-    def see_classes(self) -> None:
-        """Note the states of classes, too, from now on."""
-        self._has_classes = True
-        self._see_classes(self._modules)
+    def see_all(self) -> None:
+        """Note all states as they are now, from now on also those of classes."""
+        self._has_classes, self._modules, self._seen = True, set(), []
+        self.see_new()
 
     def change(self) -> str:
         """Return the name of a module or class in which something was replaced since, or nothing.
@@ -49,7 +51,3 @@ class Beginning:
             if not assigned_in(holder):
                 return str(holder.__name__)
         return ""
-
-    def _see_classes(self, modules: set[types.ModuleType]) -> None:
-        held = {id(value): value for module in modules for value in [*vars(module).values()] if isinstance(value, type)}
-        self._seen.append(Versions([kind for kind in held.values() if is_of_jax(kind.__module__)]))

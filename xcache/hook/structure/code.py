@@ -64,6 +64,7 @@ def token(encoding: Encoding, primitive: Any) -> bytes:
     try:
         made = tagged(b"p", primitive.name.encode() + b" " + pristine.describe(primitive, *rules))
     except CannotSkipError as reason:
+        pristine.check_change()
         raise CannotSkipError(f"lowering rule outside jax: {primitive.name}: {reason}") from None
     tokens[primitive, in_kernel] = made
     return made

@@ -43,6 +43,7 @@ class Pristine:
         self._changed_in: object = None
         self._change = ""
         self._beginning: Beginning | None = None
+        self._has_looked = False
         self._forget()
 
     def _forget(self) -> None:
@@ -74,8 +75,10 @@ class Pristine:
         self.tokens: dict[tuple[Any, bool], bytes] = {}
 
     def watch(self, beginning: Beginning) -> None:
-        """Notice what is changed in jax before the program meets it."""
-        beginning.see_classes()
+        """Notice what is changed in jax before the program meets it, and refuse what was changed already."""
+        if change := beginning.change():
+            self._note_change(change)
+        beginning.see_all()
         self._beginning = beginning
 
     def begin_in_child(self) -> None:
@@ -87,6 +90,7 @@ class Pristine:
 
     def refresh(self) -> None:
         """Forget what has changed since the last call."""
+        self._has_looked = False
         if any(marks.have_changed() for marks in (*self._whole, *self._partly)):
             with self._lock:
                 changed = [marks for marks in self._partly if marks.have_changed()]
@@ -102,7 +106,7 @@ class Pristine:
         """Describe nothing until jax's caches are cleared: they may hold what other code has traced."""
         self._changed_in, self._change = _generation(), change
         if self._beginning is not None:
-            self.watch(Beginning())
+            self._beginning.see_all()
         self._forget()
 
     def digest(self, modules: Sequence[str] = ()) -> bytes:
@@ -110,17 +114,30 @@ class Pristine:
 
         ``refresh`` must have been called. Raise CannotSkipError if that is not jax's own.
         """
-        self._check_change()
+        self.check_change()
         self._reach_of_lowering()
         return self._base_digest + (self.describe(*(sys.modules[name] for name in modules)) if modules else b"")
 
-    def _check_change(self) -> None:
+    def check_change(self) -> None:
+        """Raise CannotSkipError if jax's caches may hold what other code has traced."""
         if self._changed_in is not None and self._changed_in is _generation():
             raise CannotSkipError(f"code of jax changed while it was in use: {self._change}")
 
+    def _look_back(self) -> None:
+        """Look, once for each program, whether something that it is the first to meet was changed before."""
+        if self._beginning is not None and not self._has_looked:
+            with self._lock:
+                self._has_looked = True
+                if change := self._beginning.change():
+                    self._note_change(change)
+        self.check_change()
+
     def describe(self, *values: Any) -> bytes:
         """Return the digest of objects in a program, or of modules with all they have, and of what they lead to."""
-        made: bytes = self._once(tuple(map(id, values)), self._digest_of, values)
+        key = tuple(map(id, values))
+        if key not in self._described:
+            self._look_back()
+        made: bytes = self._once(key, self._digest_of, values)
         return made
 
     def check(self, *names: str) -> None:
@@ -136,9 +153,6 @@ class Pristine:
             with self._lock:
                 known = self._described.get(key)
                 if known is None:
-                    if self._beginning is not None and (change := self._beginning.change()):
-                        self._note_change(change)
-                        self._check_change()
                     try:
                         known = make(argument)
                     except CannotSkipError as reason:
@@ -150,6 +164,8 @@ class Pristine:
         return known
 
     def _reach_of_lowering(self) -> Reach:
+        if () not in self._described:
+            self._look_back()
         made: Reach = self._once((), self._made_of_lowering, None)
         return made
 

@@ -34,8 +34,12 @@ _IMPORT_NAMES = frozenset((
     "__builtins__", "__loader__", "__spec__", "__doc__", "__file__", "__cached__", "__path__", "__package__",
     "__annotations__", "@py_builtins", "@pytest_ar",
 ))  # fmt: skip
-# Functions of Python's that talk to people, which programs like to replace; no result depends on them.
-_TALKING = frozenset(("print", "input", "warn", "warn_explicit", "showwarning"))
+# Functions of Python's that talk to people, which programs like to replace, and names that shells add to the builtins:
+# no result of jax's depends on these.
+_TALKING = frozenset((
+    "print", "input", "warn", "warn_explicit", "showwarning",
+    "copyright", "credits", "display", "exit", "get_ipython", "help", "license", "quit", "_",
+))  # fmt: skip
 _NO_CONTENT = frozenset((
     types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, dict, list
 ))  # fmt: skip
@@ -184,7 +188,7 @@ class Reach(Description):
             raise CannotSkipError(f"function of {whose} replaced: {home}.{name}: {reason}") from None
 
     def _read_libraries(self) -> None:
-        """Write what can be called of what the code's names lead to in modules of Python's and of libraries."""
+        """Write the functions, classes and numbers to which the code's names lead in modules that are not jax's."""
         known = {} if self._beyond is None else self._beyond.libraries
         for module in (*known.values(), *self.libraries.values()):
             home, held = module.__name__, vars(module)
@@ -194,7 +198,7 @@ class Reach(Description):
                     # An object of the library's own, such as numpy.sum, is what its files make it.
                     self.read.setdefault(home, {})[name] = held[name]
                     self.parts += home, name, kind, str(getattr(held[name], "__name__", None))
-                elif callable(held[name]):
+                elif callable(held[name]) or type(held[name]) is float:
                     self._write_read(module, name)
 
     def _write_named(self, value: Any) -> None:
