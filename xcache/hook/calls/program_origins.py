@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import collections
 import functools
 import hashlib
@@ -103,9 +104,7 @@ def of_libraries(packages: frozenset[str], own: frozenset[str]) -> bytes:
     known = _examined.get((packages, own))
     if known is None or known.modules != len(sys.modules) or known.marks.have_changed():
         known = _examined[packages, own] = _examine(packages, own)
-    for kind in known.abstract:
-        check_registered(kind, own)
-    return known.digest + _told(known.containers, own)
+    return known.digest + _told_registered(known.abstract, own) + _told(known.containers, own)
 
 
 def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
@@ -123,10 +122,14 @@ def _examine(packages: frozenset[str], own: frozenset[str]) -> _Examined:
             holders[id(names)] = name, names
     for place, names in holders.values():
         settings |= {f"{place}.{key}": each for key, each in names.copy().items() if _is_setting(key, each)}
-        for function in (each for value in list(names.values()) for each in _functions_of(value)):
+        for key, function in ((key, each) for key, value in names.copy().items() for each in _functions_of(value)):
             functions[id(function)] = function
             if _is_programs(function, own):
                 raise CannotSkipError(f"function of a library replaced: {place}.{function.__qualname__}")
+            placed = f"{place}.{key} {function.__qualname__} {function.__name__}"
+            digest.update(_told({placed: function.__defaults__ or ()}, own))
+            if function.__kwdefaults__:
+                settings[placed] = function.__kwdefaults__
             if function.__code__.co_filename.startswith("<"):
                 digest.update(marshal.dumps(function.__code__, _MARSHAL))
     digest.update(_told(settings, own))
@@ -182,11 +185,7 @@ def _is_setting(name: str, value: Any) -> bool:
 
 
 def _told(settings: dict[str, Any], own: frozenset[str]) -> bytes:
-    # Python's containers are mostly memos.
-    said = {
-        name: b"" if type(value) not in PLAIN and origin(package_of(name)) == PYTHON else _said(value)
-        for name, value in settings.items()
-    }
+    said = {name: _said(value) for name, value in settings.items()}
     for name, each in said.items():
         if not each:
             _check_held(name, settings[name], own)
@@ -215,12 +214,27 @@ def _check_held(name: str, value: Any, own: frozenset[str], depth: int = 4) -> N
             _check_held(name, each, own, depth - 1)
 
 
-def check_registered(kind: type, own: frozenset[str]) -> None:
-    """Raise CannotSkipError if somebody made classes of the program's subclasses of an abstract one by a call."""
-    if "_abc_impl" in namespace(kind):
-        registered = [reference() for reference in sys.modules["_abc"]._get_dump(kind)[0]]
-        if any(each is not None and origin(each.__module__, own) == PROGRAM for each in registered):
-            raise CannotSkipError(f"class with registered subclasses: {type_name(kind)}")
+def registered_with(kind: type) -> list[type]:
+    """Return the classes that somebody has made subclasses of an abstract one, or of a subclass, by a call."""
+    # All abstract classes derive from abc.ABC, and nobody asks whether something is one.
+    if "_abc_impl" not in namespace(kind) or kind is abc.ABC:
+        return []
+    found = [each for reference in sys.modules["_abc"]._get_dump(kind)[0] if (each := reference()) is not None]
+    # Type's own method: a class may say something else of itself.
+    derived: list[type] = type.__subclasses__(kind)
+    for each in derived:
+        found += registered_with(each)
+    return sorted(found, key=type_name)
+
+
+def _told_registered(abstract: list[type], own: frozenset[str]) -> bytes:
+    told = b""
+    for kind in abstract:
+        for each in registered_with(kind):
+            if origin(each.__module__, own) == PROGRAM:
+                raise CannotSkipError(f"class with registered subclasses: {type_name(kind)}")
+            told += text(f"{type_name(kind)} {type_name(each)}")
+    return told
 
 
 def _functions_of(value: Any) -> Iterator[types.FunctionType]:
@@ -232,6 +246,8 @@ def _functions_of(value: Any) -> Iterator[types.FunctionType]:
             yield from _functions_of(getattr(value, name))
     elif not isinstance(value, type) and type(call := getattr(kind, "__call__", None)) is types.FunctionType:  # noqa: B004
         yield call
+    if type(inner := getattr(value, "__wrapped__", None)) is types.FunctionType:
+        yield inner
 
 
 def _is_programs(function: types.FunctionType, own: frozenset[str]) -> bool:

@@ -129,6 +129,7 @@ class ProgramEncoding(Encoding):
     def digest(self) -> str:
         """Return the digest of all that was written, and of what this led to."""
         self._follow()
+        self.encode(sys.get_int_max_str_digits())
         if "numpy" in self._packages:
             self.encode((np.get_printoptions(), np.geterr()))
         self.write(origins.of_libraries(frozenset(self._packages), self.own))
@@ -244,7 +245,7 @@ def _class(encoding: ProgramEncoding, value: type) -> None:
         encoding.others.append((type_name(value), _data_in(namespace(value))))
     else:
         encoding.encode_all((type(value), *value.__bases__))
-        origins.check_registered(value, encoding.own)
+        encoding.encode_all(origins.registered_with(value))
         _names(encoding, vars(value))
     node = tree_util._registry.get(value)
     if node is not None and origin(value.__module__) not in (JAX, PYTHON):

@@ -9,6 +9,9 @@ from xcache.hook.structure.encoding import type_name
 from xcache.hook.structure.libraries import is_of_jax
 from xcache.hook.structure.marks import Versions
 
+# Modules with whose functions jax computes while it traces, and in which nobody keeps state.
+_COMPUTING = frozenset(("math", "numpy", "operator"))
+
 
 class Beginning:
     """The states of jax's modules, and later of the classes in them, when these were first seen."""
@@ -23,8 +26,8 @@ class Beginning:
     def see_new(self) -> None:
         """Note the states of modules that were imported since."""
         loaded = sys.modules.copy().items()
-        new = {each for name, each in loaded if is_of_jax(name) and issubclass(type(each), types.ModuleType)}
-        new -= self._modules
+        wanted = (each for name, each in loaded if is_of_jax(name) or name in _COMPUTING)
+        new = {each for each in wanted if issubclass(type(each), types.ModuleType)} - self._modules
         self._modules |= new
         self._seen.append(Versions([*new]))
         if self._has_classes:
@@ -38,16 +41,17 @@ class Beginning:
         self.see_new()
 
     def change(self) -> str:
-        """Return the name of a module or class in which something was replaced since, or nothing.
+        """Return the name of a module or class in which something was replaced since, if only for a time, or nothing.
 
-        The import of a module adds a name to its package, and a module whose functions assign its globals changes at
-        any time.
+        The import of a module adds it to its package, jax adds attributes to classes when it imports more, and a module
+        whose functions assign its globals changes at any time.
         """
         from xcache.hook.structure.reach import assigned_in
 
-        for holder in (holder for versions in self._seen for holder in versions.replaced()):
+        for holder, new in (each for versions in self._seen for each in versions.changed()):
             if isinstance(holder, type):
-                return type_name(holder)
-            if not assigned_in(holder):
+                if not new:
+                    return type_name(holder)
+            elif not assigned_in(holder) and not (new and all(isinstance(each, types.ModuleType) for each in new)):
                 return str(holder.__name__)
         return ""

@@ -81,7 +81,10 @@ class Marks:
 
 
 class Versions:
-    """The versions of what some modules and classes have, and how many names each has."""
+    """The versions of what some modules and classes have, and how many names each has.
+
+    A dictionary keeps its names in the order in which they came, so that the new ones are the last.
+    """
 
     def __init__(self, holders: Sequence[Any]) -> None:
         held = [*map(namespace, holders)] if _has_versions(types.ModuleType) else []
@@ -90,13 +93,16 @@ class Versions:
         self._held = sorted(zip(held, holders, strict=bool(held)), key=lambda each: id(each[0]))
         self._versions, self._sizes = self._read(), [len(each) for each, _ in self._held]
 
-    def replaced(self) -> list[Any]:
-        """Return those that changed and have as many names: a value was replaced, and may have been put back.
+    def changed(self) -> list[tuple[Any, list[Any]]]:
+        """Return those that have changed, if only for a time, each with the values that came with new names.
 
         The list is empty where this interpreter keeps no versions.
         """
-        changed = np.flatnonzero(self._read() != self._versions)
-        return [self._held[at][1] for at in changed if len(self._held[at][0]) == self._sizes[at]]
+        found = []
+        for at in np.flatnonzero(self._read() != self._versions):
+            held, holder = self._held[at]
+            found.append((holder, list(held.values())[self._sizes[at] :]))
+        return found
 
     def _read(self) -> Any:
         return self._memory.take(self._places)

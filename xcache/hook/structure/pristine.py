@@ -99,6 +99,9 @@ class Pristine:
                 # The modules that imports bring are read last.
                 values = [value for marks in reversed(changed) for value in marks.values]
                 change = next(filter(None, map(self._change_of, values)), "")
+                if not change and self._beginning is not None:
+                    # It may have been put back, and jax may have traced meanwhile.
+                    change = self._beginning.change()
                 if change or any(marks.have_changed() for marks in self._whole):
                     self._note_change(change or "a function")
 
