@@ -122,7 +122,8 @@ def is_from_its_file(function: types.FunctionType, module: str) -> bool:
     code, names = function.__code__, function.__globals__
     if module.startswith("namedtuple_"):
         return names.keys() == _NAMES_OF_NAMED_TUPLES
-    holder = sys.modules.get(module)
+    # Python 3.11 and 3.12 give this module the name of another one.
+    holder = sys.modules.get("_collections_abc" if module == "collections.abc" else module)
     is_library = is_of_a_library(module)
     if holder is None or vars(holder) is not names or not (is_library or is_of_jax(module)):
         return False

@@ -12,16 +12,20 @@ import builtins
 import collections
 import dis
 import functools
+import gc
+import itertools
 import sys
 import types
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 from jax._src import core
 
-from xcache.hook.structure.description import CODE, Description, lowering_tables
+from xcache.hook.structure.description import CODE, HEAP_TYPE, Description, lowering_tables
 from xcache.hook.structure.encoding import CannotSkipError, type_name
 from xcache.hook.structure.libraries import (
+    is_from_its_file,
     is_known_module,
     is_of_a_library,
     is_of_jax,
@@ -34,11 +38,14 @@ _IMPORT_NAMES = frozenset((
     "__builtins__", "__loader__", "__spec__", "__doc__", "__file__", "__cached__", "__path__", "__package__",
     "__annotations__", "@py_builtins", "@pytest_ar",
 ))  # fmt: skip
-# Functions of Python's that talk to people, which programs like to replace, and names that shells add to the builtins:
-# no result of jax's depends on these.
+# Modules that reach outside of the process, functions that talk to people, and names that shells add to the builtins:
+# tools like to replace these, and no result of jax's depends on them.
+_OUTSIDE = frozenset((
+    "gc", "glob", "gzip", "io", "logging", "os", "pathlib", "platform", "posixpath", "socketserver", "sys", "threading",
+    "time", "traceback", "warnings",
+))  # fmt: skip
 _TALKING = frozenset((
-    "print", "input", "warn", "warn_explicit", "showwarning",
-    "copyright", "credits", "display", "exit", "get_ipython", "help", "license", "quit", "_",
+    "print", "input", "open", "copyright", "credits", "display", "exit", "get_ipython", "help", "license", "quit", "_",
 ))  # fmt: skip
 _NO_CONTENT = frozenset((
     types.GetSetDescriptorType, types.MemberDescriptorType, types.WrapperDescriptorType, dict, list
@@ -165,7 +172,7 @@ class Reach(Description):
             self._modules[home].inner[name] = value.__name__
         if name in _IMPORT_NAMES or (not callable(value) and name in assigned_in(module)):
             return
-        if kind is types.ModuleType and is_known_module(value) and is_of_a_library(value.__name__):
+        if kind is types.ModuleType and is_of_a_library(value.__name__) and is_known_module(value):
             self.libraries[value.__name__] = value
         self._write_read(module, name)
 
@@ -176,6 +183,8 @@ class Reach(Description):
         self.read.setdefault(home, {})[name] = value
         self.parts += home, name
         try:
+            if isinstance(value, type) and not is_of_jax(value.__module__):
+                self._look_at_library_class(value)
             if isinstance(value, type) and value.__name__ != name and name.islower() and is_of_jax(home):
                 # It may be the variable of a loop over a set; it must be jax's own.
                 Reach(is_complete=False).write(value)
@@ -190,16 +199,29 @@ class Reach(Description):
     def _read_libraries(self) -> None:
         """Write the functions, classes and numbers to which the code's names lead in modules that are not jax's."""
         known = {} if self._beyond is None else self._beyond.libraries
-        for module in (*known.values(), *self.libraries.values()):
+        for module in {**known, **self.libraries}.values():
             home, held = module.__name__, vars(module)
-            for name in sorted((self.names & held.keys()) - _TALKING):
-                kind = type_name(type(held[name]))
-                if callable(held[name]) and package_of(kind) == package_of(home) != "builtins":
-                    # An object of the library's own, such as numpy.sum, is what its files make it.
-                    self.read.setdefault(home, {})[name] = held[name]
-                    self.parts += home, name, kind, str(getattr(held[name], "__name__", None))
-                elif callable(held[name]) or type(held[name]) is float:
+            for name in sorted((self.names & held.keys()) - _TALKING if home not in _OUTSIDE else ()):
+                value = held[name]
+                if callable(value) and home != "builtins" and package_of(type_name(type(value))) == package_of(home):
+                    self._write_library_object(home, name, value)
+                elif callable(value) or type(value) is float:
                     self._write_read(module, name)
+
+    def _look_at_library_class(self, kind: type) -> None:
+        """Raise CannotSkipError if a class of a library's has methods that are not from its files."""
+        if kind not in self.classes and kind.__flags__ & HEAP_TYPE:
+            self.classes[kind] = content_of(kind)
+            _check_from_files(type_name(kind), self.classes[kind].values())
+
+    def _write_library_object(self, home: str, name: str, value: Any) -> None:
+        """Write an object of the library's own, such as numpy.sum, by its name, unless it was made of other code."""
+        held = [*gc.get_referents(value), getattr(value, "__wrapped__", None)]
+        _check_from_files(
+            f"{home}.{name}", itertools.chain(held, *(each.values() for each in held if type(each) is dict))
+        )
+        self.read.setdefault(home, {})[name] = value
+        self.parts += home, name, type_name(type(value)), str(getattr(value, "__name__", None))
 
     def _write_named(self, value: Any) -> None:
         if isinstance(value, dict):
@@ -262,6 +284,14 @@ class Reach(Description):
             raise CannotSkipError(f"function of jax replaced: {type_name(kind)}: {reason}") from None
 
 
+def _check_from_files(name: str, values: Iterable[Any]) -> None:
+    """Raise CannotSkipError if a function among some values is not from the file of its module."""
+    for value in values:
+        function = getattr(value, "__func__", value)
+        if type(function) is types.FunctionType and not is_from_its_file(function, function.__globals__["__name__"]):
+            raise CannotSkipError(f"function of a library replaced: {name}: {function.__qualname__}")
+
+
 def content_of(kind: type) -> dict[str, Any]:
     """Return what counts of a class: its code that is written in Python, and its plain values."""
     # The file of jaxlib tells what is native. It makes the class of an iterator when the first one is needed.
@@ -269,6 +299,8 @@ def content_of(kind: type) -> dict[str, Any]:
         name: held
         for name, held in namespace(kind).copy().items()
         if type(held) not in _NO_CONTENT
+        # The classes of libraries also count what they do.
+        and (is_of_jax(kind.__module__) or type(held) in CODE)
         and type(getattr(held, "fget", held)).__module__ != "nanobind"
         and (not name.startswith("__") or callable(held) or hasattr(type(held), "__get__"))
     }

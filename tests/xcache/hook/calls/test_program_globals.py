@@ -371,6 +371,9 @@ def test_a_function_of_the_program_s_in_one_of_python_s_modules_is_refused(named
 class Abstract(metaclass=abc.ABCMeta):
     """A class of the program's with which others are registered."""
 
+    @abc.abstractmethod
+    def apply(self): ...
+
 
 class DerivedAbstract(Abstract):
     """One that somebody may ask through its base."""
