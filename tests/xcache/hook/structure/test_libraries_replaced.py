@@ -58,8 +58,8 @@ def replace(monkeypatch):
         (math, "prod", functools.partial(functools.partial, other)),
         (builtins, "len", lambda function: lambda value: function(value)),
         (operator, "mul", other),
-        (np, "array", lambda function: np.frompyfunc(other(function), 1, 1)),
-        (np, "sqrt", np.vectorize),
+        (np, "log2", lambda function: np.frompyfunc(other(function), 1, 1)),
+        (np, "log2", lambda function: np.vectorize(other(function))),
         (np, "sum", lambda function: array_function_dispatch(other(function))(other(function))),
         (np.vectorize, "__call__", other),
     ],
@@ -108,8 +108,8 @@ def test_another_number_in_a_library_is_another_program(structures, replace):
 )  # fmt: skip
 def test_functions_that_reach_outside_of_the_process_may_be_replaced(structures, replace, monkeypatch, module, name):
     before = structures.of(bessel, X)
-    monkeypatch.setattr(module, name, None, raising=False)
-    replace(module, name, other(print))
+    monkeypatch.setattr(module, name, getattr(module, name, print), raising=False)
+    replace(module, name, other(getattr(module, name)))
     assert structures.of(bessel, X) == before
 
 
