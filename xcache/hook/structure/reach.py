@@ -193,8 +193,9 @@ class Reach(Description):
             else:
                 self.write(value)
         except CannotSkipError as reason:
-            whose = "jax" if is_of_jax(home) else "a library"
-            raise CannotSkipError(f"function of {whose} replaced: {home}.{name}: {reason}") from None
+            if is_of_jax(home):
+                raise CannotSkipError(f"function of jax replaced: {home}.{name}: {reason}") from None
+            raise CannotSkipError(f"function of a library replaced: {home}.{name}: {reason}") from None
 
     def _read_libraries(self) -> None:
         """Write the functions, classes and numbers to which the code's names lead in modules that are not jax's."""
