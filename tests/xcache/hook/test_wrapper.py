@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import types
 
+import jax
 import numpy as np
 import pytest
+from jax._src import array, compiler
 
-from xcache.hook import jax_versions, stages, wrapper
+from xcache.hook import compile_path, jax_versions, stages, wrapper
 from xcache.keys import stablehlo
 
 
@@ -30,3 +32,11 @@ def test_a_platform_without_keys_is_left_to_jax_and_its_own_cache(caches, platfo
     wrapped(*given)
     assert seen == [given]
     assert cache.statistics().uncacheable == {reason: 1}
+
+
+def test_a_method_that_a_tool_adds_to_arrays_takes_no_part_in_a_compile(monkeypatch):
+    client = type(jax.devices()[0].client)
+    monkeypatch.setattr(array.ArrayImpl, "shown", lambda _: "x", raising=False)
+    assert compile_path.replaced(client) is None
+    monkeypatch.setattr(compiler, "get_compile_options", lambda *_: None)
+    assert compile_path.replaced(client).startswith("function of jax replaced: jax._src.compiler.get_compile_options")

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 from jax._src import core
+from jax._src.array import ArrayImpl
 
 from xcache.hook.structure.description import CODE, HEAP_TYPE, Description, lowering_tables
 from xcache.hook.structure.encoding import CannotSkipError, type_name
@@ -123,7 +124,9 @@ class Reach(Description):
         for name in vars(module).copy():
             self._write_global(module, name)
         for kind in [each for each in self.named if isinstance(each, type) and each.__module__ == module.__name__]:
-            self._write_class_content(kind)
+            # Tools add methods to arrays, which take no part in a compile; lowering comes to the class by its name.
+            if kind is not ArrayImpl:
+                self._write_class_content(kind)
 
     def _note_names(self, function: types.FunctionType) -> None:
         own = function.__globals__
