@@ -146,8 +146,8 @@ def _modules_of(packages: frozenset[str], own: frozenset[str]) -> Iterator[tuple
     """
     loaded = collections.defaultdict(list)
     for name, module in sorted(sys.modules.copy().items()):
-        is_wanted = package_of(name) in packages or origin(name) not in (JAX, PYTHON)
-        if is_wanted and issubclass(type(module), types.ModuleType):
+        is_module = issubclass(type(module), types.ModuleType)
+        if is_module and (package_of(name) in packages or origin(name) not in (JAX, PYTHON)):
             loaded[package_of(name)].append((name, namespace(module)))
     waiting = sorted(packages)
     for package in waiting:
@@ -180,7 +180,8 @@ def file_digest(file: str) -> bytes:
 def _is_setting(name: str, value: Any) -> bool:
     kind = type(value)
     is_plain = kind in PLAIN or kind in _CONTAINERS
-    is_object = kind.__module__ != "builtins" and not callable(value) and origin(kind.__module__) in (LIBRARY, PYTHON)
+    whose = origin(kind.__module__)
+    is_object = whose == LIBRARY or (whose == PYTHON and kind.__module__ != "builtins" and not callable(value))
     return not name.startswith("__") and (is_plain or is_object)
 
 

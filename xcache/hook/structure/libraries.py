@@ -52,7 +52,8 @@ def origin(module: Any, own: frozenset[str] = frozenset()) -> str:
     if package in own:
         return PROGRAM
     found = sys.modules.get(str(module)) or sys.modules.get(package)
-    file = None if found is None else namespace(found).get("__file__")
+    # Programs put objects of other kinds there, too.
+    file = namespace(found).get("__file__") if issubclass(type(found), types.ModuleType) else None
     if file is None:
         return PYTHON if package in sys.stdlib_module_names else PROGRAM
     return origin_of_file(file, package)

@@ -74,11 +74,12 @@ class Pristine:
         # The tokens of primitives that were made of these; the same primitive may be in a kernel or not.
         self.tokens: dict[tuple[Any, bool], bytes] = {}
 
-    def watch(self, beginning: Beginning) -> None:
+    def watch(self, beginning: Beginning | None) -> None:
         """Notice what is changed in jax before the program meets it, and refuse what was changed already."""
-        if change := beginning.change():
-            self._note_change(change)
-        beginning.see_all()
+        if beginning is not None:
+            if change := beginning.change():
+                self._note_change(change)
+            beginning.see_all()
         self._beginning = beginning
 
     def begin_in_child(self) -> None:

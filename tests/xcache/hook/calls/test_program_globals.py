@@ -27,6 +27,7 @@ import pathlib
 import queue
 import random
 import re
+import sys
 import textwrap
 import threading
 import typing
@@ -409,6 +410,12 @@ def test_what_a_module_of_python_s_holds_counts(change, monkeypatch):
         change(patch)
         assert told(function) != before
     assert told(function) == before
+
+
+def test_an_object_among_the_modules_that_is_none_is_passed_over(monkeypatch):
+    before = told(using(click.style))
+    monkeypatch.setitem(sys.modules, "held_by_a_test", object())
+    assert told(using(click.style)) == before
 
 
 def test_a_class_that_the_program_has_registered_with_an_abstract_one_of_python_s_is_refused():
