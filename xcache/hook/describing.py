@@ -65,15 +65,6 @@ class Describing:
 
             pristine.watch(None)
 
-    def begin_late(self) -> None:
-        """Describe nothing: programs were lowered that nobody looked at, so that jax's caches may hold anything."""
-        self._is_decided, self._reason = True, _UNSEEN
-
-    @property
-    def has_seen_all(self) -> bool:
-        """Whether each program that was lowered was described, or looked at."""
-        return self._made_by is not None and self._reason is None
-
     def structure(self, module_name: str, jaxpr: Any, arguments: Any) -> Any:
         """Return a program's structure; raise CannotSkipError if there is none, or nothing is gained by it."""
         if not self._is_decided:

@@ -71,15 +71,6 @@ class Never:
 NEVER = Never()
 
 
-class _Seen:
-    """How many lowerings of this process were looked at, when xcache was last switched off."""
-
-    lowerings = 0
-
-
-_seen = _Seen()
-
-
 class Skipping:
     """Replaces jax's lowering as long as it is ``installed``."""
 
@@ -114,7 +105,6 @@ class Skipping:
             self._watching = [config.config._value_holders[name] for name in watching]
             # Raises where this jax has a setting without a value.
             self.is_watched()
-            self._lowerings()
             from xcache.hook import describing, late_module
             from xcache.hook.structure.encoding import CannotSkipError
 
@@ -201,8 +191,6 @@ class Skipping:
         The functions that may get a late module from jax's caches or objects stay replaced until there is none.
         """
         self._is_ours = is_ours
-        if self._lowerings() not in (0, _seen.lowerings):
-            self._describing.begin_late()
         for_late_modules: tuple[tuple[Any, str, Any], ...] = (
             (self._pxla, "_cached_lowering_to_hlo", Replacement(self._lower, self._lower_nested)),
             (self._pxla, "_cached_compilation", Replacement(self._compile, self._compile_late)),
@@ -218,7 +206,7 @@ class Skipping:
                 put_back = functools.partial(_put_back, owner, name, made, made.__wrapped__)
                 undo.callback(self._late_module.living.when_none_is_left, put_back)
                 setattr(owner, name, made)
-            undo.callback(self._end)
+            undo.callback(self._describing.end)
             # Undone first: from here on no lowering is skipped.
             undo.callback(setattr, self, "_is_ours", bool)
             for owner, name, made in others:
@@ -227,15 +215,6 @@ class Skipping:
             self._undo, self._modules = undo, 0
             self._count_warnings()
             yield
-
-    def _lowerings(self) -> int:
-        """Return how many programs jax has lowered since its caches were cleared."""
-        return int(self._lower.cache_info().misses)
-
-    def _end(self) -> None:
-        if self._describing.has_seen_all:
-            _seen.lowerings = self._lowerings()
-        self._describing.end()
 
     def _count_warnings(self) -> None:
         """Count the warnings of jax's modules, also of those that were imported since this was last called."""

@@ -24,21 +24,24 @@ class Beginning:
         self.see_new()
 
     def see_new(self) -> None:
-        """Note the states of modules that were imported since."""
+        """Note the states of modules that were imported since; xcache's own functions must be in them already."""
         loaded = sys.modules.copy().items()
         wanted = (each for name, each in loaded if is_of_jax(name) or name in _COMPUTING)
         new = {each for each in wanted if issubclass(type(each), types.ModuleType)} - self._modules
         self._modules |= new
-        self._seen.append(Versions([*new]))
-        if self._has_classes:
-            values = {id(value): value for module in new for value in [*vars(module).values()]}.values()
-            kinds = [value for value in values if isinstance(value, type) and is_of_jax(value.__module__)]
-            self._seen.append(Versions(kinds))
+        self._see(new)
 
     def see_all(self) -> None:
-        """Note all states as they are now, from now on also those of classes."""
-        self._has_classes, self._modules, self._seen = True, set(), []
-        self.see_new()
+        """Note the states of all known modules as they are now, and from now on also those of their classes."""
+        self._has_classes, self._seen = True, []
+        self._see(self._modules)
+
+    def _see(self, modules: set[types.ModuleType]) -> None:
+        self._seen.append(Versions([*modules]))
+        if self._has_classes:
+            values = {id(value): value for module in modules for value in [*vars(module).values()]}.values()
+            kinds = [value for value in values if isinstance(value, type) and is_of_jax(value.__module__)]
+            self._seen.append(Versions(kinds))
 
     def change(self) -> str:
         """Return the name of a module or class in which something was replaced since, if only for a time, or nothing.
