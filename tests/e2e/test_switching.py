@@ -397,6 +397,24 @@ print(json.dumps(xcache.stats().misses))
     assert "xcache is off" in result.stderr
 
 
+@pytest.mark.once
+def test_lowerings_are_skipped_when_the_cache_is_switched_on_again(place):
+    """xcache's own functions leave jax and come back: that is no change of jax's code."""
+    program = """
+import json, jax, xcache
+counted = []
+for number in (3, 5):
+    jax.jit(lambda x: x * number)(1.0)
+    counted.append(xcache.stats().lowerings)
+    xcache.disable()
+    xcache.enable()
+print(json.dumps(counted))
+"""
+    cold, warm = (json.loads(place.run(program, XCACHE="1", XCACHE_LOWERING="skip").stdout) for _ in range(2))
+    assert [set(each) for each in cold] == [{"no alias"}, {"no alias"}]
+    assert [set(each) for each in warm] == [{"skipped"}, {"skipped"}]
+
+
 @pytest.mark.thorough
 def test_what_was_not_lowered_can_be_compiled_after_the_cache_is_off(place):
     ran = [place.run(program_text("compile_after_switching")) for _ in range(2)]

@@ -227,7 +227,7 @@ class Claims:
             if lease is not None and lease.why_not:
                 # Its entry would be of no use.
                 return ALONE, False
-            is_over = lease is not None and (lease.held.ended or not lease.held.is_of(time.time()))
+            is_over = lease is not None and (lease.held.ended or not lease.held.is_recent(time.time()))
             if lease is not None and is_over and lease.held.holder == awaited:
                 return ALONE, False
             # Only what its holder has signed anew keeps anybody: another may write there, or what was signed before.

@@ -44,7 +44,7 @@ class Held(NamedTuple):
     # The id of the key that has signed this, and will sign the entry; empty if none does.
     signer: str = ""
 
-    def is_of(self, now: float) -> bool:
+    def is_recent(self, now: float) -> bool:
         """Return whether this was signed a short time ago, so that nobody waits for what was signed before."""
         return abs(now - self.at) <= _MOST_SKEW_SECONDS
 

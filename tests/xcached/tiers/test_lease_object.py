@@ -33,11 +33,11 @@ def test_only_what_a_trusted_key_signed_counts():
     assert read(bytes(altered)).why_not
 
 
-@pytest.mark.parametrize(("seconds", "is_new"), [(0, True), (-299, True), (299, True), (301, False), (-86_400, False)])
-def test_a_lease_is_of_the_time_at_which_it_was_signed(seconds, is_new):
+@pytest.mark.parametrize(("seconds", "is_recent"), [(0, True), (-299, True), (299, True), (301, False), (-9999, False)])
+def test_a_lease_is_of_the_time_at_which_it_was_signed(seconds, is_recent):
     held = read(HELD._replace(at=NOON + seconds).encoded(NAME, OURS)).held
     assert held.at == NOON + seconds
-    assert held.is_of(NOON) is is_new
+    assert held.is_recent(NOON) is is_recent
 
 
 def test_a_lease_is_of_one_key():

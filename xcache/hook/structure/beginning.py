@@ -9,8 +9,8 @@ from xcache.hook.structure.encoding import type_name
 from xcache.hook.structure.libraries import is_of_jax
 from xcache.hook.structure.marks import Versions
 
-# Modules with whose functions jax computes while it traces, and in which nobody keeps state.
-_COMPUTING = frozenset(("math", "numpy", "operator"))
+# jax computes with the functions of these modules while it traces, and they keep no state.
+_MATHEMATICAL = frozenset(("math", "numpy", "operator"))
 
 
 class Beginning:
@@ -26,7 +26,7 @@ class Beginning:
     def see_new(self) -> None:
         """Note the states of modules that were imported since; xcache's own functions must be in them already."""
         loaded = sys.modules.copy().items()
-        wanted = (each for name, each in loaded if is_of_jax(name) or name in _COMPUTING)
+        wanted = (each for name, each in loaded if is_of_jax(name) or name in _MATHEMATICAL)
         new = {each for each in wanted if issubclass(type(each), types.ModuleType)} - self._modules
         self._modules |= new
         self._see(new)

@@ -303,7 +303,7 @@ def content_of(kind: type) -> dict[str, Any]:
         name: held
         for name, held in namespace(kind).copy().items()
         if type(held) not in _NO_CONTENT
-        # The classes of libraries also count what they do.
+        # A library's class may keep counts and memos, so that its code alone counts.
         and (is_of_jax(kind.__module__) or type(held) in CODE)
         and type(getattr(held, "fget", held)).__module__ != "nanobind"
         and (not name.startswith("__") or callable(held) or hasattr(type(held), "__get__"))
