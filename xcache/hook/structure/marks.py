@@ -67,7 +67,7 @@ class Marks:
 
     def take(self) -> None:
         """Take the state as it is now, and keep what it points to: the address of what is gone may be used again."""
-        self._kept = [[_parts_of(kind, each) for each in some] for kind, some in self._in_words.items()]
+        self._kept = [_parts_of(kind, some) for kind, some in self._in_words.items()]
         self._state = self._read()
 
     def _read(self) -> tuple[bytes, list[Any]]:
@@ -76,7 +76,7 @@ class Marks:
         values = [*map(object.__getattribute__, self._with_attributes, itertools.repeat("__dict__"))]
         values += itertools.chain.from_iterable(map(dict.values, dictionaries))
         for kind, some in objects.items():
-            values += itertools.chain.from_iterable(_parts_of(kind, each) for each in some)
+            values += _parts_of(kind, some)
         return self._memory.take(self._places).tobytes(), values
 
 
@@ -108,9 +108,11 @@ class Versions:
         return self._memory.take(self._places)
 
 
-def _parts_of(kind: Any, value: Any) -> list[Any]:
+def _parts_of(kind: Any, values: Sequence[Any]) -> list[Any]:
+    names = _ATTRIBUTES.get(kind) or [name for name, _ in slots_of(kind)]
     # The cell of a variable without a value has no content.
-    return [getattr(value, name, None) for name in _ATTRIBUTES.get(kind) or [name for name, _ in slots_of(kind)]]
+    parts = (map(getattr, values, itertools.repeat(name), itertools.repeat(None)) for name in names)
+    return [*itertools.chain.from_iterable(parts)]
 
 
 def _places(dictionaries: Sequence[Any], objects: Mapping[Any, Sequence[Any]]) -> tuple[Any, Any]:
@@ -181,6 +183,6 @@ def _offsets(kind: Any) -> tuple[int, ...]:
     example = examples[kind]
     found = [
         [at for at in range(_WORD, kind.__basicsize__, _WORD) if _word(example, at) == id(part)]
-        for part in _parts_of(kind, example)
+        for part in _parts_of(kind, [example])
     ]
     return tuple(itertools.chain.from_iterable(found)) if all(len(places) == 1 for places in found) else ()

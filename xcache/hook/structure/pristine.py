@@ -62,8 +62,8 @@ class Pristine:
         self._tables: dict[int, _Part] = {}
         self._keys: set[Any] = set()
         self._names: set[str] = set()
-        # The modules that its code may import, with names to read there, and those of them that were looked at.
-        self._imports: dict[str, set[str]] = {}
+        # The modules that its code may import, and those of them that were looked at.
+        self._imports: set[str] = set()
         self._imported: set[str] = set()
         self._base_digest = b""
         # Descriptions, or the reasons why there are none, as texts: an exception would hold the frames in which it
@@ -195,7 +195,7 @@ class Pristine:
             self._check_imports(made.imports, base)
             return made.digest()
 
-    def _check_imports(self, imports: dict[str, set[str]], base: Reach) -> None:
+    def _check_imports(self, imports: set[str], base: Reach) -> None:
         """Raise CannotSkipError unless these modules are jax's own as far as they are imported.
 
         Code imports them while it runs. Whether they are imported yet must not count.
@@ -205,9 +205,8 @@ class Pristine:
             with self._watching(made):
                 made.follow_imports(imports, base)
         finally:
-            for name, names in made.imports.items():
-                self._imports.setdefault(name, set()).update(names)
-            self._imported |= self._imports.keys() & sys.modules.keys()
+            self._imports |= made.imports
+            self._imported |= self._imports & sys.modules.keys()
 
     def _look_at(self, module: types.ModuleType) -> bool:
         with self._watching(Reach(is_complete=False)) as made:
@@ -235,8 +234,8 @@ class Pristine:
             self._note(value, read, read(value))
             self._note(value, _place_of, _place_of(value))
         values = [table for _, table in made.tables] + [value for value, _ in made.objects]
-        values += [kind for kind in made.classes if id(kind) not in self._read]
-        for kind, content in made.classes.items():
+        values += [kind for kind, _ in made.classes.values() if id(kind) not in self._read]
+        for kind, content in made.classes.values():
             self._note(kind, _of_class, {None: kind.__bases__, **content})
         for name, names in made.read.items():
             if name not in self._of_modules:
@@ -262,10 +261,10 @@ class Pristine:
 
     def _foreign_imports(self, _: Any) -> _Part:
         """Return why a module that was imported since is not jax's own, or nothing."""
-        new = (self._imports.keys() & sys.modules.keys()) - self._imported
+        new = (self._imports & sys.modules.keys()) - self._imported
         try:
             if new:
-                self._check_imports({name: self._imports[name] for name in new}, self._reach_of_lowering())
+                self._check_imports(new, self._reach_of_lowering())
         except CannotSkipError as reason:
             return {None: reason}
         return {}

@@ -1,15 +1,14 @@
 """Follow jax's code: all that it reads by name, in this process, and what that reads in turn.
 
-A function reads the globals that its code names, and of modules the attributes that it names. A class counts with all
-its methods: one that is called on any object is found with the object's class, which is a part of the program or is
-named by the code that makes the object. jax chooses functions from tables by a primitive or a class; the entries of
-those count that were met.
+A function reads the globals that its code names, and of modules the attributes that it names: all names in all code are
+looked up in all modules of jax's that this leads to. A class counts with all its methods: one that is called on any
+object is found with the object's class, which is a part of the program or is named by the code that makes the object.
+jax chooses functions from tables by a primitive or a class; the entries of those count that were met.
 """
 
 from __future__ import annotations
 
 import builtins
-import collections
 import dis
 import functools
 import gc
@@ -53,69 +52,63 @@ _NO_CONTENT = frozenset((
 ))  # fmt: skip
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _TRACED = ("abstract_eval", "bind", "bind_with_trace")
-
-
-class _Names:
-    """The names of one module: those that are wanted, and were seen; those of modules among them, and of late ones."""
-
-    def __init__(self) -> None:
-        self.had: dict[int, set[str]] = {}
-        self.wanted: list[set[str]] = []
-        self.seen: set[str] = set()
-        self.inner: dict[str, str] = {}
-        self.late: dict[str, str] = {}
+_Modules = dict[str, types.ModuleType]
+_Names = set[str]
 
 
 class Reach(Description):
     """A description with all that its code reads, but what another one has that counts, too."""
 
+    # The other one; nothing, where there is none.
+    _beyond: Reach
+
     def __init__(self, *, is_complete: bool) -> None:
         super().__init__(is_complete=is_complete)
-        self._beyond: Reach | None = None
         # The description holds as long as these do not change, too: globals of modules by their names, and what classes
-        # have.
+        # have, by their ids: jax's scalar types say that they are numpy's.
         self.read: dict[str, dict[str, Any]] = {}
-        self.classes: dict[type, dict[str, Any]] = {}
-        self._modules: dict[str, _Names] = collections.defaultdict(_Names)
-        # Modules of Python's and of libraries that jax's code names.
-        self.libraries: dict[str, types.ModuleType] = {"builtins": builtins}
-        # Modules of which names are still to be read, in the order in which they were met.
-        self._waiting: dict[str, None] = {}
-        # All names of globals and attributes in the code, and the modules that it may import, with names to read there.
+        self.classes: dict[int, tuple[type, dict[str, Any]]] = {}
+        # The modules of jax's that code names, and those of Python's and of libraries.
+        self.modules: _Modules = {}
+        self.libraries: _Modules = {"builtins": builtins}
+        # All names of globals and attributes in the code, and the modules that it may import.
         self.names: set[str] = set()
-        self.imports: dict[str, set[str]] = {}
+        self.imports: set[str] = set()
         self.tables: list[tuple[int, dict[Any, Any]]] = []
         # Primitives and classes, by which tables are asked.
         self.keys: list[Any] = []
 
     def follow(self, beyond: Reach | None = None) -> None:
         """Write all that the code reads that was written, but what another description has, which counts as well."""
-        self.is_complete, self._beyond = False, beyond
+        self.is_complete = False
         if beyond is not None:
-            self.known = beyond._numbers
+            self._beyond, self.known = beyond, beyond._numbers
         functions = named = 0
-        while functions < len(self.functions) or named < len(self.named) or self._waiting:
-            if functions < len(self.functions):
-                self._note_names(self.functions[functions])
-                functions += 1
-            elif named < len(self.named):
-                self._write_named(self.named[named])
-                named += 1
-            else:
-                # As late as possible, because then many names of a module are read at once.
-                del self._waiting[module := next(iter(self._waiting))]
-                self._read_names(sys.modules[module], self._modules[module])
-        self._read_libraries()
+        known, names = self._beyond.modules, self._beyond.names
+        while functions < len(self.functions) or named < len(self.named) or self.modules.keys() - known.keys():
+            while functions < len(self.functions) or named < len(self.named):
+                for function in self.functions[functions:]:
+                    self._note_names(function)
+                    functions += 1
+                for value in self.named[named:]:
+                    self._write_named(value)
+                    named += 1
+            found = self._new_in(known, names, self.modules)
+            known, names = known | self.modules, names | self.names
+            for module, held in found:
+                for name in held:
+                    self._write_global(module, name)
+        for module, held in self._new_in(self._beyond.libraries, self._beyond.names, self.libraries):
+            self._read_library(module, held)
 
-    def follow_imports(self, imports: dict[str, set[str]], beyond: Reach) -> None:
+    def follow_imports(self, imports: set[str], beyond: Reach) -> None:
         """Write what is read of these modules, as far as they are imported now, and follow it."""
         self.follow(beyond)
-        self.imports = {name: {*names} for name, names in imports.items()}
+        self.imports |= imports
         count = -1
-        while count < (count := sum(map(len, self.imports.values()))):
-            for name in sorted(self.imports.keys() & sys.modules.keys()):
-                if isinstance(sys.modules[name], types.ModuleType):
-                    self._want(name, {*self.imports[name]})
+        while count < (count := len(self.imports)):
+            loaded = {name: sys.modules[name] for name in sorted(self.imports & sys.modules.keys())}
+            self.modules |= {name: each for name, each in loaded.items() if isinstance(each, types.ModuleType)}
             self.follow(beyond)
 
     def write_module_content(self, module: types.ModuleType) -> None:
@@ -133,36 +126,19 @@ class Reach(Description):
         home = own["__name__"]
         if not is_of_jax(home):
             return
+        self.modules[home] = sys.modules[home]
         names = _names_in(function.__code__)
         self.names |= names
         for package in filter(is_of_jax, names):
             if package not in own:
-                for imported in (package, *(f"{package}.{name}" for name in names)):
-                    self._note_import(imported, names)
-        self._want(home, names)
+                self.imports.update((package, *(f"{package}.{name}" for name in names)))
 
-    def _want(self, module: str, names: set[str]) -> None:
-        """Have these names read in a module of jax's, and in the modules of jax's among them."""
-        # Modules have each other's names.
-        if id(names) not in self._modules[module].had:
-            self._modules[module].had[id(names)] = names
-            self._modules[module].wanted.append(names)
-            self._waiting[module] = None
-
-    def _read_names(self, module: types.ModuleType, known: _Names) -> None:
-        wanted, known.wanted = known.wanted, []
-        new = set().union(*wanted) - known.seen
-        known.seen |= new
-        for name in sorted(new & vars(module).keys()):
-            self._write_global(module, name)
-        for names in wanted:
-            for name in sorted(known.late.keys() & names):
-                self._note_import(known.late[name], names)
-            for name in sorted(known.inner.keys() & names):
-                self._want(known.inner[name], names)
-
-    def _note_import(self, name: str, names: set[str]) -> None:
-        self.imports.setdefault(name, set()).update(names)
+    def _new_in(self, known: _Modules, names: _Names, own: _Modules) -> list[tuple[types.ModuleType, list[str]]]:
+        """Return modules with the names in code that they have, but those of ``names`` in modules that are known."""
+        new, every = self.names - names, self.names | names
+        found = [(module, new) for module in known.values()] if new else []
+        found += [(own[home], every) for home in own if home not in known]
+        return [(module, sorted(vars(module).keys() & wanted)) for module, wanted in found]
 
     def _write_global(self, module: types.ModuleType, name: str) -> None:
         """Write what a name in a module of jax's stands for."""
@@ -170,9 +146,9 @@ class Reach(Description):
         kind = type(value)
         if kind is types.ModuleType and is_of_jax(value.__name__):
             if is_late(module, name):
-                self._modules[home].late[name] = value.__name__
+                self.imports.add(value.__name__)
                 return
-            self._modules[home].inner[name] = value.__name__
+            self.modules[value.__name__] = value
         if name in _IMPORT_NAMES or (not callable(value) and name in assigned_in(module)):
             return
         if kind is types.ModuleType and is_of_a_library(value.__name__) and is_known_module(value):
@@ -181,7 +157,7 @@ class Reach(Description):
 
     def _write_read(self, module: types.ModuleType, name: str) -> None:
         value, home = vars(module)[name], module.__name__
-        if self._beyond is not None and name in self._beyond.read.get(home, ()):
+        if name in self._beyond.read.get(home, ()):
             return
         self.read.setdefault(home, {})[name] = value
         self.parts += home, name
@@ -200,23 +176,23 @@ class Reach(Description):
                 raise CannotSkipError(f"function of jax replaced: {home}.{name}: {reason}") from None
             raise CannotSkipError(f"function of a library replaced: {home}.{name}: {reason}") from None
 
-    def _read_libraries(self) -> None:
-        """Write the functions, classes and numbers to which the code's names lead in modules that are not jax's."""
-        known = {} if self._beyond is None else self._beyond.libraries
-        for module in {**known, **self.libraries}.values():
-            home, held = module.__name__, vars(module)
-            for name in sorted((self.names & held.keys()) - _TALKING if home not in _OUTSIDE else ()):
-                value = held[name]
-                if callable(value) and home != "builtins" and package_of(type_name(type(value))) == package_of(home):
-                    self._write_library_object(home, name, value)
-                elif callable(value) or type(value) is float:
-                    self._write_read(module, name)
+    def _read_library(self, module: types.ModuleType, names: list[str]) -> None:
+        """Write the functions, classes and numbers to which the code's names lead in a module that is not jax's."""
+        home = module.__name__
+        for name in names if home not in _OUTSIDE else ():
+            value = vars(module)[name]
+            if name in _TALKING:
+                continue
+            if callable(value) and home != "builtins" and package_of(type_name(type(value))) == package_of(home):
+                self._write_library_object(home, name, value)
+            elif callable(value) or type(value) is float:
+                self._write_read(module, name)
 
     def _look_at_library_class(self, kind: type) -> None:
         """Raise CannotSkipError if a class of a library's has methods that are not from its files."""
-        if kind not in self.classes and kind.__flags__ & HEAP_TYPE:
-            self.classes[kind] = content_of(kind)
-            _check_from_files(type_name(kind), self.classes[kind].values())
+        if id(kind) not in self.classes and kind.__flags__ & HEAP_TYPE:
+            self.classes[id(kind)] = kind, (content := content_of(kind))
+            _check_from_files(type_name(kind), content.values())
 
     def _write_library_object(self, home: str, name: str, value: Any) -> None:
         """Write an object of the library's own, such as numpy.sum, by its name, unless it was made of other code."""
@@ -239,7 +215,7 @@ class Reach(Description):
             else:
                 return
             self.keys.append(value)
-            for number, table in (*(self._beyond.tables if self._beyond else ()), *self.tables):
+            for number, table in (*self._beyond.tables, *self.tables):
                 if value in table:
                     self._write_entry(number, table, value)
         else:
@@ -253,7 +229,7 @@ class Reach(Description):
             if any(isinstance(each, (type, core.Primitive)) for each in entries):
                 self.tables.append((number, table))
                 others = (each for each in entries if isinstance(each, type) and is_of_a_library(each.__module__))
-                keys = (*(self._beyond.keys if self._beyond else ()), *self.keys, *sorted(others, key=type_name))
+                keys = (*self._beyond.keys, *self.keys, *sorted(others, key=type_name))
             elif not CODE.isdisjoint(map(type, entries.values())):
                 keys = tuple(sorted((each for each in entries if isinstance(each, (str, np.dtype))), key=str))
                 self.fixed.append(table)
@@ -276,7 +252,7 @@ class Reach(Description):
             self.is_complete = False
 
     def _write_class_content(self, kind: type) -> None:
-        self.classes[kind] = content = content_of(kind)
+        self.classes[id(kind)] = kind, (content := content_of(kind))
         try:
             self.write_all((type(kind), *kind.__bases__))
             for name, held in content.items():
@@ -286,6 +262,9 @@ class Reach(Description):
                 self.write(getattr(held, "_value_", None) if is_instance else held)
         except CannotSkipError as reason:
             raise CannotSkipError(f"function of jax replaced: {type_name(kind)}: {reason}") from None
+
+
+Reach._beyond = Reach(is_complete=False)
 
 
 def _check_from_files(name: str, values: Iterable[Any]) -> None:
