@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -62,9 +63,7 @@ class Pristine:
         self._tables: dict[int, _Part] = {}
         self._keys: set[Any] = set()
         self._names: set[str] = set()
-        # The modules that its code may import, and those of them that were looked at.
-        self._imports: set[str] = set()
-        self._imported: set[str] = set()
+        self._importable = reach.importable()
         self._base_digest = b""
         # Descriptions, or the reasons why there are none, as texts: an exception would hold the frames in which it
         # was raised, with all that the program has there. The key is the id of a module that was only looked at, or
@@ -179,7 +178,7 @@ class Pristine:
             for module in _WHOLE:
                 made.write_module_content(sys.modules[module])
             made.follow()
-            self._check_imports(made.imports, made)
+            self._check_imports(made.names, made)
             self._base_digest = made.digest()
         return made
 
@@ -192,21 +191,17 @@ class Pristine:
                     made.write(value)
             base = self._reach_of_lowering()
             made.follow(base)
-            self._check_imports(made.imports, base)
+            self._check_imports(made.names, base)
             return made.digest()
 
-    def _check_imports(self, imports: set[str], base: Reach) -> None:
-        """Raise CannotSkipError unless these modules are jax's own as far as they are imported.
+    def _check_imports(self, names: set[str], base: Reach) -> None:
+        """Raise CannotSkipError unless modules that code with these names may import are jax's own, where imported.
 
         Code imports them while it runs. Whether they are imported yet must not count.
         """
-        made = Reach(is_complete=False)
-        try:
-            with self._watching(made):
-                made.follow_imports(imports, base)
-        finally:
-            self._imports |= made.imports
-            self._imported |= self._imports & sys.modules.keys()
+        with self._watching(Reach(is_complete=False)) as made:
+            made.names |= names
+            made.follow(base, self._importable)
 
     def _look_at(self, module: types.ModuleType) -> bool:
         with self._watching(Reach(is_complete=False)) as made:
@@ -261,10 +256,12 @@ class Pristine:
 
     def _foreign_imports(self, _: Any) -> _Part:
         """Return why a module that was imported since is not jax's own, or nothing."""
-        new = (self._imports & sys.modules.keys()) - self._imported
+        before, self._importable = self._importable, reach.importable()
+        known = {*map(id, itertools.chain.from_iterable(before.values()))}
+        names = self._importable.keys() & self._names
         try:
-            if new:
-                self._check_imports(new, self._reach_of_lowering())
+            if any(id(module) not in known for name in names for module in self._importable[name]):
+                self._check_imports(self._names, self._reach_of_lowering())
         except CannotSkipError as reason:
             return {None: reason}
         return {}

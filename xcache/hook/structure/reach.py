@@ -13,9 +13,10 @@ import dis
 import functools
 import gc
 import itertools
+import operator
 import sys
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,10 @@ _NO_CONTENT = frozenset((
 ))  # fmt: skip
 _STORE_GLOBAL = dis.opmap["STORE_GLOBAL"]
 _TRACED = ("abstract_eval", "bind", "bind_with_trace")
+_names_of, _constants_of = operator.attrgetter("co_names"), operator.attrgetter("co_consts")
 _Modules = dict[str, types.ModuleType]
 _Names = set[str]
+_Importable = Mapping[str, list[types.ModuleType]]
 
 
 class Reach(Description):
@@ -71,45 +74,39 @@ class Reach(Description):
         # The modules of jax's that code names, and those of Python's and of libraries.
         self.modules: _Modules = {}
         self.libraries: _Modules = {"builtins": builtins}
-        # All names of globals and attributes in the code, and the modules that it may import.
-        self.names: set[str] = set()
-        self.imports: set[str] = set()
+        # All names of globals, attributes and modules in the code, but those beyond, and those not looked up yet.
+        self.names: _Names = set()
+        self._new_names: _Names = set()
         self.tables: list[tuple[int, dict[Any, Any]]] = []
         # Primitives and classes, by which tables are asked.
         self.keys: list[Any] = []
 
-    def follow(self, beyond: Reach | None = None) -> None:
-        """Write all that the code reads that was written, but what another description has, which counts as well."""
+    def follow(self, beyond: Reach | None = None, imports: _Importable = types.MappingProxyType({})) -> None:
+        """Write all that the code reads that was written, but what another description has, which counts as well.
+
+        It may import modules of ``imports``.
+        """
         self.is_complete = False
         if beyond is not None:
             self._beyond, self.known = beyond, beyond._numbers
         functions = named = 0
-        known, names = self._beyond.modules, self._beyond.names
+        known = self._beyond.modules
+        self._note_imports(imports)
         while functions < len(self.functions) or named < len(self.named) or self.modules.keys() - known.keys():
             while functions < len(self.functions) or named < len(self.named):
-                for function in self.functions[functions:]:
-                    self._note_names(function)
-                    functions += 1
+                functions, new = len(self.functions), self.functions[functions:]
+                self._note_names(new)
                 for value in self.named[named:]:
                     self._write_named(value)
                     named += 1
-            found = self._new_in(known, names, self.modules)
-            known, names = known | self.modules, names | self.names
-            for module, held in found:
-                for name in held:
+            found = self._new_in(known, self._new_names, self.modules)
+            known, self._new_names = known | self.modules, set()
+            for module, names in found:
+                for name in names:
                     self._write_global(module, name)
-        for module, held in self._new_in(self._beyond.libraries, self._beyond.names, self.libraries):
-            self._read_library(module, held)
-
-    def follow_imports(self, imports: set[str], beyond: Reach) -> None:
-        """Write what is read of these modules, as far as they are imported now, and follow it."""
-        self.follow(beyond)
-        self.imports |= imports
-        count = -1
-        while count < (count := len(self.imports)):
-            loaded = {name: sys.modules[name] for name in sorted(self.imports & sys.modules.keys())}
-            self.modules |= {name: each for name, each in loaded.items() if isinstance(each, types.ModuleType)}
-            self.follow(beyond)
+            self._note_imports(imports)
+        for module, names in self._new_in(self._beyond.libraries, self.names, self.libraries):
+            self._read_library(module, names)
 
     def write_module_content(self, module: types.ModuleType) -> None:
         """Write all that a module of jax's has, and follow nothing of it."""
@@ -121,32 +118,44 @@ class Reach(Description):
             if kind is not ArrayImpl:
                 self._write_class_content(kind)
 
-    def _note_names(self, function: types.FunctionType) -> None:
-        own = function.__globals__
-        home = own["__name__"]
-        if not is_of_jax(home):
-            return
-        self.modules[home] = sys.modules[home]
-        names = _names_in(function.__code__)
-        self.names |= names
-        for package in filter(is_of_jax, names):
-            if package not in own:
-                self.imports.update((package, *(f"{package}.{name}" for name in names)))
+    def _note_names(self, functions: Iterable[types.FunctionType]) -> None:
+        """Note the modules of functions, and the names of globals, attributes and modules in their code."""
+        codes = []
+        for function in functions:
+            home = function.__globals__["__name__"]
+            if is_of_jax(home):
+                self.modules[home] = sys.modules[home]
+                codes.append(function.__code__)
+        names = set[str]()
+        while codes:
+            names.update(*map(_names_of, codes))
+            constants = [*itertools.chain.from_iterable(map(_constants_of, codes))]
+            # It may be a name for getattr, or a module's.
+            names.update(each for each in constants if type(each) is str and each.replace(".", "").isidentifier())
+            codes = [each for each in constants if type(each) is types.CodeType]
+        self._new_names |= names - self.names - self._beyond.names
+        self.names |= self._new_names
 
-    def _new_in(self, known: _Modules, names: _Names, own: _Modules) -> list[tuple[types.ModuleType, list[str]]]:
-        """Return modules with the names in code that they have, but those of ``names`` in modules that are known."""
-        new, every = self.names - names, self.names | names
-        found = [(module, new) for module in known.values()] if new else []
-        found += [(own[home], every) for home in own if home not in known]
-        return [(module, sorted(vars(module).keys() & wanted)) for module, wanted in found]
+    def _note_imports(self, imports: _Importable) -> None:
+        for name in sorted(imports.keys() & self.names):
+            self.modules |= {module.__name__: module for module in imports[name]}
+
+    def _new_in(self, known: _Modules, new: _Names, own: _Modules) -> list[tuple[types.ModuleType, list[str]]]:
+        """Return modules with the names in code that they have: new names of known modules, of others all."""
+        found = [(module, vars(module).keys() & new) for module in known.values()] if new else []
+        for home in [name for name in own if name not in known]:
+            held = vars(own[home]).keys()
+            found.append((own[home], held & self.names | held & self._beyond.names))
+        return [(module, sorted(names)) for module, names in found]
 
     def _write_global(self, module: types.ModuleType, name: str) -> None:
         """Write what a name in a module of jax's stands for."""
-        value, home = vars(module)[name], module.__name__
+        value = vars(module)[name]
         kind = type(value)
         if kind is types.ModuleType and is_of_jax(value.__name__):
             if is_late(module, name):
-                self.imports.add(value.__name__)
+                # Code may import it, by another name, too.
+                self.names.add(value.__name__)
                 return
             self.modules[value.__name__] = value
         if name in _IMPORT_NAMES or (not callable(value) and name in assigned_in(module)):
@@ -303,15 +312,13 @@ def is_late(module: types.ModuleType, name: str) -> bool:
     return "__getattr__" in vars(module) or value.__name__ == f"{module.__name__}.{name}"
 
 
-def _names_in(code: types.CodeType) -> set[str]:
-    """Return the names of globals, attributes and modules in code, with the code within it."""
-    found = {*code.co_names}
-    for each in code.co_consts:
-        if type(each) is types.CodeType:
-            found |= _names_in(each)
-        elif type(each) is str and each.isidentifier():
-            # It may be a name for getattr.
-            found.add(each)
+def importable() -> dict[str, list[types.ModuleType]]:
+    """Return jax's modules, as far as they are imported, by the names that are in code which imports them."""
+    found: dict[str, list[types.ModuleType]] = {}
+    for full, module in sys.modules.copy().items():
+        if is_of_jax(full) and type(module) is types.ModuleType:
+            for name in {full, full.rpartition(".")[2]}:
+                found.setdefault(name, []).append(module)
     return found
 
 
