@@ -371,6 +371,16 @@ class Cache:
         self.at_close.close()
 
     def _finish(self) -> None:
+        try:
+            self._send_the_rest()
+        except BaseException as error:  # noqa: BLE001 - the program may have broken what this uses
+            reraise_if_the_programs(error)
+            self._trouble.note(error, "the end of this run is not recorded")
+        finally:
+            self.client.close()
+            self._launcher.close()
+
+    def _send_the_rest(self) -> None:
         self._say_whether_on_miss_held()
         self._prefetcher.stop(self.config.timeout)
         start = monotonic()
@@ -385,8 +395,6 @@ class Cache:
             self.client.note_at_the_end(end)
         if self._wanted is not None and not self._is_unnoticed:
             self._wanted.write(max(self.client.allowance(), _LOCK_SECONDS))
-        self.client.close()
-        self._launcher.close()
 
     def _at_exit(self) -> None:
         try:

@@ -41,6 +41,25 @@ def test_a_program_without_standard_descriptors(place):
     assert place.query("SELECT count(*) FROM entries") == [(30,)]
 
 
+BREAKS_JSON = """
+import json
+def refuse(*_, **__):
+    raise ValueError("json is broken")
+json.dumps = json.loads = refuse
+import jax, jax.numpy as jnp
+print(float(jax.jit(lambda x: x * 2)(jnp.ones(()))))
+"""
+
+
+def test_a_program_that_breaks_what_the_cache_uses_is_told_in_lines_without_a_traceback(place):
+    done = place.run(BREAKS_JSON, XCACHE="1", JAX_PLATFORMS="cpu")
+    assert (done.returncode, done.stdout) == (0, "2.0\n")
+    assert done.stderr.splitlines() == [
+        "xcache: ValueError: json is broken (key failed); compiling without the cache",
+        "xcache: json is broken (ValueError); the end of this run is not recorded",
+    ]
+
+
 FLAGS = (("-I",), ("-O",), ("-X", "dev", "-W", "error"), ("-X", "faulthandler", "-u"))
 
 
