@@ -147,9 +147,8 @@ def _structure(name: str, jaxpr: Any, options: dict[str, Any]) -> tuple[str | No
 
 
 def _shown(kept: _Kept) -> bytes:
-    known = ambient.configuration(), ambient._made
-    configuration = repr(known[1]).encode()
-    tokens = {**kept.tokens, known[0].hex(): configuration.hex()}
+    memos = {made.hex(): repr(values).encode().hex() for values, made in (ambient.context.made, ambient.settings.made)}
+    tokens = {**kept.tokens, **memos}
     return json.dumps({"encoding": kept.written.hex(), "tokens": tokens}).encode()
 
 

@@ -95,6 +95,9 @@ _Write = Callable[["ProgramEncoding", Any], Any]
 class ProgramEncoding(Encoding):
     """An encoding that also writes values of the program's own, whose packages may be ``own`` though installed."""
 
+    # An object of jax's may hold objects of the program's, which have numbers.
+    has_tokens = False
+
     def __init__(self, own: frozenset[str] = frozenset()) -> None:
         super().__init__()
         self.own = own
@@ -160,7 +163,7 @@ class ProgramEncoding(Encoding):
                 self.encode((place, name, held[name]))
 
     def write_token(self, value: Any, handler: Callable[[Encoding, Any], None]) -> None:
-        """Write an object of jax's in place: it may hold objects of the program's, which have numbers."""
+        """Write an object of jax's in place."""
         handler(self, value)
 
 

@@ -7,7 +7,7 @@ import hashlib
 import math
 import os
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -98,28 +98,40 @@ def begin(encoding: Encoding, title: str, client: Any, *modules: str) -> None:
     """
     for part in (title, jax_files(), _backend(client)):
         encoding.write(text(part))
-    encoding.encode(trace_context())
-    encoding.write(configuration())
+    context.write(encoding, config.trace_context(), _plain_context)
+    settings.write(encoding, _configuration())
     encoding.write(pristine.digest(modules))
 
 
-# The values of all settings that count, after their names, and the digest of these.
-_made: tuple[list[Any], bytes] = [], b""
+class _Memo:
+    """The encoding of values, made anew only when one of them has changed."""
+
+    def __init__(self) -> None:
+        self.made: tuple[Any, bytes] = None, b""
+
+    def write(self, encoding: Encoding, values: Any, plain: Callable[[Any], Any] = lambda values: values) -> None:
+        """Write what ``plain`` makes of the values."""
+        known, made = self.made
+        if known != values:
+            alone = Encoding()
+            alone.encode(plain(values))
+            if alone.has_met_objects:
+                # The program may have them, too.
+                encoding.encode(plain(values))
+                return
+            made = bytes.fromhex(alone.digest())
+            self.made = values, made
+        encoding.write(made)
 
 
-def configuration() -> bytes:
-    """Return a digest of all settings and flags that count, made anew only when a value has changed."""
-    global _made
+context, settings = _Memo(), _Memo()
+
+
+def _configuration() -> list[Any]:
+    """Return the values of all settings and flags that count, after their names."""
     holders = config.config._value_holders
     names = _names_of_settings(len(holders))
-    values = [names, *(holders[name].value for name in names)]
-    known, made = _made
-    if known != values:
-        encoding = Encoding()
-        encoding.encode(values)
-        made = bytes.fromhex(encoding.digest())
-        _made = values, made
-    return made
+    return [names, *(holders[name].value for name in names)]
 
 
 @functools.cache
@@ -128,9 +140,9 @@ def _names_of_settings(_: int) -> list[str]:
     return sorted(name for name in config.config._value_holders if name not in HARMLESS)
 
 
-def trace_context() -> tuple[Any, ...]:
-    """Return jax's trace context."""
-    return tuple(map(_plain, config.trace_context()))
+def _plain_context(context: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return what counts of jax's trace context."""
+    return tuple(map(_plain, context))
 
 
 def _plain(value: Any) -> Any:

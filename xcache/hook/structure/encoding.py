@@ -84,6 +84,8 @@ class Encoding:
     function or constant: ``f(x) + f(x)`` gives another program than two equal functions do.
     """
 
+    has_tokens = True
+
     def __init__(self) -> None:
         self._parts: list[bytes] = []
         self.write = self._parts.append
@@ -107,6 +109,11 @@ class Encoding:
         finally:
             self.kernels -= 1
             self._tokens = outer
+
+    @property
+    def has_met_objects(self) -> bool:
+        """Whether objects were numbered."""
+        return bool(self._numbers)
 
     def digest(self) -> str:
         """Return the digest of all that was written."""

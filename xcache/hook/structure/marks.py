@@ -1,8 +1,9 @@
 """Tell whether dictionaries, functions, classes, closures and objects' classes have changed, without looking inside.
 
-CPython gives a dictionary a new version with each change (PEP 509), and a function points to its code. Reading one word
-of each takes microseconds for all of jax; asking each object takes milliseconds. The words are read where this
-interpreter was seen to keep them. Where it keeps no version (3.14, and of attributes 3.13), the values are compared.
+CPython gives a dictionary a new version with each change (PEP 509), and a function points to its code. Since 3.13 most
+objects keep their attributes behind themselves. Reading these words takes microseconds for all of jax; asking each
+object takes milliseconds. The words are read where this interpreter was seen to keep them. Where it keeps no version
+(3.14), the values are compared.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import collections
 import ctypes
 import functools
 import itertools
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,6 +25,9 @@ from xcache.hook.structure.libraries import namespace
 _WORD = ctypes.sizeof(ctypes.c_void_p)
 _HEADER = object.__basicsize__
 _VERSION = _HEADER + _WORD
+# CPython's flag of a class whose objects have room for attributes behind them, and the byte there that says whether the
+# attributes are in it.
+_INLINE, _VALID = 1 << 2, 3
 # By the kind of an object, the attributes beside its dictionary that decide what it does. Of other objects without a
 # dictionary the slots count, too.
 _ATTRIBUTES: dict[type, tuple[str, ...]] = {
@@ -46,16 +51,19 @@ class Marks:
         held = objects.pop(dict, [])
         objects[object] += [each for each in held if type(each) is not dict]
         dictionaries = [*held, *map(namespace, objects[type]), *map(namespace, objects[types.ModuleType])]
-        self._with_attributes = [each for each in objects[object] if dictionary_of(each) is not None]
-        attributes = [*map(dictionary_of, self._with_attributes)]
+        with_attributes = [each for each in objects[object] if dictionary_of(each) is not None]
+        self._inline = [each for each in with_attributes if _is_inline(each)]
+        self._with_attributes = [each for each in with_attributes if not _is_inline(each)]
+        self._attributes = attributes = [*map(dictionary_of, self._with_attributes)]
         for value in objects[object]:
             if dictionary_of(value) is None:
                 objects[type(value)].append(value)
         # Words of memory tell whether these have changed; all else is compared.
         versions, words = list[Any](), dict[Any, list[Any]]()
         if _has_versions(types.ModuleType) and all(map(_offsets, objects)):
-            versions, words = [*dictionaries, *(attributes if _has_versions(_Plain) else ())], objects
-        self._memory, self._places = _places(versions, words)
+            kind = types.SimpleNamespace if _has_inline_attributes() else _Plain
+            versions, words = [*dictionaries, *(attributes if _has_versions(kind) else ())], objects
+        self._memory, self._places = _places(versions, words, self._inline)
         self._in_words = words
         self._compared = [*dictionaries, *attributes][len(versions) :], {} if words else objects
         self.take()
@@ -67,7 +75,13 @@ class Marks:
 
     def take(self) -> None:
         """Take the state as it is now, and keep what it points to: the address of what is gone may be used again."""
+        now = [*map(dictionary_of, self._with_attributes)]
+        if not (all(map(_is_inline, self._inline)) and are_same(now, self._attributes)):
+            # The attributes of an object are elsewhere now.
+            self.__init__(self.values)  # type: ignore[misc]
+            return
         self._kept = [_parts_of(kind, some) for kind, some in self._in_words.items()]
+        self._kept += [[*(dictionary_of(each) or {}).values()] for each in self._inline]
         self._state = self._read()
 
     def _read(self) -> tuple[bytes, list[Any]]:
@@ -115,7 +129,9 @@ def _parts_of(kind: Any, values: Sequence[Any]) -> list[Any]:
     return [*itertools.chain.from_iterable(parts)]
 
 
-def _places(dictionaries: Sequence[Any], objects: Mapping[Any, Sequence[Any]]) -> tuple[Any, Any]:
+def _places(
+    dictionaries: Sequence[Any], objects: Mapping[Any, Sequence[Any]], inline: Sequence[Any] = ()
+) -> tuple[Any, Any]:
     """Return a view of memory, and the places in it of the versions of dictionaries and the parts of objects.
 
     The places are sorted, which halves the time that reading takes.
@@ -123,6 +139,7 @@ def _places(dictionaries: Sequence[Any], objects: Mapping[Any, Sequence[Any]]) -
     found = [np.fromiter(map(id, dictionaries), np.int64) + _VERSION]
     for kind, some in objects.items():
         found.append(np.add.outer(np.fromiter(map(id, some), np.int64), np.array(_offsets(kind), np.int64)).ravel())
+    found += [np.arange(start, end, _WORD) for start, end in map(_inline_attributes, inline)]
     places = np.sort(np.concatenate(found))
     if not len(places):
         return np.empty(0, np.uint64), places
@@ -161,6 +178,49 @@ def _has_versions(kind: type) -> bool:
         if _word(tried, _VERSION) != seen[-1]:
             return False
     return len(set(seen)) == len(seen)
+
+
+def _inline_attributes(value: Any) -> tuple[int, int]:
+    """Return where an object's attributes begin and end: a word that has their number, and then each of them."""
+    start = id(value) + type(value).__basicsize__
+    return start, start + _WORD * (1 + ctypes.c_ubyte.from_address(start).value)
+
+
+def _is_inline(value: Any) -> bool:
+    """Return whether an object's attributes stand behind it; they leave it when there are more than it has room for."""
+    if not (type(value).__flags__ & _INLINE and _has_inline_attributes()):
+        return False
+    return ctypes.c_ubyte.from_address(id(value) + type(value).__basicsize__ + _VALID).value == 1
+
+
+@functools.cache
+def _has_inline_attributes() -> bool:
+    """Return whether attributes stand behind an object, in words that change with them and with their number."""
+    if not _Plain.__flags__ & _INLINE or not hasattr(sys, "_is_gil_enabled"):  # since 3.13
+        return False
+    holder: Any = _Plain()
+    holder.first, holder.second = parts = object(), object()
+
+    def words() -> list[int]:
+        start, end = _inline_attributes(holder)
+        return [ctypes.c_uint64.from_address(place).value for place in range(start, end, _WORD)]
+
+    seen = [words()]
+    for change in (
+        lambda: setattr(holder, "third", parts[0]),
+        lambda: vars(holder).update(second=parts[0]),
+        lambda: delattr(holder, "first"),
+        lambda: setattr(holder, "__dict__", {}),
+    ):
+        change()
+        seen.append(words())
+    ids = [*map(id, parts)]
+    return (
+        [each[1:3] for each in seen[:3]] == [ids, ids, [ids[0], ids[0]]]
+        and seen[1][3] == ids[0]
+        and all(before != after for before, after in itertools.pairwise(seen))
+        and ctypes.c_ubyte.from_address(_inline_attributes(holder)[0] + _VALID).value == 0
+    )
 
 
 @functools.cache

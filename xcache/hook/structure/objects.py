@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import abc
 import functools
+import operator
 import types
+import weakref
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ from xcache.hook.structure.description import is_native
 from xcache.hook.structure.encoding import (
     CannotSkipError,
     Encoding,
+    are_same,
     attributes_of,
     attributes_of_class,
     encodes,
@@ -65,10 +68,25 @@ def _shaped_array(encoding: Encoding, value: Any) -> None:
     encoding.write_token(value, _of_shaped_array)
 
 
+_parts_of_shaped_array = operator.attrgetter(
+    *(name for name in attributes_of_class(core.ShapedArray)[0] if not name.startswith("_"))
+)
+
+
 def _of_shaped_array(encoding: Encoding, value: Any) -> None:
     if type(value.shape) is not tuple or not all(type(size) is int for size in value.shape):
         raise CannotSkipError("symbolic shape")
-    attributes(encoding, value)
+    if not encoding.has_tokens or not core.ShapedArray.__weakrefoffset__:
+        attributes(encoding, value)
+        return
+    # A jax that refers to them weakly (0.10 and newer) uses the same objects in all programs.
+    key, parts = (id(value), encoding.kernels > 0), _parts_of_shaped_array(value)
+    known, before, content = pristine.avals.get(key, (None, (), b""))
+    if known is None or known() is not value or not are_same(parts, before):
+        content = encoding.apart(value, attributes)
+        forget = functools.partial(pristine.avals.pop, key)
+        pristine.avals[key] = weakref.ref(value, lambda _: forget(None)), parts, content
+    encoding.write(content)
 
 
 @encodes(jax.tree_util.PyTreeDef)

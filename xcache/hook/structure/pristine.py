@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -72,6 +73,8 @@ class Pristine:
         self._kept: list[Any] = []
         # The tokens of primitives that were made of these; the same primitive may be in a kernel or not.
         self.tokens: dict[tuple[Any, bool], bytes] = {}
+        # Encodings of abstract arrays by id and whether it is in a kernel, with the attributes of which they were made.
+        self.avals: dict[tuple[int, bool], tuple[weakref.ref[Any], Any, bytes]] = {}
 
     def watch(self, beginning: Beginning | None) -> None:
         """Notice what is changed in jax before the program meets it, and refuse what was changed already."""
@@ -199,9 +202,10 @@ class Pristine:
 
         Code imports them while it runs. Whether they are imported yet must not count.
         """
-        with self._watching(Reach(is_complete=False)) as made:
-            made.names |= names
-            made.follow(base, self._importable)
+        if not self._importable.keys().isdisjoint(names):
+            with self._watching(Reach(is_complete=False)) as made:
+                made.names |= names
+                made.follow(base, self._importable)
 
     def _look_at(self, module: types.ModuleType) -> bool:
         with self._watching(Reach(is_complete=False)) as made:
@@ -219,12 +223,16 @@ class Pristine:
     def _watch(self, made: Reach) -> None:
         """Notice changes of what a description depends on."""
         self._names |= made.names
-        self._keys.update(made.keys)
-        self._tables.update((id(table), table) for _, table in made.tables)
-        for table in self._tables.values():
-            # More keys may have been met; what the others had when they were is what counts.
-            parts = self._read.setdefault(id(table), {})
-            parts[self._entries_of] = self._entries_of(table) | parts.get(self._entries_of, {})
+        new = [key for key in made.keys if key not in self._keys]
+        self._keys.update(new)
+        # More keys may have been met; what the others had when they were is what counts.
+        for number, table in self._tables.items():
+            entries = self._read[number][self._entries_of]
+            entries.update((key, table[key]) for key in new if key in table and key not in entries)
+        for _, table in made.tables:
+            if id(table) not in self._tables:
+                self._tables[id(table)] = table
+                self._read.setdefault(id(table), {})[self._entries_of] = self._entries_of(table)
         for value, read in made.objects:
             self._note(value, read, read(value))
             self._note(value, _place_of, _place_of(value))
