@@ -37,9 +37,12 @@ class CallRecords:
         """Return whether somebody wants jax to trace and lower."""
         return self._skipping.is_watched() or any(state.value for state in self._watching)
 
+    def begin(self) -> None:
+        """Get ready to describe calls; raise CannotSkipError or ImportError if this version of jax is not known."""
+        self._skipping.begin()
+
     def find(self, digest: str) -> Alias | None:
         """Return the program of a call, with its record; None if there is none."""
-        self._skipping.begin()
         alias = self._aliases.find(digest)
         return None if alias is None or not alias.record else alias
 

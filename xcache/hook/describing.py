@@ -91,10 +91,12 @@ class Describing:
         if self._is_decided and self._reason == _CHEAP:
             self._surprise()
         self._is_decided = True
+        if self._made_by is None:
+            self._prepare()
 
     def see(self, jaxpr: Any) -> None:
         """Look at a program that is lowered without a structure: jax's caches will have traces of its rules."""
-        if self._made_by is not None:
+        if self._made_by is not None and self._reason is None:
             self._made_by.look_at(jaxpr)
         else:
             self._is_decided = True

@@ -153,6 +153,7 @@ class RecordedFunction:
         if self._is_left_to_jax or not core.trace_state_clean() or records.is_watched():
             return None
         try:
+            records.begin()
             return self._described(arguments, keywords, is_prepared=is_prepared)
         except BaseException as error:  # noqa: BLE001 - jax says what is wrong with a call
             records.count(self._reason(error))

@@ -67,9 +67,11 @@ class Pristine:
         self._importable = reach.importable()
         self._base_digest = b""
         # Descriptions, or the reasons why there are none, as texts: an exception would hold the frames in which it
-        # was raised, with all that the program has there. The key is the id of a module that was only looked at, or
-        # has those of all that was described.
+        # was raised, with all that the program has there. The key has the ids of all that was described, or only looked
+        # at.
         self._described: dict[Any, Any] = {}
+        # The ids of modules in which only jax's own code was found.
+        self._looked_at: set[int] = set()
         self._kept: list[Any] = []
         # The tokens of primitives that were made of these; the same primitive may be in a kernel or not.
         self.tokens: dict[tuple[Any, bool], bytes] = {}
@@ -148,9 +150,11 @@ class Pristine:
 
     def check(self, *names: str) -> None:
         """Raise CannotSkipError if one of these modules of jax's, as far as they are imported, holds foreign code."""
-        for module in map(sys.modules.get, names):
-            if isinstance(module, types.ModuleType):
-                self._once(id(module), self._look_at, module)
+        modules = [each for each in map(sys.modules.get, names) if isinstance(each, types.ModuleType)]
+        if new := [each for each in modules if id(each) not in self._looked_at]:
+            self._once(("look at", *map(id, new)), self._look_at, new)
+            self._looked_at.update(map(id, new))
+            self._importable = self._not_looked_at()
 
     def _once(self, key: Any, make: Callable[[Any], Any], argument: Any) -> Any:
         """Return what is made of an argument, or raise the CannotSkipError that was the result, always the same."""
@@ -178,19 +182,19 @@ class Pristine:
     def _made_of_lowering(self, _: Any) -> Reach:
         with self._watching(Reach(is_complete=False)) as made:
             made.write(original_of(vars(sys.modules[_LOWERING])["lower_jaxpr_to_module"]))
-            for module in _WHOLE:
-                made.write_module_content(sys.modules[module])
+            made.write_modules(sys.modules[name] for name in _WHOLE)
             made.follow()
             self._check_imports(made.names, made)
             self._base_digest = made.digest()
         return made
 
     def _digest_of(self, values: tuple[Any, ...]) -> bytes:
-        with self._watching(Reach(is_complete=True)) as made:
-            for value in values:
-                if type(value) is types.ModuleType:
-                    made.write_module_content(value)
-                else:
+        is_of_modules = any(type(value) is types.ModuleType for value in values)
+        with self._watching(Reach(is_complete=not is_of_modules)) as made:
+            if is_of_modules:
+                made.write_modules(values)
+            else:
+                for value in values:
                     made.write(value)
             base = self._reach_of_lowering()
             made.follow(base)
@@ -207,10 +211,20 @@ class Pristine:
                 made.names |= names
                 made.follow(base, self._importable)
 
-    def _look_at(self, module: types.ModuleType) -> bool:
+    def _look_at(self, modules: Sequence[types.ModuleType]) -> bool:
         with self._watching(Reach(is_complete=False)) as made:
-            made.write_module_content(module)
+            if isinstance(base := self._described.get(()), Reach):
+                made.leave_out(base)
+            made.write_modules(modules)
         return True
+
+    def _not_looked_at(self) -> dict[str, list[types.ModuleType]]:
+        """Return the modules that code may import and that were not looked at, by the names in such code."""
+        found = {
+            name: [each for each in modules if id(each) not in self._looked_at]
+            for name, modules in reach.importable().items()
+        }
+        return {name: modules for name, modules in found.items() if modules}
 
     @contextlib.contextmanager
     def _watching(self, made: Reach) -> Iterator[Reach]:
@@ -264,7 +278,7 @@ class Pristine:
 
     def _foreign_imports(self, _: Any) -> _Part:
         """Return why a module that was imported since is not jax's own, or nothing."""
-        before, self._importable = self._importable, reach.importable()
+        before, self._importable = self._importable, self._not_looked_at()
         known = {*map(id, itertools.chain.from_iterable(before.values()))}
         names = self._importable.keys() & self._names
         try:

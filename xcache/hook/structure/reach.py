@@ -88,7 +88,7 @@ class Reach(Description):
         """
         self.is_complete = False
         if beyond is not None:
-            self._beyond, self.known = beyond, beyond._numbers
+            self.leave_out(beyond)
         functions = named = 0
         known = self._beyond.modules
         self._note_imports(imports)
@@ -108,12 +108,19 @@ class Reach(Description):
         for module, names in self._new_in(self._beyond.libraries, self.names, self.libraries):
             self._read_library(module, names)
 
-    def write_module_content(self, module: types.ModuleType) -> None:
-        """Write all that a module of jax's has, and follow nothing of it."""
+    def leave_out(self, beyond: Reach) -> None:
+        """Write from now on only what another description does not have."""
+        self._beyond, self.known = beyond, beyond._numbers
+
+    def write_modules(self, modules: Iterable[types.ModuleType]) -> None:
+        """Write all that modules of jax's have, and follow nothing of it."""
         self.is_complete = False
-        for name in vars(module).copy():
-            self._write_global(module, name)
-        for kind in [each for each in self.named if isinstance(each, type) and each.__module__ == module.__name__]:
+        homes = set()
+        for module in modules:
+            homes.add(module.__name__)
+            for name in vars(module).copy():
+                self._write_global(module, name)
+        for kind in [each for each in self.named if isinstance(each, type) and each.__module__ in homes]:
             # Tools add methods to arrays, which take no part in a compile; lowering comes to the class by its name.
             if kind is not ArrayImpl:
                 self._write_class_content(kind)
@@ -261,6 +268,8 @@ class Reach(Description):
             self.is_complete = False
 
     def _write_class_content(self, kind: type) -> None:
+        if id(kind) in self.classes:
+            return
         self.classes[id(kind)] = kind, (content := content_of(kind))
         try:
             self.write_all((type(kind), *kind.__bases__))
