@@ -65,6 +65,30 @@ def test_a_set_counts_in_its_order_which_another_process_may_not_have(place):
         assert [each["calls"] for each in ran] == [{"no record": 2}, {"no record": 1, "skipped": 1}, {"skipped": 2}]
 
 
+_UNDONE = """
+import json, os, jax, jax.numpy as jnp, xcache
+from unittest import mock
+from jax._src.lax import lax
+jax.devices()
+if "UNDONE" in os.environ:
+    with mock.patch.object(lax, "sin", lax.cos):
+        jax.eval_shape(jnp.sin, 1.0)
+found = float(xcache.jit(lambda x: jnp.sin(x) * 2, version="1")(1.0))
+print(json.dumps([found, xcache.stats().calls if xcache.stats() else {}]))
+"""
+
+
+@pytest.mark.once
+def test_a_patch_of_jax_that_was_undone_before_the_first_call_has_it_traced(place):
+    """jax's caches have what the patched code has traced."""
+    assert said(place, _UNDONE, **ON)[1] == ({"no record": 1} if RECORDS else {})
+    if RECORDS:
+        # The digest of jax's files is remembered, though nothing but such a call has asked for it.
+        assert any(name.startswith("tree ") for name in json.loads((place.dir / "library-digests.json").read_text()))
+    off, on = (said(place, _UNDONE, UNDONE="1", **settings) for settings in ({}, ON))
+    assert on[0] == off[0] != said(place, _UNDONE)[0]
+
+
 _LEAKS = """
 import json, xcache
 leaked = []
