@@ -51,7 +51,9 @@ def bundle() -> None:
 @_file_argument
 @json_option
 def inspect(path: Path, as_json: bool) -> None:
-    """Show what is in a bundle: entries, and the programs that want them. Signatures are not checked; see verify.
+    """Show what is in a bundle: entries, the programs that want them, and how many objects are damaged.
+
+    Signatures are not checked; see verify.
 
     \b
     JSON: {"file": str, "bytes": int, "namespace": str, "signers": [str (the id of a key; "" for unsigned)],
@@ -89,6 +91,8 @@ def inspect(path: Path, as_json: bool) -> None:
         ("programs", ", ".join(sorted({each["program"] for each in programs})) or "none"),
         ("signed by", ", ".join(named) + " (as it says; xcache bundle verify checks)" * bool(named)),
     ]
+    if damaged:
+        rows.append(("damaged", f"{counted(len(damaged), 'object')}, so that xcache import takes nothing of it"))
     print_facts(rows)
     if entries:
         print_line()
@@ -111,14 +115,16 @@ def _described(entry: parcel.Parcel) -> dict[str, Any]:
 @_file_argument
 @json_option
 def verify(path: Path, as_json: bool) -> None:
-    """Check that a bundle is whole, and that this machine's own key, or keys which are trusted here, signed all of it.
+    """Check every byte of a bundle, and that this machine's own key, or keys which are trusted here, signed all of it.
 
     A machine vouches for what it signed itself. It loads that from elsewhere only if its own key is trusted as well.
+    Damage is found in a file that nobody has signed, too, and is said first.
 
     \b
-    JSON: {"file": str, "objects": int, "problems": [{"name": str, "problem": str}]}
+    JSON: {"file": str, "objects": int, "problems": [{"name": str, "problem": str,
+           "is_damaged": bool (false: only its signature is missing or not trusted)}]}
 
-    Exit status 1 if anything is wrong.
+    Exit status 1 if anything is wrong, also if all bytes are as they were written and nobody has signed them.
     """
     settings = config.load()
     keys = Keys(settings)
@@ -134,12 +140,14 @@ def verify(path: Path, as_json: bool) -> None:
                 advance(1)
     untrusted = not all(keys.trusted.public(signer, time.time()) for signer in signers)
     if as_json:
-        problems = [{"name": each.name, "problem": each.problem} for each in wrong]
+        problems = [{name: getattr(each, name) for name in ("name", "problem", "is_damaged")} for each in wrong]
         emit({"file": str(path), "objects": total, "problems": problems})
     elif not wrong:
         whose = "this machine's own key" if untrusted else "keys that are trusted here"
         print_line(f"{counted(total, 'object')}: all are whole, and signed by {whose}")
         if untrusted:
             note(f"this machine itself loads none of it before its key is trusted: xcache key trust '{keys.signer()}'")
+    elif not any(each.is_damaged for each in wrong):
+        print_line(f"{counted(total, 'object')}: every byte is as it was written")
     if tell_problems(wrong, settings):
         click.get_current_context().exit(1)

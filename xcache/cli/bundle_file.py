@@ -34,6 +34,8 @@ class Object(NamedTuple):
     entry: parcel.Parcel | None = None
     history: protocol.Remember | None = None
     problem: str = ""
+    # Whether bytes of it are not as they were written; otherwise the problem is who signed it.
+    is_damaged: bool = False
 
     @property
     def shown(self) -> str:
@@ -71,35 +73,37 @@ def executable_in(content: bytes, key: str, namespace: str) -> Part:
 
 
 def objects(bundle: Bundle, trusted: TrustedKeys, *, trust_unsigned: bool) -> Iterator[Object]:
-    """Yield the objects, each checked: entries first."""
+    """Yield the objects, each checked: entries first. Damage is found whoever signed them, and said before that."""
     namespace = namespace_of(bundle)
     names, now = Names(namespace), time.time()
 
-    def entry(name: str, content: bytes) -> dict[str, Any]:
+    def entry(name: str, content: bytes, by: TrustedKeys, *, unsigned: bool) -> dict[str, Any]:
         key = name.rpartition("/")[2]
         if name != names.entry(key):
             raise DamagedError("its name is not one of an entry")
-        return {
-            "entry": parcel.unpack(content, key, namespace, trusted, now, len(content), trust_unsigned=trust_unsigned)
-        }
+        return {"entry": parcel.unpack(content, key, namespace, by, now, len(content), trust_unsigned=unsigned)}
 
-    def history(name: str, content: bytes) -> dict[str, Any]:
+    def history(name: str, content: bytes, by: TrustedKeys, *, unsigned: bool) -> dict[str, Any]:
         found = [
-            runs.unpack(part, None, namespace, trusted, now, trust_unsigned=trust_unsigned)
-            for part in runs.parts_of(content)
+            runs.unpack(part, None, namespace, by, now, trust_unsigned=unsigned) for part in runs.parts_of(content)
         ]
         wanted = {(each.run.history.program, each.run.history.arguments) for each in found}
         if [names.run(*each) for each in wanted] != [name]:
             raise DamagedError("it belongs to another program")
         return {"history": found[0].run.history}
 
-    def checked(name: str, read: Callable[[str, bytes], dict[str, Any]]) -> Object:
+    def checked(name: str, read: Callable[..., dict[str, Any]]) -> Object:
         content = bundle.get(name) or b""
         signer = signed_header.signer_of(memoryview(content)[8 * (read is history) :])
         try:
-            return Object(name, content, signer, **read(name, content))
-        except (DamagedError, SignatureError) as error:
-            return Object(name, content, signer, problem=str(error))
+            try:
+                return Object(name, content, signer, **read(name, content, trusted, unsigned=trust_unsigned))
+            except SignatureError as error:
+                # Its bytes were not looked at yet.
+                read(name, content, NOBODY, unsigned=True)
+                return Object(name, content, signer, problem=str(error))
+        except DamagedError as error:
+            return Object(name, content, signer, problem=str(error), is_damaged=True)
 
     for name, _ in bundle.names(names.entries):
         yield checked(name, entry)
@@ -108,16 +112,21 @@ def objects(bundle: Bundle, trusted: TrustedKeys, *, trust_unsigned: bool) -> It
 
 
 def tell_problems(found: Iterable[Object], settings: Config) -> int:
-    """Say on stderr what is wrong, a line for each reason; return how many objects that were."""
-    by_reason: dict[str, list[str]] = {}
+    """Say on stderr what is wrong, a line for each reason, damage first; return how many objects that were."""
+    damaged: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}
     for each in found:
         if each.problem:
-            by_reason.setdefault(each.problem, []).append(each.shown)
-    for reason, names in by_reason.items():
-        some = ", ".join(names[:_MOST_TOLD]) + (", ..." if len(names) > _MOST_TOLD else "")
-        note(f"{counted(len(names), 'object')}: {reason} ({some})")
-    if any("nobody has signed" in reason for reason in by_reason):
+            (damaged if each.is_damaged else others).setdefault(each.problem, []).append(each.shown)
+    for by_reason, said in ((damaged, " damaged"), (others, "")):
+        for reason, names in by_reason.items():
+            some = ", ".join(names[:_MOST_TOLD]) + (", ..." if len(names) > _MOST_TOLD else "")
+            note(f"{counted(len(names), 'object')}{said}: {reason} ({some})")
+    if damaged:
+        # No option of import takes such a file, so that advice about keys would lead nowhere.
+        note("export or copy the file again: `xcache import` takes nothing from a damaged one")
+    elif any("nobody has signed" in reason for reason in others):
         note("`xcache import --unsigned` takes it all the same, if you vouch for the file")
-    if any("is not in" in reason or "does not exist" in reason for reason in by_reason):
+    if not damaged and any("is not in" in reason or "does not exist" in reason for reason in others):
         note(f"`xcache key trust` adds a key to {settings.trusted_keys}")
-    return sum(map(len, by_reason.values()))
+    return sum(map(len, (*damaged.values(), *others.values())))

@@ -62,8 +62,8 @@ def export(
     """Write entries into one file, a bundle, for other machines: all that are in use here, or those that match.
 
     A bundle is imported (xcache import), or served in place (XCACHE_BUNDLES). With the entries goes what programs
-    wanted, so that they start warm. Each object is signed with the daemon's key (xcache key new). The same entries
-    make the same file. Stale entries are left out.
+    wanted, so that they start warm. Each object is signed with the daemon's key (xcache key new). An export of
+    a store that has not changed makes the same file again. Stale entries are left out.
 
     \b
     JSON: {"file": str, "entries": int, "programs": int (whose wants go along), "bytes": int, "signed": bool}

@@ -60,7 +60,7 @@ class BundleWriter:
     def finish(self) -> None:
         """Write the index; the file is a bundle now."""
         index = msgpack.packb([[name, size, *part] for name, size, part in self._objects])
-        self._file.write(zstandard.ZstdCompressor(level=_LEVEL).compress(index))
+        self._file.write(zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(index))
         self._file.seek(0)
         self._file.write(_START.pack(_MAGIC, _VERSION, self._at))
 
