@@ -45,6 +45,7 @@ _ADVICE = {
     "other toolchain": "This is usual after an upgrade; what is compiled now serves the next runs.",
     "stale": "This is usual after an upgrade; what is compiled now serves the next runs.",
     "evicted": "Raise the limit (`xcache config` shows the limits), or pin what must stay (`xcache pin`).",
+    "evicted: disk": "Free the disk, put the store on a larger one (XCACHE_DIR), or lower XCACHE_MIN_FREE.",
     "too old": "Raise XCACHE_MAX_AGE, or pin what must stay (`xcache pin`).",
     "removed": "What is compiled now serves the next runs.",
     "set aside": "`xcache ls --quarantined` says why. If it happens again, please report it.",

@@ -45,7 +45,8 @@ def config(as_json: bool) -> None:
            "problems": [str] (unusable values, which are left out above),
            "unknown": [str] (variables that begin with XCACHE_ and are not settings)}
 
-    Exit status 2 if a value cannot be used; programs then run without the cache.
+    Exit status 2 if a value cannot be used; programs then run without the cache, or stop at their first compile if it
+    is that of XCACHE_ON_MISS.
     """
     shown, problems = _all()
     if as_json:

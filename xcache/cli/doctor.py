@@ -135,7 +135,8 @@ def _switch() -> Iterator[Check]:
 def _settings() -> Iterator[Check]:
     settings, problems = config.load_usable()
     for problem in problems:
-        yield Check("settings", "wrong", problem, "Programs run without the cache until this is corrected.")
+        advice = f"Programs {config.without_usable_settings()} until this is corrected."
+        yield Check("settings", "wrong", problem, advice)
     unknown = unknown_variables()
     for variable in unknown:
         yield Check("settings", "note", f"{variable} is no setting{suggestion(variable)}")

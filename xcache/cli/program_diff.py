@@ -34,11 +34,11 @@ _DIMENSION = re.compile(r"\{([^{}]*)\}")
 NOT_OURS = "This should not have missed. Please report it, with the output of `xcache show KEY --program` of both."
 _MESH = "Each mesh and number of devices needs an executable of its own; keep them the same in all runs."
 _DONATED = "Give jax.jit the same donate_argnums and donate_argnames in all runs, and arrays that can be donated."
-_TYPED = (
+TYPED = (
     "Each type and shape of the arguments needs an executable of its own; what is compiled now serves the next runs."
 )
 # What says why, and not what to do.
-EXPLANATIONS = (_TYPED, operation_diff.CODE)
+EXPLANATIONS = (TYPED, operation_diff.CODE)
 _SHARDED = "Place the arrays in the same way in all runs: jax.device_put, in_shardings, or the mesh in use."
 
 
@@ -179,7 +179,7 @@ def _of_types(number: int, one: Value, other: Value) -> _Change | None:
     elif one.kind == other.kind and len(one.shape) == len(other.shape) and len(sizes) == 1:
         ((mine, theirs),) = sizes
         together = f"differ in a dimension: {mine} here, {theirs} in the stored program"
-    return _Change(number, one.name, together, alone, _TYPED)
+    return _Change(number, one.name, together, alone, TYPED)
 
 
 def _of_facts(of: str, names: Sequence[str]) -> _Compare:

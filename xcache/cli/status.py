@@ -46,7 +46,7 @@ def status(as_json: bool) -> None:
            "closed": str or null (why the store cannot be read here),
            "free": int or null (bytes on the disk, if min_free applies),
            "to_stay_free": int or null (bytes, by min_free; 0: none; null: only the daemon knows),
-           "damaged_databases": [str], "settings_problems": [str] (why programs run without the cache),
+           "damaged_databases": [str], "settings_problems": [str] (why programs cannot use the cache),
            "configuration_problem": str or null (why the daemon keeps its former settings),
            "namespace": str or null (the daemon's, in remote stores),
            "compiles": [{"key": str, "module_name": str, "pid": int, "program": str,
@@ -131,7 +131,7 @@ def status(as_json: bool) -> None:
     refused = found["configuration_problem"]
     for each in problems:
         also = ", and the daemon keeps its former settings" if each == refused else ""
-        note(f"programs run without the cache{also}: {each}")
+        note(f"programs {config.without_usable_settings()}{also}: {each}")
     if refused and refused not in problems:
         note(f"the daemon keeps its former settings: {refused}")
     if problem:

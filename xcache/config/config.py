@@ -239,6 +239,11 @@ def guards(environ: Mapping[str, str] | None = None) -> bool:
     return settings.on_miss == "fail" or is_unclear
 
 
+def without_usable_settings() -> str:
+    """Return what programs do as long as a setting cannot be used."""
+    return "stop at their first compile" if guards() else "run without the cache"
+
+
 def misspelt_guard(environ: Mapping[str, str]) -> str | None:
     """Return a sentence on a variable that is probably meant to forbid compiles and does not, or None."""
     found = [each for each in misspelt(environ).items() if each[1] == "XCACHE_ON_MISS"]

@@ -278,6 +278,14 @@ def test_a_setting_that_the_daemon_refuses_as_well_is_told_once(shell, tmp_path)
     assert "programs run without the cache, and the daemon keeps its former settings: max_size='lots'" in told
 
 
+def test_a_guard_that_cannot_be_understood_is_said_to_stop_programs(shell):
+    shell.env["XCACHE_ON_MISS"] = "forbid"
+    assert "programs stop at their first compile: XCACHE_ON_MISS='forbid'" in shell.run("status").stderr
+    checks = json.loads(shell.run("doctor", "--no-compile", "--json").stdout)["checks"]
+    (told,) = [each["advice"] for each in checks if each["name"] == "settings"]
+    assert told == "Programs stop at their first compile until this is corrected."
+
+
 def test_settings_that_cannot_be_used_keep_nobody_from_seeing_and_stopping_the_daemon(shell, tmp_path):
     pid = shell.json("start")["pid"]
     file = tmp_path / "config.toml"

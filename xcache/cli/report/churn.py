@@ -38,6 +38,8 @@ class Use(NamedTuple):
     shapes: str
     is_compiled: bool
     seconds: float
+    # Of the program in its run.
+    position: int = 0
 
 
 class Axis(NamedTuple):
@@ -64,13 +66,13 @@ class Axis(NamedTuple):
 
 
 class Churn(NamedTuple):
-    """A function that was compiled for several shapes."""
+    """A function that was compiled for several shapes; what else had it compiled does not count."""
 
     program: str
     module_name: str
     site: str
     shapes: int
-    compiles: int
+    compiled: tuple[Use, ...]
     # Compiles, and loads from the cache.
     uses: int
     seconds: float
@@ -83,6 +85,11 @@ class Churn(NamedTuple):
     def is_small(self) -> bool:
         """Whether it is as quick to compile as a single operation, which is better put into a larger function."""
         return self.seconds < _SMALL_SECONDS * self.uses
+
+    @property
+    def compiles(self) -> int:
+        """How often it was compiled."""
+        return len(self.compiled)
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -134,8 +141,9 @@ def _churn(
     for use in uses:
         cost[use.shapes] += use.seconds
     variants = {shapes: parsed[shapes] for shapes in cost}
+    compiled = tuple(use for use in uses if use.is_compiled)
     return Churn(
-        *(program, module_name, site, len(cost), sum(use.is_compiled for use in uses), len(uses)),
+        *(program, module_name, site, len(cost), compiled, len(uses)),
         *(sum(cost.values()), len({use.run for use in uses}), axes_of(variants), dict(cost)),
     )
 

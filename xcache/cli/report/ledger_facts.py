@@ -126,13 +126,19 @@ def by_cause(programs: Iterable[Got]) -> list[dict[str, Any]]:
 
 
 def uses(programs: Iterable[Got]) -> dict[tuple[str, str, str], list[Use]]:
-    """Return the uses of each function by program, name and place; ``programs`` in the order of time."""
+    """Return the uses of each function by program, name and place; ``programs`` in the order of time.
+
+    Only the first program of each shape counts: another one of the same shape was compiled for something else, such as
+    a constant, a static argument or a flag, and so was one that the cache would have had otherwise.
+    """
     found: defaultdict[tuple[str, str, str], list[Use]] = defaultdict(list)
+    first_key: dict[object, str] = {}
     for each in programs:
         row = each.row
-        if not row.shapes or row.outcome == ledger.FAILED:
+        if not row.shapes or not each.is_by_itself or row.outcome == ledger.FAILED:
             continue
         # The line of a call moves with every edit of the file.
         function = each.run.run.program, row.module_name, _LINE.sub("", row.site)
-        found[function].append(Use(each.run.id, row.shapes, not each.is_found, each.seconds))
+        if first_key.setdefault((function, row.shapes), row.key) == row.key:
+            found[function].append(Use(each.run.id, row.shapes, not each.is_found, each.seconds, row.position))
     return dict(found)

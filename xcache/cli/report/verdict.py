@@ -111,17 +111,14 @@ def actions(
     shapes, by the place in the report that has more about each.
     """
     found: list[Action] = []
-    of_shapes = set()
+    here = {each.run.id for each in programs}
+    otherwise = {each["position"] for each in explained if not _is_of_shape(each)}
     for anchor, churn in churns.items():
-        here = sum(
-            each.seconds
-            for each in programs
-            if each.row.module_name == churn.module_name and each.is_by_itself and not each.is_found
-        )
-        if here and churn.program == shown["program"]:
-            of_shapes.add(churn.module_name)
-            found.append(_for_churn(churn, names_of(churn, explained), anchor, here))
-    found += _for_misses([each for each in explained if each["module_name"] not in of_shapes])
+        mine = (use for use in churn.compiled if use.run in here and use.position not in otherwise)
+        seconds = sum(use.seconds for use in mine)
+        if seconds:
+            found.append(_for_churn(churn, names_of(churn, explained), anchor, seconds))
+    found += _for_misses(explained)
     found += _for_causes(programs, explained)
     found += _for_small(programs)
     found += _for_stages(shown)
@@ -142,12 +139,20 @@ def names_of(churn: Churn, explained: Sequence[Mapping[str, Any]]) -> dict[int, 
     }
 
 
+def _is_of_shape(explained: Mapping[str, Any]) -> bool:
+    """Return whether a miss may be one of a shape alone, as far as it was compared with what is stored."""
+    differences = explained["differences"]
+    told = [each["advice"] for each in differences if each["advice"]]
+    return not differences or all(each == program_diff.TYPED for each in told)
+
+
 def _for_churn(churn: Churn, names: Mapping[int, str], anchor: str, here: float) -> Action:
     varying = f": {' and '.join(axis.where(names) for axis in churn.axes[:_MOST_AXES])}" if churn.axes else ""
     return Action(
         f"See the sizes for which {churn.module_name} was compiled{varying}.",
-        f"It was compiled for {churn.shapes} shapes, which took {duration(churn.seconds)} in"
-        f" {counted(churn.runs, 'run')}. Each shape needs an executable of its own.",
+        f"It was compiled for {len({use.shapes for use in churn.compiled})} shapes, which took"
+        f" {duration(sum(use.seconds for use in churn.compiled))} in"
+        f" {counted(len({use.run for use in churn.compiled}), 'run')}. Each shape needs an executable of its own.",
         here,
         anchor,
     )

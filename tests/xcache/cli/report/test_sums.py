@@ -10,6 +10,7 @@ import pytest
 from xcache.cli import program_diff
 from xcache.cli.ledger_file import StoredRun
 from xcache.cli.report import ledger_facts, timeline, verdict
+from xcache.cli.report.churn import Churn, of_functions
 from xcache.cli.report.ledger_facts import Got, got
 from xcache.start_up import Run, of_run
 from xcache.wire.ledger import AHEAD, COMPILING, HIT, MISS, UNCACHEABLE, UNUSED, Row
@@ -67,7 +68,7 @@ def test_compiles_are_counted_by_cause_and_explained():
 
 
 def test_the_line_of_a_call_is_not_part_of_a_function():
-    programs = got(run(), [row("a", MISS, site=f"train.py:{line} in main") for line in (3, 9)])
+    programs = got(run(), [row("a", MISS, site=f"train.py:{line} in main", cause="new") for line in (3, 9)])
     assert len(ledger_facts.uses(programs)) == 1
 
 
@@ -122,8 +123,9 @@ def test_the_headline_says_where_the_time_went_and_why():
     assert "(1m 00s of pauses between programs left out)" in headline(misses, {}, pauses=60.0)
 
 
-def actions(programs: list[Got], explained: Sequence[dict] = ()) -> list[verdict.Action]:
-    return verdict.actions(of_run(run().run, "ended", [each.row for each in programs]), programs, explained, {})
+def actions(programs: list[Got], explained: Sequence[dict] = (), churns: Sequence[Churn] = ()) -> list[verdict.Action]:
+    sums = of_run(run().run, "ended", [each.row for each in programs])
+    return verdict.actions(sums, programs, explained, {f"shapes-{n}": churn for n, churn in enumerate(churns)})
 
 
 def miss(name: str, seconds: float, advice: str, text: str, cause: str = "other program") -> dict:
@@ -138,6 +140,56 @@ def test_misses_with_one_remedy_are_one_action_and_the_dearest_comes_first():
     assert (first.text, first.seconds, first.anchor) == ("Pass it.", 7.0, "miss-c")
     assert first.reason == "c: y; and 1 more program."
     assert (second.text, second.reason) == ("Pad it.", "a: dim 0.")
+
+
+COMPILED = ("compile", 1, 9)
+
+
+def with_history(*last: Row) -> tuple[list[Got], list[Churn]]:
+    """Return the programs of a last run, after two runs that compiled a function for two shapes."""
+    before = [row("jit_f", MISS, COMPILED, cause="new", key="1", shapes="f32[8]")]
+    before += [row("jit_f", MISS, COMPILED, cause="other program", key="2", shapes="f32[16]")]
+    runs = [got(run(number, DAY * number), [each]) for number, each in enumerate(before, 1)]
+    runs.append(got(run(3, 3 * DAY), last))
+    return runs[-1], of_functions(ledger_facts.uses(each for of in runs for each in of))
+
+
+def compiled_again(key: str, shapes: str = "f32[8]", cause: str = "other program") -> Row:
+    return row("jit_f", MISS, COMPILED, cause=cause, key=key, shapes=shapes)
+
+
+@pytest.mark.parametrize(
+    ("last", "says"),
+    [
+        # As for another constant, static argument or helper.
+        (compiled_again("3"), "Pass it."),
+        (compiled_again("1", cause="evicted: size"), "Raise the limit"),
+        # A higher limit would evict more.
+        (compiled_again("1", cause="evicted: disk"), "Free the disk"),
+        (compiled_again("3", cause="other flags"), "Give all runs the same XLA_FLAGS."),
+    ],
+)
+def test_a_function_that_once_had_two_shapes_may_be_compiled_for_something_else(last, says):
+    programs, churns = with_history(last)
+    (churn,) = churns
+    assert (churn.shapes, churn.compiles, churn.seconds) == (2, 2, 18.0)
+    told = [miss("jit_f", 9.0, "Pass it.", "a constant")] if last.cause == "other program" else []
+    assert [each.text.startswith(says) for each in actions(programs, told, churns)] == [True]
+
+
+def test_a_new_shape_is_named_with_the_compiles_of_shapes_alone():
+    programs, churns = with_history(compiled_again("4", "f32[32]"))
+    (only,) = actions(programs, [miss(0, 9.0, program_diff.TYPED, "dim 0")], churns)
+    assert only.text == "See the sizes for which jit_f was compiled: dimension 0 of argument 0."
+    assert (only.reason.partition(".")[0], only.seconds) == (
+        "It was compiled for 3 shapes, which took 27", 9.0
+    )  # fmt: skip
+    assert "in 3 runs" in only.reason
+
+
+def test_a_shape_that_is_new_together_with_something_else_is_not_blamed():
+    programs, churns = with_history(compiled_again("4", "f32[32]"))
+    assert [each.text for each in actions(programs, [miss(0, 9.0, "Pass it.", "weak")], churns)] == ["Pass it."]
 
 
 def test_what_only_explains_is_nothing_to_do():
