@@ -86,7 +86,10 @@ def is_out_of_reach(cause: str) -> bool:
 def differences(key: Key, nearest: list[str]) -> list[str]:
     """Return the names of the components in which a key differs from an entry of the same program.
 
-    Another jaxlib has other defaults for options, and describes the processor in another way.
+    Another jaxlib has other defaults for options, and describes the processor in another way. XLA puts flags into the
+    options, so that other flags explain other options; a comparison with the entry shows an option that no flag set.
     """
     found = [name for name, digest in zip(_COMPARED, nearest[1:], strict=False) if key.components.get(name) != digest]
-    return ["toolchain"] if "toolchain" in found else found
+    if "toolchain" in found:
+        return ["toolchain"]
+    return [name for name in found if name != "options" or "flags" not in found]

@@ -140,7 +140,7 @@ SURROUNDINGS = {
         *("other program", "", "jax_threefry_partitionable"),
     ),
     "flag": (
-        *({}, {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}, "other options; other flags"),
+        *({}, {"XLA_FLAGS": "--xla_cpu_enable_fast_math=true"}, "other flags"),
         *("the flag --xla_cpu_enable_fast_math of XLA_FLAGS is true here, not set in the stored entry", "XLA_FLAGS"),
     ),
     "devices": (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from xcache import start_up
@@ -14,6 +14,7 @@ from xcache.wire import ledger
 
 _MOST_ACTIONS = 4
 _MOST_AXES = 3
+_MOST_TOLD = 3
 # A saving below this share of the whole is not worth an advice.
 _WORTH = 0.1
 # Compiling is what the headline is about if it took at least this share.
@@ -162,7 +163,7 @@ def _for_misses(explained: Sequence[Mapping[str, Any]]) -> list[Action]:
     """Return one action for each advice on what differs in a program, with all the programs it is for."""
     by_advice: dict[str, list[tuple[Mapping[str, Any], str]]] = {}
     for each in explained:
-        told = _told(each)
+        told = next(_told(each), None)
         if told is not None and kinds(each["cause"]) in advice.NEW:
             by_advice.setdefault(told["advice"], []).append((each, told["text"]))
     found = []
@@ -180,25 +181,25 @@ def _for_misses(explained: Sequence[Mapping[str, Any]]) -> list[Action]:
     return found
 
 
-def _told(explained: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """Return the first difference that there is advice about, and not only an explanation."""
-    advised = (each for each in explained["differences"] if each["advice"] not in ("", *program_diff.EXPLANATIONS))
-    return next(advised, None)
+def _told(explained: Mapping[str, Any]) -> Iterator[Mapping[str, str]]:
+    """Yield the differences that there is advice about, and not only an explanation."""
+    return (each for each in explained["differences"] if each["advice"] not in ("", *program_diff.EXPLANATIONS))
 
 
 def _for_causes(programs: Sequence[Got], explained: Sequence[Mapping[str, Any]]) -> list[Action]:
     """Return what to do about causes that are not the programs' own; what one program shows holds for all of them."""
     found = []
     for each in by_cause(each for each in programs if not each.is_by_itself):
-        of_cause = (_told(miss) for miss in explained if kinds(miss["cause"]) == each["cause"])
-        told = next(filter(None, of_cause), None)
+        of_cause = ([*_told(miss)] for miss in explained if kinds(miss["cause"]) == each["cause"])
+        told = next(filter(None, of_cause), [])
         texts = advice.for_cause(each["cause"])
         if each["cause"].startswith(NOT_CACHEABLE):
             texts = [advice.for_uncacheable(each["cause"].removeprefix(NOT_CACHEABLE))]
-        elif told is not None:
-            texts = [told["advice"]]
+        elif told:
+            texts = [*dict.fromkeys(difference["advice"] for difference in told)]
         if texts:
-            reason = f"{counted(each['count'], 'program')} compiled: {told['text'] if told else each['meaning']}."
+            why = "; ".join(difference["text"] for difference in told[:_MOST_TOLD]) or each["meaning"]
+            reason = f"{counted(each['count'], 'program')} compiled: {why}."
             found.append(Action(" ".join(texts), reason, each["seconds"], "misses"))
     return found
 

@@ -215,6 +215,10 @@ def test_a_cause_of_many_small_programs_counts_whole_and_is_no_fault_of_theirs()
     (only,) = actions(got(run(), rows), [shown])
     assert (only.text, only.reason) == ("Set no flag.", "50 programs compiled: the flag x is set here.")
     assert only.seconds == pytest.approx(5.0)
+    both = {**shown, "differences": [*shown["differences"], {"text": "the option y is 2 here", "advice": "Give y."}]}
+    (only,) = actions(got(run(), rows), [both])
+    assert only.text == "Set no flag. Give y."
+    assert only.reason == "50 programs compiled: the flag x is set here; the option y is 2 here."
     uncacheable = got(run(), [row("a", UNCACHEABLE, ("compile", 1, 9), cause="python callback")])
     assert "jax.debug.print" in actions(uncacheable)[0].text
     uncacheable = got(run(), [row("a", UNCACHEABLE, ("compile", 1, 9), cause="custom_partitioning")])
