@@ -38,7 +38,7 @@ class Use(NamedTuple):
     shapes: str
     is_compiled: bool
     seconds: float
-    # Of the program in its run.
+    # The place of the program among those of its run.
     position: int = 0
 
 

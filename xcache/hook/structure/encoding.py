@@ -84,6 +84,7 @@ class Encoding:
     function or constant: ``f(x) + f(x)`` gives another program than two equal functions do.
     """
 
+    # Whether values may be written as tokens; otherwise each stands in its place.
     has_tokens = True
 
     def __init__(self) -> None:

@@ -83,9 +83,8 @@ def _of_shaped_array(encoding: Encoding, value: Any) -> None:
     key, parts = (id(value), encoding.kernels > 0), _parts_of_shaped_array(value)
     known, before, content = pristine.avals.get(key, (None, (), b""))
     if known is None or known() is not value or not are_same(parts, before):
-        content = encoding.apart(value, attributes)
-        forget = functools.partial(pristine.avals.pop, key)
-        pristine.avals[key] = weakref.ref(value, lambda _: forget(None)), parts, content
+        content, kept = encoding.apart(value, attributes), pristine.avals
+        kept[key] = weakref.ref(value, lambda _: kept.pop(key, None)), parts, content
     encoding.write(content)
 
 

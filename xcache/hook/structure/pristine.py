@@ -120,7 +120,8 @@ class Pristine:
     def digest(self, modules: Sequence[str] = ()) -> bytes:
         """Return the digest of the code that lowers any program, and of all that these modules have.
 
-        ``refresh`` must have been called. Raise CannotSkipError if that is not jax's own.
+        ``refresh`` must have been called and, where there are modules, ``check`` for all that jax has imported. Raise
+        CannotSkipError if that code is not jax's own.
         """
         self.check_change()
         self._reach_of_lowering()
@@ -153,8 +154,6 @@ class Pristine:
         modules = [each for each in map(sys.modules.get, names) if isinstance(each, types.ModuleType)]
         if new := [each for each in modules if id(each) not in self._looked_at]:
             self._once(("look at", *map(id, new)), self._look_at, new)
-            self._looked_at.update(map(id, new))
-            self._importable = self._not_looked_at()
 
     def _once(self, key: Any, make: Callable[[Any], Any], argument: Any) -> Any:
         """Return what is made of an argument, or raise the CannotSkipError that was the result, always the same."""
@@ -189,16 +188,17 @@ class Pristine:
         return made
 
     def _digest_of(self, values: tuple[Any, ...]) -> bytes:
-        is_of_modules = any(type(value) is types.ModuleType for value in values)
-        with self._watching(Reach(is_complete=not is_of_modules)) as made:
-            if is_of_modules:
+        are_modules = type(values[0]) is types.ModuleType
+        with self._watching(Reach(is_complete=not are_modules)) as made:
+            if are_modules:
                 made.write_modules(values)
             else:
                 for value in values:
                     made.write(value)
             base = self._reach_of_lowering()
             made.follow(base)
-            self._check_imports(made.names, base)
+            if not are_modules:
+                self._check_imports(made.names, base)
             return made.digest()
 
     def _check_imports(self, names: set[str], base: Reach) -> None:
@@ -216,15 +216,9 @@ class Pristine:
             if isinstance(base := self._described.get(()), Reach):
                 made.leave_out(base)
             made.write_modules(modules)
+        # Under the lock: a change that is noticed meanwhile must not leave them looked at.
+        self._looked_at.update(map(id, modules))
         return True
-
-    def _not_looked_at(self) -> dict[str, list[types.ModuleType]]:
-        """Return the modules that code may import and that were not looked at, by the names in such code."""
-        found = {
-            name: [each for each in modules if id(each) not in self._looked_at]
-            for name, modules in reach.importable().items()
-        }
-        return {name: modules for name, modules in found.items() if modules}
 
     @contextlib.contextmanager
     def _watching(self, made: Reach) -> Iterator[Reach]:
@@ -278,7 +272,7 @@ class Pristine:
 
     def _foreign_imports(self, _: Any) -> _Part:
         """Return why a module that was imported since is not jax's own, or nothing."""
-        before, self._importable = self._importable, self._not_looked_at()
+        before, self._importable = self._importable, reach.importable()
         known = {*map(id, itertools.chain.from_iterable(before.values()))}
         names = self._importable.keys() & self._names
         try:
