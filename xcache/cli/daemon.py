@@ -25,7 +25,7 @@ from xcache.errors import (
     UntrustedError,
 )
 from xcache.wire import commands, protocol
-from xcache.wire.ownership import check_directory, trusted_uids
+from xcache.wire.ownership import check_store_directory, trusted_uids
 
 # A daemon that is told to stop gives the requests in progress half a minute.
 _STOP_SECONDS = 40.0
@@ -145,7 +145,7 @@ def unusable_store(settings: Config) -> str | None:
         may_be_made = place.is_dir() and os.access(place, os.W_OK | os.X_OK)
         return None if may_be_made else f"{settings.dir} does not exist and cannot be made"
     try:
-        check_directory(settings.dir)
+        check_store_directory(settings.dir)
     except UntrustedError as error:
         return str(error)
     return None if os.access(settings.dir, os.W_OK | os.X_OK) else f"{settings.dir} cannot be written"

@@ -215,13 +215,8 @@ def _store() -> Iterator[Check]:
     if others:
         advice = f"Give them to the owner of the folder: chown -R {os.getuid()} {settings.dir}"
         yield Check("store", "wrong", f"files of other users are in it: {', '.join(others)}", advice)
-    status = os.statvfs(place)
-    free = status.f_bavail * status.f_frsize
-    advice = (
-        "Entries are evicted, and new ones refused, until there is room."
-        if free < _least_free(settings, status)
-        else ""
-    )
+    free, is_enough = _free(settings)
+    advice = "" if is_enough else "Entries are evicted, and new ones refused, until there is room."
     yield Check("store", "wrong" if advice else "ok", f"{settings.dir}, {size(free)} free on its disk", advice)
 
 
@@ -239,12 +234,15 @@ def _owned(place: Path) -> str:
     return f"which belongs to uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):03o}; you are uid {os.getuid()}"
 
 
-def _least_free(settings: Config, status: os.statvfs_result) -> float:
-    """Return the bytes that must stay free, or some megabytes where no setting says so."""
-    text = settings.min_free
+def _free(settings: Config) -> tuple[int, bool]:
+    """Return the free bytes of the store's disk, and whether they are as many as must stay free, or some megabytes."""
+    status = os.statvfs(daemon.nearest(settings.dir))
+    free, text = status.f_bavail * status.f_frsize, settings.min_free
     if text.endswith("%"):
-        return min(status.f_blocks * status.f_frsize * float(text[:-1]) / 100, 20 * 1024**3)
-    return max(float(text), 16 * 1024**2)
+        least = min(status.f_blocks * status.f_frsize * float(text[:-1]) / 100, 20 * 1024**3)
+    else:
+        least = max(float(text), 16 * 1024**2)
+    return free, free >= least
 
 
 def _programs() -> Iterator[Check]:
@@ -312,5 +310,10 @@ def _of_jax() -> Iterator[Check]:
 
 
 def _compile() -> Iterator[Check]:
+    settings, _ = config.load_usable()
+    with contextlib.suppress(OSError):
+        if not settings.daemon_user and not _free(settings)[1]:
+            yield Check("compile", "note", "not tried: for its entry, others would be evicted from the full disk")
+            return
     verdict = trial.compile_twice()
     yield Check("compile", "ok" if verdict.is_found else "wrong", verdict.text, verdict.advice)

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 from xcache.cli.output import counted, duration
 from xcache.cli.remote_asking import ADVICE
+from xcache.config.remotes import Remote
 from xcache.wire import commands
 
 State = Literal["ok", "note", "wrong"]
@@ -23,6 +24,7 @@ class Finding(NamedTuple):
 
 KEYS = "keys"
 _OF_BUNDLES = "Is it a file that xcache export made, at the path in XCACHE_BUNDLES? `xcache bundle verify` checks it."
+_OF_ABSENT_BUNDLES = "It counts as empty until it is there, as on a CI's first run. Otherwise correct XCACHE_BUNDLES."
 
 _OF_REJECTED = "`xcache key trust` has the daemon trust a key, and `xcache restart` begins the count anew."
 
@@ -37,11 +39,11 @@ def findings(checked: commands.RemotesChecked) -> Iterator[Finding]:
 def _of_remote(remote: dict[str, Any]) -> Finding:
     name, seconds = str(remote["name"]), duration(remote["seconds"])
     if remote["problem"]:
-        is_bundle = name.startswith("bundle:")
+        is_bundle = Remote(name).is_bundle
+        if is_bundle and remote["kind"] == "missing":
+            return Finding(name, "note", remote["problem"], _OF_ABSENT_BUNDLES)
         advice = _OF_BUNDLES if is_bundle else ADVICE.get(remote["kind"], "")
-        # A bundle may come later, as on the first run of a CI.
-        state: State = "note" if is_bundle and remote["kind"] == "missing" else "wrong"
-        return Finding(name, state, f"{remote['problem']} ({remote['kind']})", advice)
+        return Finding(name, "wrong", f"{remote['problem']} ({remote['kind']})", advice)
     if remote["rejected"]:
         count = counted(remote["rejected"], "object")
         told = (

@@ -16,6 +16,7 @@ from xcache.client.connector import told_of_ignored
 from xcache.client.launcher import Launcher
 from xcache.config import config
 from xcache.config.config import Config
+from xcache.config.remotes import Remote
 from xcache.config.table import LIMITS
 from xcache.errors import ClosedStoreError, ConfigError, UnavailableError, UntrustedError
 from xcache.wire import protocol
@@ -196,7 +197,17 @@ def _remote(each: dict[str, Any]) -> str:
     parts += [foreign] * bool(each["foreign"])
     parts += [f"nothing of it is used: {each['useless']}"] * bool(each["useless"])
     parts += [f"failing: {each['problem']}"] * (each["state"] == "failing")
+    parts += ["the file does not exist, and counts as empty until it does"] * _is_absent(Remote(each["name"]))
     return f"{each['name']}: {', '.join(parts)}"
+
+
+def _is_absent(remote: Remote) -> bool:
+    """Return whether a remote store is a bundle that is not there, which is no failure, and may be a misspelt path."""
+    try:
+        return remote.is_bundle and not remote.path.exists()
+    except OSError:
+        # Only the daemon may look.
+        return False
 
 
 def _print(found: dict[str, Any]) -> None:

@@ -101,12 +101,21 @@ def check_directory(directory: Path, trusted: Container[int] | None = None) -> N
         raise UntrustedError(f"{directory} can be written by other users")
 
 
+def check_store_directory(directory: Path) -> None:
+    """Raise UntrustedError for a directory in which another user could plant files of a store."""
+    check_directory(directory)
+    if directory.stat().st_mode & 0o022:
+        # The sticky bit keeps others from removing files, but not from planting some.
+        raise UntrustedError(f"{directory} can be written by other users")
+
+
 def prepare_directory(directory: Path) -> None:
     """Make a directory that only this user can write; raise StoreError if it cannot be made or used."""
     prepare_meeting_place(directory)
-    if directory.stat().st_mode & 0o022:
-        # The sticky bit keeps others from removing files, but not from planting some.
-        raise StoreError(f"{directory} can be written by other users")
+    try:
+        check_store_directory(directory)
+    except UntrustedError as error:
+        raise StoreError(str(error)) from None
 
 
 def prepare_meeting_place(directory: Path, *, for_everybody: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import re
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -11,8 +12,10 @@ from pathlib import Path
 from xcache.errors import DamagedError
 from xcache.wire.bounded import text_of
 from xcache.wire.bundles import Bundle
-from xcached.tiers.tier import DENIED, FAILED, MISSING, READ_ONLY, TOO_LARGE, Listed, TierError
+from xcached.tiers.tier import DENIED, FAILED, READ_ONLY, TOO_LARGE, Listed, TierError
 from xcached.tiers.workers import Workers
+
+logger = logging.getLogger("xcached")
 
 _THREADS = 4
 _MOUNTS, _MOST_MOUNTS = Path("/proc/self/mountinfo"), 64 * 1024**2
@@ -21,13 +24,17 @@ _FAR = re.compile(r"(nfs|cifs|smb|fuse|9p|virtiofs|ceph|gluster|lustre|gpfs|beeg
 
 
 class BundleFile:
-    """The file, opened with the first request, and again when another one has taken its place."""
+    """The file, opened with the first request, and again when another one has taken its place.
+
+    One that does not exist is an empty store, not a failure: the first run of a CI is to make it.
+    """
 
     can_create, can_list = False, True
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._opened: Bundle | None = None
+        self._was_said_to_be_absent = False
         self._workers = Workers(_THREADS)
 
     async def get(self, name: str, most: int) -> bytes | None:
@@ -40,7 +47,8 @@ class BundleFile:
 
     async def contains(self, name: str) -> bool:
         """Return whether there is such an object."""
-        return (await self._workers.do(self._bundle)).size(name) is not None
+        bundle = await self._workers.do(self._bundle)
+        return bundle is not None and bundle.size(name) is not None
 
     async def put(self, name: str, content: bytes) -> None:  # noqa: ARG002 - as all engines
         """Raise TierError."""
@@ -57,7 +65,7 @@ class BundleFile:
     async def listed(self, prefix: str) -> AsyncIterator[Listed]:
         """Yield the objects whose names begin so."""
         bundle = await self._workers.do(self._bundle)
-        for name, size in bundle.names(prefix):
+        for name, size in bundle.names(prefix) if bundle is not None else ():
             yield Listed(name, size, bundle.status.st_mtime)
 
     async def close(self) -> None:
@@ -83,29 +91,35 @@ class BundleFile:
 
     def _get(self, name: str, most: int) -> bytes | None:
         bundle = self._bundle()
-        size = bundle.size(name)
+        size = bundle.size(name) if bundle is not None else None
         if size is not None and size > most:
             raise TierError(TOO_LARGE, f"{name} has {size} bytes, more than {most}")
         return self._read(bundle, name, most)
 
-    def _read(self, bundle: Bundle, name: str, most: int) -> bytes | None:
+    def _read(self, bundle: Bundle | None, name: str, most: int) -> bytes | None:
         try:
-            return bundle.get(name, most)
+            return bundle.get(name, most) if bundle is not None else None
         except (OSError, DamagedError) as error:
             self._opened = None
             raise TierError(FAILED, str(error)) from None
 
-    def _bundle(self) -> Bundle:
+    def _bundle(self) -> Bundle | None:
+        """Return the file that is there now; None if there is none. Raise TierError if it cannot be read."""
         try:
             if (opened := self._opened) is not None and opened.is_still_there():
                 return opened
             self._opened = opened = Bundle(self._path)
         except FileNotFoundError:
-            raise TierError(MISSING, f"{self._path} does not exist") from None
+            self._opened = None
+            if not self._was_said_to_be_absent:
+                logger.info("%s does not exist: an empty bundle until it does", self._path)
+            self._was_said_to_be_absent = True
+            return None
         except PermissionError as error:
             raise TierError(DENIED, str(error)) from None
         except (OSError, DamagedError) as error:
             raise TierError(FAILED, str(error)) from None
+        self._was_said_to_be_absent = False
         return opened
 
     def _is_read_only(self, name: str) -> TierError:

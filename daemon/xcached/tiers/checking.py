@@ -11,7 +11,7 @@ from xcache.wire import protocol
 from xcache.wire.names import Names
 from xcached.tiers.guarded import GuardedTier
 from xcached.tiers.identity import Identity
-from xcached.tiers.tier import FAILED, UNREACHABLE, TierError
+from xcached.tiers.tier import FAILED, MISSING, UNREACHABLE, TierError
 
 _BYTES = 64
 
@@ -93,6 +93,9 @@ def _text(problem: str) -> str:
 async def _read(tier: GuardedTier, names: Names) -> None:
     # That there is no such object is an answer.
     await tier.engine.get(names.check(), _BYTES)
+    # Programs take it for an empty store; people may have misspelt it.
+    if tier.remote.is_bundle and not await asyncio.to_thread(tier.remote.path.exists):
+        raise TierError(MISSING, f"{tier.remote.path} does not exist")
 
 
 async def _written(tier: GuardedTier, names: Names, found: Facts) -> None:

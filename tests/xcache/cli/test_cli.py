@@ -44,9 +44,10 @@ def test_a_store_that_is_a_file_is_not_just_empty(shell):
         assert said.stderr == f"xcache: {shell.directory} is not a directory, so that there is no store\n"
 
 
-def test_a_store_that_programs_cannot_use_is_not_just_empty(shell):
-    shell.directory.mkdir(mode=0o777)
-    shell.directory.chmod(0o777)
+@pytest.mark.parametrize("mode", [0o777, 0o1777])
+def test_a_store_that_programs_cannot_use_is_not_just_empty(shell, mode):
+    shell.directory.mkdir()
+    shell.directory.chmod(mode)
     for command in ("ls", "stats", "toolchains", "clear"):
         said = shell.run(command)
         assert (said.returncode, said.stdout) == (0, "the store is empty\n")

@@ -160,7 +160,7 @@ def test_a_store_that_is_a_file_is_said_once(shell, tmp_path):
 @needs_root
 def test_a_full_disk_is_found(place, tmp_path):
     script = 'mount -t tmpfs -o size=1m none "$0" && head -c 1000k /dev/zero > "$0/filling" && exec "$@"'
-    doctor = [sys.executable, "-m", "xcache", "doctor", "--no-compile", "--json"]
+    doctor = [sys.executable, "-m", "xcache", "doctor", "--json"]
     done = subprocess.run(
         ["unshare", "-m", "sh", "-c", script, str(tmp_path), *doctor],
         env=place.env | {"XCACHE_DIR": str(tmp_path / "store")},
@@ -172,7 +172,10 @@ def test_a_full_disk_is_found(place, tmp_path):
     if "mount" in done.stderr or "unshare" in done.stderr:
         pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
     assert done.returncode == 1, done.stderr
-    assert_wrong(checks(done.stdout)["store"], "free on its disk", "until there is room")
+    found = checks(done.stdout)
+    assert_wrong(found["store"], "free on its disk", "until there is room")
+    assert found["compile"]["state"] == "note"
+    assert "not tried" in found["compile"]["found"]
 
 
 @pytest.mark.parametrize(
