@@ -12,7 +12,6 @@ import time
 FIRST_LINE = time.perf_counter()
 
 import atexit  # noqa: E402  # the clock runs from the first line
-import functools  # noqa: E402
 import hashlib  # noqa: E402
 import importlib  # noqa: E402
 import json  # noqa: E402
@@ -25,6 +24,32 @@ from typing import Any, ClassVar  # noqa: E402
 
 import programs  # noqa: E402
 
+# xcache leaves all compiles to a jax with functions of others in it, so that its runs measure functions of xcache.
+IS_XCACHE = os.environ.get("XCACHE") == "1"
+_OF_JAX = (
+    ("jax._src.cache_key", "", "get", "key"),
+    ("jax._src.compilation_cache", "", "_get_cache", "wait for the store"),
+    ("jax._src.compilation_cache", "", "get_executable_and_time", "load from a file"),
+    ("jax._src.compilation_cache", "", "decompress_executable", "verify and decompress"),
+    ("jaxlib.xla_client", "Client", "deserialize_executable", "deserialize"),
+    ("jax._src.compilation_cache", "", "compress_executable", "compress"),
+    ("jax._src.lru_cache", "LRUCache", "put", "write the file"),
+    ("jax._src.lru_cache", "LRUCache", "get", "wait for the store"),
+    ("jax._src.compiler", "", "backend_compile_and_load", "compile"),
+)
+_OF_XCACHE = (
+    ("xcache.keys.describe", "Surroundings", "components", "key"),
+    ("xcache.client.client", "Client", "get", "wait for the store"),
+    ("xcache.client.client", "Client", "announce", "announce the toolchain"),
+    ("xcache.client.pool", "Pool", "note", "notes to the daemon"),
+    ("xcache.client.client", "Client", "put", "send to the daemon"),
+    ("xcache.wire.envelope", "", "open_sealed", "verify and decompress"),
+    ("xcache.wire.envelope", "", "compress", "compress"),
+    ("xcache.hook.wrapper", "", "deserialize", "deserialize"),
+    ("xcache.hook.ahead", "", "deserialize", "deserialize"),
+    ("xcache.hook.wrapper", "_Compiling", "_compile_now", "compile"),
+)
+
 
 class Watch:
     """Adds up the time inside some functions, on the main thread and on others, less that of timed ones inside."""
@@ -35,20 +60,11 @@ class Watch:
         self.calls: dict[str, int] = defaultdict(int)
         self._inside = threading.local()
 
-    def wrap(self, owner: Any, attribute: str, name: str) -> bool:
-        """Replace a function by one that counts its time; return False where there is no such function."""
+    def wrap(self, owner: Any, attribute: str, name: str) -> None:
+        """Replace a function, where there is such a function, by one that counts its time."""
         original = getattr(owner, attribute, None)
-        if original is None:
-            return False
-        measured: Any = self.timed(original, name)
-        if isinstance(owner, type):
-            measured = Method(measured)
-        elif owner.__name__.startswith("jax") and os.environ.get("XCACHE") == "1":
-            # xcache skips no lowering with a function of jax's that a stranger has replaced.
-            skipping = importlib.import_module("xcache.hook.skipping")
-            measured = skipping.Replacement(original, measured)
-        setattr(owner, attribute, measured)
-        return True
+        if original is not None:
+            setattr(owner, attribute, self.timed(original, name))
 
     def timed(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
         """Return a function that does the same and counts its own time, without that of timed functions inside it."""
@@ -71,54 +87,21 @@ class Watch:
         return measured
 
 
-class Method:
-    """A method that is no Python function, for the same reason."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._function = function
-
-    def __get__(self, owner: Any, _: type) -> Any:
-        return self._function if owner is None else functools.partial(self._function, owner)
-
-
-def watch_compiles(watch: Watch) -> None:
-    """Measure, in every run, the compiles, serialize(), and the import of scipy for its LAPACK."""
-    from jax._src import compiler
+def watch_serializing(watch: Watch) -> None:
+    """Measure, in every run, serialize(), and beside jax's own cache the import of scipy for its LAPACK."""
+    if IS_XCACHE:
+        watch.wrap(importlib.import_module("xcache.hook.wrapper"), "serialize", "serialize")
+        return
     from jax._src.lib import lapack
     from jaxlib import xla_client
 
-    watch.wrap(compiler, "backend_compile_and_load", "compile")
     watch.wrap(xla_client.LoadedExecutable, "serialize", "serialize")
     watch.wrap(lapack._lapack, "initialize", "lapack")
 
 
 def watch_phases(watch: Watch) -> None:
     """Measure, for a profile, the parts of the compile path, in xcache and in jax's cache."""
-    from jax._src import cache_key, compilation_cache, lru_cache
-    from jaxlib import xla_client
-
-    for owner, attribute, name in (
-        (cache_key, "get", "key"),
-        (compilation_cache, "_get_cache", "wait for the store"),
-        (compilation_cache, "get_executable_and_time", "load from a file"),
-        (compilation_cache, "decompress_executable", "verify and decompress"),
-        (xla_client.Client, "deserialize_executable", "deserialize"),
-        (compilation_cache, "compress_executable", "compress"),
-        (lru_cache.LRUCache, "put", "write the file"),
-        (lru_cache.LRUCache, "get", "wait for the store"),
-    ):
-        watch.wrap(owner, attribute, name)
-    if os.environ.get("XCACHE") != "1":
-        return
-    for module, owner_name, attribute, name in (
-        ("xcache.keys.describe", "Surroundings", "components", "key"),
-        ("xcache.client.client", "Client", "get", "wait for the store"),
-        ("xcache.client.client", "Client", "announce", "announce the toolchain"),
-        ("xcache.client.pool", "Pool", "note", "notes to the daemon"),
-        ("xcache.client.client", "Client", "put", "send to the daemon"),
-        ("xcache.wire.envelope", "", "open_sealed", "verify and decompress"),
-        ("xcache.wire.envelope", "", "compress", "compress"),
-    ):
+    for module, owner_name, attribute, name in _OF_XCACHE if IS_XCACHE else _OF_JAX:
         found = importlib.import_module(module)
         watch.wrap(getattr(found, owner_name) if owner_name else found, attribute, name)
 
@@ -134,12 +117,17 @@ class Phases:
 
     def __init__(self) -> None:
         self.spans: dict[str, list[tuple[float, float]]] = {name: [] for name in self.EVENTS.values()}
+        self.hits = 0
 
     def __call__(self, event: str, seconds: float, **_: Any) -> None:
         name = self.EVENTS.get(event.rpartition("/")[2])
         if name and threading.current_thread() is threading.main_thread():
             now = time.perf_counter()
             self.spans[name].append((now - seconds, now))
+
+    def note_hit(self, event: str, **_: Any) -> None:
+        """Count what came from a cache: both give the event of jax's own."""
+        self.hits += event == "/jax/compilation_cache/cache_hits"
 
     def seconds(self, name: str) -> float:
         """Return the length of all spans of a name together."""
@@ -178,7 +166,8 @@ def main() -> None:
     if phases:
         watch_phases(watch)
     jax.monitoring.register_event_duration_secs_listener(told)
-    watch_compiles(watch)
+    jax.monitoring.register_event_listener(told.note_hit)
+    watch_serializing(watch)
     began = time.perf_counter()
     report["digest"] = digest_of(programs.PROGRAMS[name]())
     ended = time.perf_counter()
@@ -190,7 +179,7 @@ def tell(report: dict[str, Any], watch: Watch, told: Phases, phases: bool) -> No
     report |= {
         **{name: told.seconds(name) for name in told.spans},
         "asked": len(told.spans["compile path"]),
-        "compiled": watch.calls["compile"],
+        "compiled": len(told.spans["compile path"]) - told.hits,
         "lapack": watch.main["lapack"],
         "serialize": watch.main["serialize"] + watch.behind["serialize"],
     }
@@ -198,7 +187,7 @@ def tell(report: dict[str, Any], watch: Watch, told: Phases, phases: bool) -> No
         report["main thread"] = dict(watch.main) | {name: report[name] for name in ("trace", "lower")}
         report["behind"] = dict(watch.behind)
         report["calls"] = dict(watch.calls)
-    if os.environ.get("XCACHE") == "1":
+    if IS_XCACHE:
         import xcache
 
         counted = xcache.stats()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.command_line import LONG
 
 BENCHMARK = Path(__file__).parents[2] / "scripts" / "benchmark"
 
@@ -28,3 +31,20 @@ def test_the_pieces_of_a_hit_are_measured(benchmark, tmp_path, monkeypatch):
     for times in pieces.pieces(tmp_path).values():
         assert len(times) >= 4
         assert all(len(seconds) == 2 for seconds in times.values())
+
+
+def test_a_measured_program_is_served_from_the_cache(place):
+    def ran(*options):
+        command = [sys.executable, str(BENCHMARK / "observe.py"), *options]
+        env = place.env | {"XCACHE": "1", "PROGRAM": "many-small"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=LONG, check=True)
+        return json.loads(done.stdout)
+
+    cold, warm, profiled = ran("--phases"), ran(), ran("--phases")
+    assert cold["compiled"] == cold["asked"] > 50
+    assert cold["serialize"] > 0
+    assert cold["calls"]["compile"] == cold["compiled"]
+    for each in warm, profiled:
+        assert (each["asked"], each["compiled"], each["stats"]["misses"]) == (cold["asked"], 0, 0)
+        assert each["digest"] == cold["digest"]
+    assert profiled["calls"]["deserialize"] >= profiled["asked"]
