@@ -26,7 +26,7 @@ _FAR = re.compile(r"(nfs|cifs|smb|fuse|9p|virtiofs|ceph|gluster|lustre|gpfs|beeg
 class BundleFile:
     """The file, opened with the first request, and again when another one has taken its place.
 
-    One that does not exist is an empty store, not a failure: the first run of a CI is to make it.
+    A file that does not exist is an empty store, not a failure: the first run of a CI is to make the file.
     """
 
     can_create, can_list = False, True
@@ -65,7 +65,9 @@ class BundleFile:
     async def listed(self, prefix: str) -> AsyncIterator[Listed]:
         """Yield the objects whose names begin so."""
         bundle = await self._workers.do(self._bundle)
-        for name, size in bundle.names(prefix) if bundle is not None else ():
+        if bundle is None:
+            return
+        for name, size in bundle.names(prefix):
             yield Listed(name, size, bundle.status.st_mtime)
 
     async def close(self) -> None:
