@@ -24,7 +24,7 @@ class Finding(NamedTuple):
 
 KEYS = "keys"
 _OF_BUNDLES = "Is it a file that xcache export made, at the path in XCACHE_BUNDLES? `xcache bundle verify` checks it."
-_OF_ABSENT_BUNDLES = "The bundle counts as empty until the file is there, as on a CI's first run; or correct XCACHE_BUNDLES."
+_OF_ABSENT_BUNDLES = "It counts as empty until the file is there, as on a first run. Or correct XCACHE_BUNDLES."
 
 _OF_REJECTED = "`xcache key trust` has the daemon trust a key, and `xcache restart` begins the count anew."
 
