@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
 import click
 import sqlite_utils
@@ -20,6 +20,7 @@ from xcache.cli import main
 from xcache.cli.config import spelled
 from xcache.config.table import SETTINGS
 from xcache.wire import protocol
+from xcache.wire.framing import all_messages
 from xcache.wire.ledger import CAUSES
 from xcached.store import schema
 from xcached.store.tables import MEANINGS
@@ -130,7 +131,7 @@ def exceptions() -> str:
 def messages() -> str:
     """Return every message of the protocol with its fields."""
     parts = []
-    for message in get_args(protocol.Message):
+    for message in all_messages():
         parts += [f"### {message.__name__}", fenced(signature(message.__name__, message), "python")]
         parts.append(inspect.getdoc(message) or "")
     return joined(parts)

@@ -117,10 +117,11 @@ class Phases:
 
     def __init__(self) -> None:
         self.spans: dict[str, list[tuple[float, float]]] = {name: [] for name in self.EVENTS.values()}
-        self.hits = 0
+        self.asked = self.hits = 0
 
     def __call__(self, event: str, seconds: float, **_: Any) -> None:
         name = self.EVENTS.get(event.rpartition("/")[2])
+        self.asked += name == "compile path"
         if name and threading.current_thread() is threading.main_thread():
             now = time.perf_counter()
             self.spans[name].append((now - seconds, now))
@@ -178,8 +179,8 @@ def tell(report: dict[str, Any], watch: Watch, told: Phases, phases: bool) -> No
     """Print the report, with the work that went on after the program."""
     report |= {
         **{name: told.seconds(name) for name in told.spans},
-        "asked": len(told.spans["compile path"]),
-        "compiled": len(told.spans["compile path"]) - told.hits,
+        "asked": told.asked,
+        "compiled": told.asked - told.hits,
         "lapack": watch.main["lapack"],
         "serialize": watch.main["serialize"] + watch.behind["serialize"],
     }

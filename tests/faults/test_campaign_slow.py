@@ -12,7 +12,6 @@ import random
 import shutil
 import subprocess
 import sys
-import typing
 from collections import Counter
 from collections.abc import Iterator
 
@@ -20,7 +19,7 @@ import pytest
 from support.delaying import ADMINISTRATIVE, ANSWERS, OF_PROGRAMS, delaying
 from support.places import TESTS, Place, new_place
 
-from xcache.wire import protocol
+from xcache.wire import framing
 
 PROGRAM = TESTS / "support" / "waiting_program.py"
 ALL = "everything"
@@ -99,7 +98,7 @@ def store(campaign) -> Iterator[Store]:
 
 
 def test_each_message_is_a_programs_or_is_left_out_for_a_reason():
-    names = {kind.__name__ for kind in typing.get_args(protocol.Message)}
+    names = {kind.__name__ for kind in framing.all_messages()}
     assert names >= ANSWERS | ADMINISTRATIVE
     assert not ANSWERS & ADMINISTRATIVE
 

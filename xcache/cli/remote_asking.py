@@ -146,7 +146,7 @@ class Remotes:
             yield answer.done, answer.removed
             left = left[max(1, answer.done) :]
 
-    def push(self, name: str, *, even_quick: bool) -> list[dict[str, commands.Scalar]]:
+    def push(self, name: str, *, even_quick: bool) -> list[dict[str, protocol.Scalar]]:
         """Have uploads queued; return the counts for each store."""
         asked = commands.Push(name, even_quick)
         return self._connection.demand(asked, commands.Pushed, self._settings.timeout + _PUSH_SECONDS).remotes

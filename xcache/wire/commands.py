@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-Scalar = str | int | float | bool | None
+from xcache.wire.protocol import Scalar
+
 # Keys in one AskPresence or Fetch: looking for so many takes the serving thread a few milliseconds.
 MAX_KEYS = 100
 # The states of a key in Presence: in the store, in a remote store, in neither; or a remote store could not be asked.

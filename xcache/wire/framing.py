@@ -1,11 +1,13 @@
 """Encode messages into frames and decode them, checking every field. No I/O happens here."""
 
+from __future__ import annotations
+
 import functools
 import struct
 import types
 import typing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
@@ -19,10 +21,12 @@ from xcache.wire.protocol import (
     MAX_LIST,
     MAX_ROWS,
     MAX_TEXT,
-    Message,
+    OfPrograms,
 )
 
-_MESSAGES: dict[str, type[Any]] = {message.__name__: message for message in typing.get_args(Message)}
+if TYPE_CHECKING:
+    from xcache.wire.protocol import Message
+
 # Hello and Welcome grow at their end: they have at least the fields of the first version, and may have more than ours.
 _SHORTEST = {"Hello": 4, "Welcome": 4}
 _LENGTH = struct.Struct(">I")
@@ -30,10 +34,37 @@ _SHAPE = bounded.Shape(MAX_LIST, MAX_DICTIONARY, MAX_CONTAINERS)
 Check = Callable[[Any], bool]
 
 
+def _by_name(messages: Any) -> dict[str, type[Any]]:
+    return {message.__name__: message for message in typing.get_args(messages)}
+
+
+_OF_PROGRAMS = _by_name(OfPrograms)
+
+
+@functools.cache
+def _of_commands() -> dict[str, type[Any]]:
+    """Return the messages of the command line, which programs neither send nor get."""
+    from xcache.wire import commands
+
+    return _by_name(commands.Message)
+
+
+def all_messages() -> list[type[Any]]:
+    """Return the classes of all messages."""
+    return [*_OF_PROGRAMS.values(), *_of_commands().values()]
+
+
+def _class_of(name: str) -> type[Any]:
+    found = _OF_PROGRAMS.get(name) or _of_commands().get(name)
+    if found is None:
+        raise ProtocolError(f"unknown message {name[:40]!r}")
+    return found
+
+
 @functools.cache
 def _checks(name: str) -> tuple[tuple[str, Check], ...]:
     """Return the fields of a message and a check for each, made from its annotation."""
-    return tuple((field, _check_of(hint)) for field, hint in typing.get_type_hints(_MESSAGES[name]).items())
+    return tuple((field, _check_of(hint)) for field, hint in typing.get_type_hints(_class_of(name)).items())
 
 
 _SIMPLE = frozenset((str, int, float, bool, bytes, type(None)))
@@ -90,13 +121,11 @@ def decode(body: bytes | memoryview) -> tuple[int, Message]:
     if type(parts) is not list or len(parts) < 2 or type(parts[0]) is not int or not isinstance(parts[1], str):
         raise ProtocolError("not a message: no request id and name")
     request, name, values = parts[0], parts[1], parts[2:]
-    if name not in _MESSAGES:
-        raise ProtocolError(f"unknown message {name[:40]!r}")
-    fields = _checks(name)
+    message, fields = _class_of(name), _checks(name)
     if len(values) != len(fields) and len(values) < _SHORTEST.get(name, len(values) + 1):
         raise ProtocolError(f"{name} has {len(fields)} fields, not {len(values)}")
     _check(name, values)
-    return request, _MESSAGES[name](*values[: len(fields)])
+    return request, message(*values[: len(fields)])
 
 
 def check(message: Message) -> None:
