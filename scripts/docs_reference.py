@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
 import click
 import sqlite_utils
@@ -20,7 +20,6 @@ from xcache.cli import main
 from xcache.cli.config import spelled
 from xcache.config.table import SETTINGS
 from xcache.wire import protocol
-from xcache.wire.framing import all_messages
 from xcache.wire.ledger import CAUSES
 from xcached.store import schema
 from xcached.store.tables import MEANINGS
@@ -131,7 +130,7 @@ def exceptions() -> str:
 def messages() -> str:
     """Return every message of the protocol with its fields."""
     parts = []
-    for message in all_messages():
+    for message in get_args(protocol.Message):
         parts += [f"### {message.__name__}", fenced(signature(message.__name__, message), "python")]
         parts.append(inspect.getdoc(message) or "")
     return joined(parts)

@@ -146,7 +146,7 @@ class Stream:
 
 
 Work: TypeAlias = Generator[None, None, "Answer"]
-Answer: TypeAlias = Reply | Work | Later | Stream | Future["protocol.Message"] | Future[Reply] | None
+Answer: TypeAlias = Reply | Work | Later | Stream | Future[protocol.Message] | Future[Reply] | None
 """The answer to a request, of one of six kinds:
 
 * a ``Reply``, if the serving thread knows the answer at once, after a few look-ups;

@@ -12,6 +12,7 @@ import random
 import shutil
 import subprocess
 import sys
+import typing
 from collections import Counter
 from collections.abc import Iterator
 
@@ -19,7 +20,7 @@ import pytest
 from support.delaying import ADMINISTRATIVE, ANSWERS, OF_PROGRAMS, delaying
 from support.places import TESTS, Place, new_place
 
-from xcache.wire import framing
+from xcache.wire import protocol
 
 PROGRAM = TESTS / "support" / "waiting_program.py"
 ALL = "everything"
@@ -98,7 +99,7 @@ def store(campaign) -> Iterator[Store]:
 
 
 def test_each_message_is_a_programs_or_is_left_out_for_a_reason():
-    names = {kind.__name__ for kind in framing.all_messages()}
+    names = {kind.__name__ for kind in typing.get_args(protocol.Message)}
     assert names >= ANSWERS | ADMINISTRATIVE
     assert not ANSWERS & ADMINISTRATIVE
 

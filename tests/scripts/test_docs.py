@@ -6,6 +6,7 @@ import ast
 import inspect
 import re
 import sqlite3
+import typing
 from pathlib import Path
 
 import docs_reference
@@ -16,7 +17,7 @@ import sqlite_utils
 import xcache
 from xcache import errors
 from xcache.config.table import SETTINGS
-from xcache.wire import framing
+from xcache.wire import protocol
 from xcached.store import schema
 from xcached.store.tables import MEANINGS
 
@@ -75,7 +76,7 @@ def test_every_setting_is_in_the_reference(pages):
 
 def test_every_message_and_field_is_in_the_reference(pages):
     text = pages["reference/protocol.md"]
-    for message in framing.all_messages():
+    for message in typing.get_args(protocol.Message):
         section = text.partition(f"### {message.__name__}\n")[2].partition("\n### ")[0]
         assert inspect.getdoc(message) in section
         for field in message._fields:

@@ -1,5 +1,7 @@
 """Receive entries and aliases from the daemon and hand new entries over: inline, or as descriptors of files."""
 
+from __future__ import annotations
+
 import contextlib
 import fcntl
 import logging

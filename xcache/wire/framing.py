@@ -49,11 +49,6 @@ def _of_commands() -> dict[str, type[Any]]:
     return _by_name(commands.Message)
 
 
-def all_messages() -> list[type[Any]]:
-    """Return the classes of all messages."""
-    return [*_OF_PROGRAMS.values(), *_of_commands().values()]
-
-
 def _class_of(name: str) -> type[Any]:
     found = _OF_PROGRAMS.get(name) or _of_commands().get(name)
     if found is None:

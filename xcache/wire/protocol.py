@@ -10,7 +10,7 @@ sends one. Each end disconnects a peer that breaks a limit.
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from xcache.wire import commands
@@ -387,8 +387,16 @@ OfPrograms = (
     | Done | Refused
 )  # fmt: skip
 if TYPE_CHECKING:
-    # Programs do not import those of the command line: to make 43 classes takes 4 ms.
     Message = OfPrograms | commands.Message
+
+
+def __getattr__(name: str) -> Any:
+    """Return the type of all messages, with the command line's, which programs never import: they take 4 ms."""
+    if name != "Message":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from xcache.wire import commands
+
+    return OfPrograms | commands.Message
 
 
 def path_text(path: Path) -> str:

@@ -24,7 +24,7 @@ LEAVES = {
     bytes: st.binary(max_size=200),
     types.NoneType: st.none(),
 }
-MESSAGES = framing.all_messages()
+MESSAGES = typing.get_args(protocol.Message)
 
 
 def strategy_of(hint: typing.Any) -> st.SearchStrategy[typing.Any]:

@@ -11,7 +11,7 @@ from support.conversation import Conversation, key_of, talking
 from support.places import put_message
 
 from xcache.errors import ProtocolError
-from xcache.wire import commands, framing, protocol
+from xcache.wire import commands, protocol
 
 TEXTS = ["", "x", key_of("a"), key_of("b"), "../" * 20, "ü", "\0", "\n", "' OR 1=1; --", "x" * 5000, "hits", "errors:x"]
 INTEGERS = [0, 1, -1, 7, 2**31, 2**53 + 1, 2**63 - 1, 2**63, 2**64 - 1, -(2**63)]
@@ -19,7 +19,7 @@ FLOATS = [0.0, 1.5, -1.0, 1e308, float("inf"), float("nan")]
 NO_WAITS = [0.0, -1.0, -1e308, float("-inf"), float("nan")]
 # These have no answer; the answers to the rest show whether they broke anything.
 NOTES = (protocol.Release, protocol.Loading, protocol.Loaded)
-REQUESTS = [kind for kind in framing.all_messages() if kind is not commands.Stop]
+REQUESTS = [kind for kind in typing.get_args(protocol.Message) if kind is not commands.Stop]
 
 
 class Odd:
