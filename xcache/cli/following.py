@@ -62,7 +62,7 @@ def _listen(connection: Connection, settings: Config, tell: Callable[[Told], Non
         return _SILENCE_SECONDS
 
     try:
-        connection.ask(commands.Watch(), settings.timeout, waiting=heard)
+        connection.ask(commands.Watch(), settings.timeout, waiting=heard, notice=commands.Seen)
     except _Enough:
         return ""
     except HungUpError:

@@ -26,7 +26,7 @@ from xcache.errors import (
     UnavailableError,
 )
 from xcache.signals import reraise_if_the_programs
-from xcache.wire import commands, protocol
+from xcache.wire import protocol
 
 Result = TypeVar("Result")
 
@@ -227,6 +227,9 @@ class Client:
         """Have the daemon forget this user's own alias of a structure, as it is wrong, and pin the entry of ``key``."""
         self._demand_done(protocol.DropAlias(structure))
         if key is not None:
+            # Programs need no other message of the command line.
+            from xcache.wire import commands
+
             self._in_background(lambda c, timeout: c.demand(commands.Pin([key]), commands.Pinned, timeout))
 
     def announce(self, message: protocol.Announce, *, in_background: bool = False) -> None:

@@ -25,12 +25,10 @@ from xcache.errors import (
     TurnedAwayError,
 )
 from xcache.signals import reraise_if_the_programs
-from xcache.wire import commands, framing, protocol
+from xcache.wire import framing, protocol
 from xcache.wire.ownership import check_directory, check_peer
 
 Reply = TypeVar("Reply")
-_NOTICES = (protocol.Wait, commands.Seen)
-
 # Answers to other requests before the one that is waited for, and reads after the deadline: the answer may be there.
 _MOST_STRAYS, _MOST_LATE_READS = 1000, 32
 _ANCILLARY = socket.CMSG_SPACE(protocol.MAX_PREDICTED_FILES * array.array("i").itemsize)
@@ -96,11 +94,12 @@ class Connection:
         message: protocol.Message,
         timeout: float,
         waiting: Callable[[Any], float] | None = None,
+        notice: type[Any] = protocol.Wait,
     ) -> protocol.Message:
         """Send a message and return its answer; raise RefusedError if the daemon refuses.
 
-        With ``waiting``, notices (Wait, or Seen) may precede the answer. For each, ``waiting`` returns the seconds that
-        the next message may take.
+        With ``waiting``, messages of the type ``notice`` may precede the answer. For each, ``waiting`` returns the
+        seconds that the next message may take.
         """
         deadline = own_time() + timeout
         self._request += 1
@@ -121,7 +120,7 @@ class Connection:
                         raise ProtocolError("the daemon keeps answering what was not asked")
                     if strays > _MOST_LATE_READS:
                         left(deadline)
-                elif waiting is not None and isinstance(reply, _NOTICES):
+                elif waiting is not None and isinstance(reply, notice):
                     self._drop_descriptors()
                     timeout = waiting(reply)
                     deadline = own_time() + timeout

@@ -12,7 +12,7 @@ from xcache.clock import pause
 from xcache.config.config import Config
 from xcache.config.table import as_typed
 from xcache.errors import HungUpError, NobodyThereError, ProtocolError, UnavailableError
-from xcache.wire import commands, protocol
+from xcache.wire import protocol
 from xcache.wire.ownership import trusted_uids
 
 logger = logging.getLogger("xcache")
@@ -87,6 +87,8 @@ class Connector:
                 raise ProtocolError(
                     f"the daemon speaks version {theirs} of the protocol, this program {protocol.VERSION}"
                 )
+            from xcache.wire import commands
+
             with contextlib.closing(connection):
                 connection.demand(commands.Stop("a newer xcache takes over"), protocol.Done, left(deadline))
                 connection.wait_for_end(left(deadline))

@@ -50,7 +50,8 @@ class Marks:
             objects[bases[type(value)]].append(value)
         held = objects.pop(dict, [])
         objects[object] += [each for each in held if type(each) is not dict]
-        dictionaries = [*held, *map(namespace, objects[type]), *map(namespace, objects[types.ModuleType])]
+        holders = [*held, *objects[type], *objects[types.ModuleType]]
+        dictionaries = [*held, *map(namespace, holders[len(held) :])]
         with_attributes = [each for each in objects[object] if dictionary_of(each) is not None]
         self._inline = [each for each in with_attributes if _is_inline(each)]
         self._with_attributes = [each for each in with_attributes if not _is_inline(each)]
@@ -63,7 +64,8 @@ class Marks:
         if _has_versions(types.ModuleType) and all(map(_offsets, objects)):
             kind = types.SimpleNamespace if _has_inline_attributes() else _Plain
             versions, words = [*dictionaries, *(attributes if _has_versions(kind) else ())], objects
-        self._memory, self._places = _places(versions, words, self._inline)
+        owners = [*holders, *self._with_attributes][: len(versions)]
+        self._memory, self._places, self._owners = _places(versions, owners, words, self._inline)
         self._in_words = words
         self._compared = [*dictionaries, *attributes][len(versions) :], {} if words else objects
         self.take()
@@ -72,6 +74,17 @@ class Marks:
         """Return whether any of them has changed since the state was taken."""
         (words_before, values_before), (words, values) = self._state, self._read()
         return words != words_before or not are_same(values, values_before)
+
+    def take_anew(self) -> list[Any]:
+        """Take the state as it is now; return what has changed since the state before, perhaps with more."""
+        (words_before, values_before), owners = self._state, self._owners
+        self.take()
+        words, values = self._state
+        if self._owners is not owners or not are_same(values, values_before):
+            return [*self.values]
+        differing = np.flatnonzero(np.frombuffer(words, np.uint64) != np.frombuffer(words_before, np.uint64))
+        ids = {id(self._owners[at]) for at in differing}
+        return [value for value in self.values if id(value) in ids]
 
     def take(self) -> None:
         """Take the state as it is now, and keep what it points to: the address of what is gone may be used again."""
@@ -101,8 +114,10 @@ class Versions:
     """
 
     def __init__(self, holders: Sequence[Any]) -> None:
-        held = [*map(namespace, holders)] if _has_versions(types.ModuleType) else []
-        self._memory, self._places = _places(held, {})
+        # Whether this interpreter keeps versions.
+        self.are_told = _has_versions(types.ModuleType)
+        held = [*map(namespace, holders)] if self.are_told else []
+        self._memory, self._places, _ = _places(held, held, {})
         # In the order of the places.
         self._held = sorted(zip(held, holders, strict=bool(held)), key=lambda each: id(each[0]))
         self._versions, self._sizes = self._read(), [len(each) for each, _ in self._held]
@@ -130,23 +145,33 @@ def _parts_of(kind: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def _places(
-    dictionaries: Sequence[Any], objects: Mapping[Any, Sequence[Any]], inline: Sequence[Any] = ()
-) -> tuple[Any, Any]:
-    """Return a view of memory, and the places in it of the versions of dictionaries and the parts of objects.
+    dictionaries: Sequence[Any],
+    owners: Sequence[Any],
+    objects: Mapping[Any, Sequence[Any]],
+    inline: Sequence[Any] = (),
+) -> tuple[Any, Any, list[Any]]:
+    """Return a view of memory, the places in it of dictionaries' versions and objects' parts, and whose each place is.
 
     The places are sorted, which halves the time that reading takes.
     """
-    found = [np.fromiter(map(id, dictionaries), np.int64) + _VERSION]
+    found, whose = [np.fromiter(map(id, dictionaries), np.int64) + _VERSION], [*owners]
     for kind, some in objects.items():
-        found.append(np.add.outer(np.fromiter(map(id, some), np.int64), np.array(_offsets(kind), np.int64)).ravel())
-    found += [np.arange(start, end, _WORD) for start, end in map(_inline_attributes, inline)]
-    places = np.sort(np.concatenate(found))
+        offsets = _offsets(kind)
+        found.append(np.add.outer(np.fromiter(map(id, some), np.int64), np.array(offsets, np.int64)).ravel())
+        whose += itertools.chain.from_iterable(map(itertools.repeat, some, itertools.repeat(len(offsets))))
+    for value in inline:
+        found.append(np.arange(*_inline_attributes(value), _WORD))
+        whose += [value] * len(found[-1])
+    places = np.concatenate(found)
     if not len(places):
-        return np.empty(0, np.uint64), places
+        return np.empty(0, np.uint64), places, []
+    order = np.argsort(places)
+    places = places[order]
     low, high = int(places[0]), int(places[-1]) + _WORD
     # Of all memory in between only the words of living objects are read.
     memory = (ctypes.c_char * (high - low)).from_address(low)
-    return np.ndarray(((high - low) // _WORD,), np.uint64, buffer=memory), (places - low) // _WORD
+    view = np.ndarray(((high - low) // _WORD,), np.uint64, buffer=memory)
+    return view, (places - low) // _WORD, [*map(whose.__getitem__, order.tolist())]
 
 
 def _word(value: Any, offset: int) -> int:

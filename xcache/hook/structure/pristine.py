@@ -29,8 +29,6 @@ from xcache.hook.structure.reach import Reach
 _LOWERING = "jax._src.interpreters.mlir"
 # They hand modules on, and have the classes of objects that C++ makes.
 _WHOLE = ("jax._src.interpreters.pxla", "jaxlib.mlir._mlir_libs._mlir.ir")
-# So many are looked at one by one.
-_MOST_MARKS = 8
 # The content of something under names of any type.
 _Part = dict[Any, Any]
 
@@ -99,10 +97,8 @@ class Pristine:
         if any(marks.have_changed() for marks in (*self._whole, *self._partly)):
             with self._lock:
                 changed = [marks for marks in self._partly if marks.have_changed()]
-                for marks in changed:
-                    marks.take()
                 # The modules that imports bring are read last.
-                values = [value for marks in reversed(changed) for value in marks.values]
+                values = [value for marks in reversed(changed) for value in marks.take_anew()]
                 change = next(filter(None, map(self._change_of, values)), "")
                 if not change and self._beginning is not None:
                     # It may have been put back, and jax may have traced meanwhile.
@@ -301,10 +297,11 @@ class Pristine:
 
 
 def _add(marks: list[Marks], values: list[Any]) -> None:
+    """Add the state of values; the states of few are joined, so that looking at all of them stays short."""
+    while values and len(marks) > 1 and len(marks[-1].values) < 2 * len(values) and not marks[-1].have_changed():
+        values = [*marks.pop().values, *values]
     if values:
         marks.append(Marks(values))
-    if len(marks) > _MOST_MARKS and not any(each.have_changed() for each in marks):
-        marks[2:] = [Marks([value for each in marks[2:] for value in each.values])]
 
 
 def _place_of(value: Any) -> _Part:

@@ -33,6 +33,7 @@ from xcache.hook.structure.libraries import (
     namespace,
     package_of,
 )
+from xcache.hook.structure.marks import Versions
 
 # Set by Python's importer, or by pytest's in those of jax's modules that are named test_...
 _IMPORT_NAMES = frozenset((
@@ -80,6 +81,8 @@ class Reach(Description):
         self.tables: list[tuple[int, dict[Any, Any]]] = []
         # Primitives and classes, by which tables are asked.
         self.keys: list[Any] = []
+        # All names that the modules had, and their states then.
+        self._held: tuple[Versions, _Names] | None = None
 
     def follow(self, beyond: Reach | None = None, imports: _Importable = types.MappingProxyType({})) -> None:
         """Write all that the code reads that was written, but what another description has, which counts as well.
@@ -149,11 +152,24 @@ class Reach(Description):
 
     def _new_in(self, known: _Modules, new: _Names, own: _Modules) -> list[tuple[types.ModuleType, list[str]]]:
         """Return modules with the names in code that they have: new names of known modules, of others all."""
-        found = [(module, vars(module).keys() & new) for module in known.values()] if new else []
+        # Most new names are in none of the modules beyond.
+        beyond, there = self._beyond.modules, new & self._beyond.held() if new else new
+        found = [
+            (module, vars(module).keys() & names)
+            for name, module in known.items()
+            if (names := there if name in beyond else new)
+        ]
         for home in [name for name in own if name not in known]:
             held = vars(own[home]).keys()
             found.append((own[home], held & self.names | held & self._beyond.names))
         return [(module, sorted(names)) for module, names in found]
+
+    def held(self) -> _Names:
+        """Return all names that the modules have now."""
+        if self._held is None or not self._held[0].are_told or self._held[0].changed():
+            modules = [*self.modules.values()]
+            self._held = Versions(modules), set().union(*map(vars, modules))
+        return self._held[1]
 
     def _write_global(self, module: types.ModuleType, name: str) -> None:
         """Write what a name in a module of jax's stands for."""

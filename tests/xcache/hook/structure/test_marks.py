@@ -57,6 +57,19 @@ def test_a_change_is_noticed_and_so_is_the_next(first, then):
     assert marks.have_changed()
 
 
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_changed_is_named(change):
+    values = [made(4), made(4), types.SimpleNamespace(a=1), vars(made(2)), types.ModuleType("m"), lambda: 1]
+    marks = Marks(values)
+    assert marks.take_anew() == []
+    CHANGES[change](values[1])
+    assert any(each is values[1] for each in marks.take_anew())
+    assert marks.take_anew() == []
+    values[4].name = values[3]["name"] = 1
+    values[5].__code__ = (lambda: 2).__code__
+    assert [*map(id, marks.take_anew())] == [*map(id, values[3:])]
+
+
 @pytest.mark.parametrize("kind", [types.SimpleNamespace, type("Other", (Plain,), {})])
 def test_an_object_of_another_class_is_noticed(kind):
     value = kind()
