@@ -64,9 +64,8 @@ class Marks:
         if _has_versions(types.ModuleType) and all(map(_offsets, objects)):
             kind = types.SimpleNamespace if _has_inline_attributes() else _Plain
             versions, words = [*dictionaries, *(attributes if _has_versions(kind) else ())], objects
-        owners = [*holders, *self._with_attributes][: len(versions)]
-        self._memory, self._places, self._owners = _places(versions, owners, words, self._inline)
-        self._in_words = words
+        self._memory, self._places, self._order = _places(versions, words, self._inline)
+        self._in_words, self._holders = words, [*holders, *self._with_attributes][: len(versions)]
         self._compared = [*dictionaries, *attributes][len(versions) :], {} if words else objects
         self.take()
 
@@ -77,14 +76,25 @@ class Marks:
 
     def take_anew(self) -> list[Any]:
         """Take the state as it is now; return what has changed since the state before, perhaps with more."""
-        (words_before, values_before), owners = self._state, self._owners
+        (words_before, values_before), order = self._state, self._order
         self.take()
         words, values = self._state
-        if self._owners is not owners or not are_same(values, values_before):
+        if self._order is not order or not are_same(values, values_before):
             return [*self.values]
         differing = np.flatnonzero(np.frombuffer(words, np.uint64) != np.frombuffer(words_before, np.uint64))
-        ids = {id(self._owners[at]) for at in differing}
+        owners = self._owners()
+        ids = {id(owners[order[at]]) for at in differing}
         return [value for value in self.values if id(value) in ids]
+
+    def _owners(self) -> list[Any]:
+        """Return whose each word is, before the words were sorted."""
+        found = [*self._holders]
+        for kind, some in self._in_words.items():
+            found += itertools.chain.from_iterable(map(itertools.repeat, some, itertools.repeat(len(_offsets(kind)))))
+        for value in self._inline:
+            start, end = _inline_attributes(value)
+            found += [value] * ((end - start) // _WORD)
+        return found
 
     def take(self) -> None:
         """Take the state as it is now, and keep what it points to: the address of what is gone may be used again."""
@@ -117,7 +127,7 @@ class Versions:
         # Whether this interpreter keeps versions.
         self.are_told = _has_versions(types.ModuleType)
         held = [*map(namespace, holders)] if self.are_told else []
-        self._memory, self._places, _ = _places(held, held, {})
+        self._memory, self._places, _ = _places(held, {})
         # In the order of the places.
         self._held = sorted(zip(held, holders, strict=bool(held)), key=lambda each: id(each[0]))
         self._versions, self._sizes = self._read(), [len(each) for each, _ in self._held]
@@ -145,33 +155,25 @@ def _parts_of(kind: Any, values: Sequence[Any]) -> list[Any]:
 
 
 def _places(
-    dictionaries: Sequence[Any],
-    owners: Sequence[Any],
-    objects: Mapping[Any, Sequence[Any]],
-    inline: Sequence[Any] = (),
-) -> tuple[Any, Any, list[Any]]:
-    """Return a view of memory, the places in it of dictionaries' versions and objects' parts, and whose each place is.
+    dictionaries: Sequence[Any], objects: Mapping[Any, Sequence[Any]], inline: Sequence[Any] = ()
+) -> tuple[Any, Any, Any]:
+    """Return a view of memory, the places in it of dictionaries' versions and objects' parts, and how these are sorted.
 
-    The places are sorted, which halves the time that reading takes.
+    Reading places in their order takes half the time.
     """
-    found, whose = [np.fromiter(map(id, dictionaries), np.int64) + _VERSION], [*owners]
+    found = [np.fromiter(map(id, dictionaries), np.int64) + _VERSION]
     for kind, some in objects.items():
-        offsets = _offsets(kind)
-        found.append(np.add.outer(np.fromiter(map(id, some), np.int64), np.array(offsets, np.int64)).ravel())
-        whose += itertools.chain.from_iterable(map(itertools.repeat, some, itertools.repeat(len(offsets))))
-    for value in inline:
-        found.append(np.arange(*_inline_attributes(value), _WORD))
-        whose += [value] * len(found[-1])
+        found.append(np.add.outer(np.fromiter(map(id, some), np.int64), np.array(_offsets(kind), np.int64)).ravel())
+    found += [np.arange(start, end, _WORD) for start, end in map(_inline_attributes, inline)]
     places = np.concatenate(found)
-    if not len(places):
-        return np.empty(0, np.uint64), places, []
     order = np.argsort(places)
+    if not len(places):
+        return np.empty(0, np.uint64), places, order
     places = places[order]
     low, high = int(places[0]), int(places[-1]) + _WORD
     # Of all memory in between only the words of living objects are read.
     memory = (ctypes.c_char * (high - low)).from_address(low)
-    view = np.ndarray(((high - low) // _WORD,), np.uint64, buffer=memory)
-    return view, (places - low) // _WORD, [*map(whose.__getitem__, order.tolist())]
+    return np.ndarray(((high - low) // _WORD,), np.uint64, buffer=memory), (places - low) // _WORD, order
 
 
 def _word(value: Any, offset: int) -> int:

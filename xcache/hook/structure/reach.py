@@ -175,6 +175,9 @@ class Reach(Description):
         """Write what a name in a module of jax's stands for."""
         value = vars(module)[name]
         kind = type(value)
+        if kind is types.FunctionType:
+            self._write_read(module, name)
+            return
         if kind is types.ModuleType and is_of_jax(value.__name__):
             if is_late(module, name):
                 # Code may import it, by another name, too.
@@ -351,7 +354,8 @@ def importable() -> dict[str, list[types.ModuleType]]:
 def assigned_in(module: types.ModuleType) -> frozenset[str]:
     """Return the globals that a module's functions assign: they differ from moment to moment."""
     found, names = set[str](), vars(module).copy()
-    values = {name for name, value in names.items() if not callable(value)}
+    # jax assigns no module to a global.
+    values = {name for name, value in names.items() if not (type(value) is types.ModuleType or callable(value))}
     file = getattr(module, "__file__", None)
     codes = [each.__code__ for each in names.values() if type(each) is types.FunctionType]
     codes = [code for code in codes if code.co_filename == file]
