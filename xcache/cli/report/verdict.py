@@ -227,7 +227,8 @@ def _for_stages(shown: Mapping[str, Any]) -> list[Action]:
     found = [
         Action(
             "Use xcache.jit(function, version=...) for the functions that take longest to trace.",
-            f"Tracing and lowering took {duration(preparing)}. A later process skips both for calls that are recorded.",
+            f"Tracing and lowering took {duration(preparing)}. A later process skips both for calls that are recorded;"
+            " its first such call takes about half a second, for a description of JAX's code.",
             preparing,
             "timeline",
         ),
