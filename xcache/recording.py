@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from xcache import clock, start_up
+from xcache import clock
 from xcache._version import __version__
 from xcache.clock import monotonic
 from xcache.wire import ledger, protocol
@@ -207,6 +207,9 @@ class Ledger:
 
     def as_data(self) -> dict[str, Any]:
         """Return the run so far, in the shape that ``xcache run --json`` documents."""
+        # Most programs never ask for this.
+        from xcache import start_up
+
         with self._lock:
             programs = [*self._programs]
         origin = self._origin()

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 
-class Wanted(NamedTuple):
-    """The arguments of jax's ``compile_or_get_cached``."""
+class Asked(NamedTuple):
+    """The arguments of one call of jax's ``compile_or_get_cached``, by jax's names."""
 
     backend: Any
     computation: Any
     devices: Any
     compile_options: Any
-    host_callbacks: Any
+    host_callbacks: Sequence[Any]
     executable_devices: Any
     pgle_profiler: Any = None
 
 
 class _Collected(Exception):  # noqa: N818 - it takes the arguments past jax
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, asked: Asked) -> None:
         super().__init__()
-        self.wanted = wanted
+        self.asked = asked
 
 
 class _Thread(threading.local):
@@ -33,21 +33,20 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def stop_if_collecting(skipping: Any, arguments: Sequence[Any], options: Mapping[str, Any]) -> None:
+def stop_if_collecting(skipping: Any, asked: Asked) -> None:
     """Leave jax with these arguments of its function, if this thread collects them; the module is a real one then."""
     if _thread.is_collecting:
-        wanted = Wanted(*arguments, **options)
-        late = skipping.late(wanted.computation)
-        raise _Collected(wanted if late is None else wanted._replace(computation=late.lowered()))
+        late = skipping.late(asked.computation)
+        raise _Collected(asked if late is None else asked._replace(computation=late.lowered()))
 
 
-def collected(compile_now: Callable[[], object]) -> Wanted | None:
+def collected(compile_now: Callable[[], object]) -> Asked | None:
     """Return what a call has jax compile; None if it did without the hook, and has compiled it."""
     try:
         with _collecting():
             compile_now()
     except _Collected as found:
-        return found.wanted
+        return found.asked
     return None
 
 

@@ -7,14 +7,14 @@ import logging
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from xcache import keys
 from xcache.cache import Cache
 from xcache.errors import UncacheableError
 from xcache.executables import deserialize, iterate_once, must_be_serialized_first, serialize, show_as_compiled
 from xcache.hook import compile_path
-from xcache.hook.collecting import stop_if_collecting
+from xcache.hook.collecting import Asked, stop_if_collecting
 from xcache.hook.jax_versions import Jax
 from xcache.hook.skipping import NEVER, Lowered, Never, Skipping
 from xcache.hook.stages import Stages
@@ -26,18 +26,6 @@ from xcache.request import Alias, LoadTarget, Outcome, Request
 logger = logging.getLogger("xcache")
 
 _PROFILE_GUIDED = "profile-guided optimization"
-
-
-class _Asked(NamedTuple):
-    """The arguments of one call of ``compile_or_get_cached``, by jax's names."""
-
-    backend: Any
-    computation: Any
-    devices: Any
-    compile_options: Any
-    host_callbacks: Sequence[Any]
-    executable_devices: Any
-    pgle_profiler: Any = None
 
 
 def wrap(
@@ -53,9 +41,10 @@ def wrap(
 
     @functools.wraps(original)
     def compile_or_get_cached(*arguments: Any, **options: Any) -> Any:
-        stop_if_collecting(skipping, arguments, options)
+        asked = Asked(*arguments, **options)
+        stop_if_collecting(skipping, asked)
         with cache.ledger.asking():
-            return compiling.compile_or_get(_Asked(*arguments, **options))
+            return compiling.compile_or_get(asked)
 
     return compile_or_get_cached
 
@@ -76,7 +65,7 @@ class _Compiling:
         self._surroundings, self._stages, self._skipping = surroundings, stages, skipping
         self._has_logged = False
 
-    def compile_or_get(self, asked: _Asked) -> Any:
+    def compile_or_get(self, asked: Asked) -> Any:
         """Return the executable of a program."""
         backend, computation, devices, compile_options, host_callbacks, executable_devices, pgle_profiler = asked
         iterate_once(executable_devices)
@@ -114,13 +103,13 @@ class _Compiling:
         _tell(self._jax, outcome)
         return outcome.executable
 
-    def _compile_now(self, asked: _Asked) -> Any:
+    def _compile_now(self, asked: Asked) -> Any:
         # Look it up at each call: the program may have replaced it in jax.
         return self._jax.compiler.backend_compile_and_load(
             asked.backend, asked.computation, asked.executable_devices, asked.compile_options, asked.host_callbacks
         )
 
-    def _request(self, asked: _Asked, lowered: Lowered | None, alias: Alias | None) -> Request:
+    def _request(self, asked: Asked, lowered: Lowered | None, alias: Alias | None) -> Request:
         """Return the request for the module, or for the program that its alias names."""
         backend, computation, devices, compile_options, host_callbacks, executable_devices, _ = asked
         jax, surroundings = self._jax, self._surroundings

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from xcache import keys, logs
 from xcache.errors import ClusterError, UncacheableError
 from xcache.hook import Handle, current_handle
-from xcache.hook.collecting import Wanted, collected
+from xcache.hook.collecting import Asked, collected
 from xcache.keys import describe, stablehlo
 from xcache.warming.building import Builder, LocalWorkers, Outcome, Task, Workers, workers_of
 from xcache.warming.place import place_of
@@ -79,12 +79,12 @@ def prebuilt(
     compile_here: dict[str, Callable[[], object]] = {}
     for arguments, keywords in calls:
         lowered = jitted.lower(*arguments, **keywords)
-        wanted = collected(lowered.compile)
-        if wanted is None:
+        asked = collected(lowered.compile)
+        if asked is None:
             # Another library has replaced jax's function since, and it was compiled.
             yield Done(_name(lowered), "", "here")
             continue
-        task = _task(handle, wanted)
+        task = _task(handle, asked)
         if isinstance(task, str):
             lowered.compile()
             yield Done(_name(lowered), "", "here", task)
@@ -115,20 +115,20 @@ def as_call(spec: Any) -> Call:
     raise TypeError(f"each spec is a tuple of arguments, not {type(spec).__name__}")
 
 
-def _task(handle: Handle, wanted: Wanted) -> Task | str:
-    """Return the task for what jax wants compiled, or why only this process can compile it."""
+def _task(handle: Handle, asked: Asked) -> Task | str:
+    """Return the task for what jax asks for, or why only this process can compile it."""
     # It imports numpy, which this module needs only with jax.
     from xcache.hook.wrapper import components_of, reason_to_leave_to_jax
 
-    backend, options = wanted.backend, wanted.compile_options
-    if reason := reason_to_leave_to_jax(handle.jax, backend, wanted.devices, options, wanted.pgle_profiler):
+    backend, options = asked.backend, asked.compile_options
+    if reason := reason_to_leave_to_jax(handle.jax, backend, asked.devices, options, asked.pgle_profiler):
         return reason
-    if wanted.host_callbacks:
+    if asked.host_callbacks:
         return "python callback"
-    if handle.jax.distributed.client is not None or describe.span_processes(wanted.devices.flat):
+    if handle.jax.distributed.client is not None or describe.span_processes(asked.devices.flat):
         return "several processes"
-    module = wanted.computation
-    serialized, placed = options.SerializeAsString(), tuple(wanted.devices.flat)
+    module = asked.computation
+    serialized, placed = options.SerializeAsString(), tuple(asked.devices.flat)
     try:
         parts = components_of(handle.jax, handle.surroundings, backend, module, placed, serialized)
         place = place_of(*(parts[name].content.decode() for name in ("flags", "platform")))

@@ -62,7 +62,8 @@ class Pristine:
         self._tables: dict[int, _Part] = {}
         self._keys: set[Any] = set()
         self._names: set[str] = set()
-        self._importable = reach.importable()
+        # jax's modules that code may import, as they were at the last look; nothing before the first.
+        self._importable: dict[str, list[types.ModuleType]] = {}
         self._base_digest = b""
         # Descriptions, or the reasons why there are none, as texts: an exception would hold the frames in which it
         # was raised, with all that the program has there. The key has the ids of all that was described, or only looked
@@ -202,6 +203,7 @@ class Pristine:
 
         Code imports them while it runs. Whether they are imported yet must not count.
         """
+        self._importable = self._importable or reach.importable()
         if not self._importable.keys().isdisjoint(names):
             with self._watching(Reach(is_complete=False)) as made:
                 made.names |= names
@@ -268,6 +270,8 @@ class Pristine:
 
     def _foreign_imports(self, _: Any) -> _Part:
         """Return why a module that was imported since is not jax's own, or nothing."""
+        if not self._importable:
+            return {}
         before, self._importable = self._importable, reach.importable()
         known = {*map(id, itertools.chain.from_iterable(before.values()))}
         names = self._importable.keys() & self._names

@@ -93,7 +93,7 @@ class Reach(Description):
         if beyond is not None:
             self.leave_out(beyond)
         functions = named = 0
-        known = self._beyond.modules
+        known, held = self._beyond.modules, set[str]()
         self._note_imports(imports)
         while functions < len(self.functions) or named < len(self.named) or self.modules.keys() - known.keys():
             while functions < len(self.functions) or named < len(self.named):
@@ -102,7 +102,10 @@ class Reach(Description):
                 for value in self.named[named:]:
                     self._write_named(value)
                     named += 1
-            found = self._new_in(known, self._new_names, self.modules)
+            # Most new names are in none of the modules.
+            there = self._new_names & held | self._new_names & self._beyond.held()
+            found = self._new_in(known, there, self.modules)
+            held.update(*(vars(module) for name, module in self.modules.items() if name not in known))
             known, self._new_names = known | self.modules, set()
             for module, names in found:
                 for name in names:
@@ -152,13 +155,7 @@ class Reach(Description):
 
     def _new_in(self, known: _Modules, new: _Names, own: _Modules) -> list[tuple[types.ModuleType, list[str]]]:
         """Return modules with the names in code that they have: new names of known modules, of others all."""
-        # Most new names are in none of the modules beyond.
-        beyond, there = self._beyond.modules, new & self._beyond.held() if new else new
-        found = [
-            (module, vars(module).keys() & names)
-            for name, module in known.items()
-            if (names := there if name in beyond else new)
-        ]
+        found = [(module, vars(module).keys() & new) for module in known.values()] if new else []
         for home in [name for name in own if name not in known]:
             held = vars(own[home]).keys()
             found.append((own[home], held & self.names | held & self._beyond.names))
@@ -359,10 +356,12 @@ def assigned_in(module: types.ModuleType) -> frozenset[str]:
     file = getattr(module, "__file__", None)
     codes = [each.__code__ for each in names.values() if type(each) is types.FunctionType]
     codes = [code for code in codes if code.co_filename == file]
-    for code in codes:
-        codes += [each for each in code.co_consts if type(each) is types.CodeType]
-        if not values.isdisjoint(code.co_names) and _STORE_GLOBAL in code.co_code[::2]:
-            found.update(each.argval for each in dis.get_instructions(code) if each.opcode == _STORE_GLOBAL)
+    while codes:
+        for code in codes:
+            if not values.isdisjoint(code.co_names) and _STORE_GLOBAL in code.co_code[::2]:
+                found.update(each.argval for each in dis.get_instructions(code) if each.opcode == _STORE_GLOBAL)
+        constants = itertools.chain.from_iterable(map(_constants_of, codes))
+        codes = [each for each in constants if type(each) is types.CodeType]
     return frozenset(found)
 
 
