@@ -334,7 +334,7 @@ def _how() -> str:
 * The built-in cache is at its best: no minimum of time or size; with a limit, one that is never reached.
 * The daemon runs before the program starts. The digests of jaxlib's libraries, which the first program after an install
   makes, are there.
-* The time blocked is the main thread's time in jax's compile path, by jax's own events. xcache skips lowering only
-  where nobody has replaced functions of jax, so in its runs the benchmark's clocks pose as xcache's own replacements.
+* The time blocked is the main thread's time in jax's compile path, by jax's own events. xcache leaves all compiles to a
+  jax with functions of others in it, so in its runs the benchmark's clocks are in functions of xcache.
 * In cold runs, the parts of every peer's compile path are timed, too.
 * All runs of a program compute the same, bit for bit, or there is no report."""

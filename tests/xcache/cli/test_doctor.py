@@ -234,3 +234,22 @@ def test_the_last_errors_of_the_log_are_shown(place, shell):
     with (place.dir / "daemon.log").open("a") as log:
         log.write("2099-01-01 00:00:00,000 7 ERROR something went wrong\n")
     assert "ERROR something went wrong" in checked(shell)["log"]["found"]
+
+
+def test_a_bundle_that_is_not_there_yet_is_noted_and_is_no_trouble_of_programs(shell, tmp_path):
+    path = tmp_path / "later.xcb"
+    listed = checked(shell, XCACHE_BUNDLES=f"{path}?trust=tier")
+    (found,) = (check for name, check in listed.items() if name.startswith("remote bundle:"))
+    assert (found["state"], found["found"]) == ("note", f"{path} does not exist")
+    assert "empty until the file is there" in found["advice"]
+    script = "import jax, xcache; jax.jit(lambda x: x + 1)(1.0); print(dict(xcache.stats().causes))"
+    environment = shell.env | {"XCACHE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=LONG, check=True
+    )
+    assert "remote trouble" not in done.stdout
+    assert "new" in done.stdout
+    assert done.stderr == ""
+    said = shell.say("status")
+    assert "the file does not exist, and counts as empty until it does" in " ".join(said.split())
+    assert "failing" not in said

@@ -87,14 +87,14 @@ class Marks:
         return [value for value in self.values if id(value) in ids]
 
     def _owners(self) -> list[Any]:
-        """Return whose each word is, before the words were sorted."""
-        found = [*self._holders]
+        """Return the object to which each word belongs, in the order before the words were sorted."""
+        owners = [*self._holders]
         for kind, some in self._in_words.items():
-            found += itertools.chain.from_iterable(map(itertools.repeat, some, itertools.repeat(len(_offsets(kind)))))
+            owners += itertools.chain.from_iterable(map(itertools.repeat, some, itertools.repeat(len(_offsets(kind)))))
         for value in self._inline:
             start, end = _inline_attributes(value)
-            found += [value] * ((end - start) // _WORD)
-        return found
+            owners += [value] * ((end - start) // _WORD)
+        return owners
 
     def take(self) -> None:
         """Take the state as it is now, and keep what it points to: the address of what is gone may be used again."""

@@ -81,8 +81,8 @@ class Reach(Description):
         self.tables: list[tuple[int, dict[Any, Any]]] = []
         # Primitives and classes, by which tables are asked.
         self.keys: list[Any] = []
-        # All names that the modules had, and their states then.
-        self._held: tuple[Versions, _Names] | None = None
+        # All names that the modules had, and the versions of the modules then.
+        self._names_then: tuple[Versions, _Names] | None = None
 
     def follow(self, beyond: Reach | None = None, imports: _Importable = types.MappingProxyType({})) -> None:
         """Write all that the code reads that was written, but what another description has, which counts as well.
@@ -93,7 +93,7 @@ class Reach(Description):
         if beyond is not None:
             self.leave_out(beyond)
         functions = named = 0
-        known, held = self._beyond.modules, set[str]()
+        known, own_names = self._beyond.modules, set[str]()
         self._note_imports(imports)
         while functions < len(self.functions) or named < len(self.named) or self.modules.keys() - known.keys():
             while functions < len(self.functions) or named < len(self.named):
@@ -103,9 +103,9 @@ class Reach(Description):
                     self._write_named(value)
                     named += 1
             # Most new names are in none of the modules.
-            there = self._new_names & held | self._new_names & self._beyond.held()
-            found = self._new_in(known, there, self.modules)
-            held.update(*(vars(module) for name, module in self.modules.items() if name not in known))
+            present = self._new_names & own_names | self._new_names & self._beyond.names_in_modules()
+            found = self._new_in(known, present, self.modules)
+            own_names.update(*(vars(module) for name, module in self.modules.items() if name not in known))
             known, self._new_names = known | self.modules, set()
             for module, names in found:
                 for name in names:
@@ -161,12 +161,14 @@ class Reach(Description):
             found.append((own[home], held & self.names | held & self._beyond.names))
         return [(module, sorted(names)) for module, names in found]
 
-    def held(self) -> _Names:
+    def names_in_modules(self) -> _Names:
         """Return all names that the modules have now."""
-        if self._held is None or not self._held[0].are_told or self._held[0].changed():
+        then = self._names_then
+        if then is None or not then[0].are_told or then[0].changed():
             modules = [*self.modules.values()]
-            self._held = Versions(modules), set().union(*map(vars, modules))
-        return self._held[1]
+            # The versions come first, so that a name which another thread adds meanwhile is found at the next look.
+            self._names_then = then = Versions(modules), set().union(*map(vars, modules))
+        return then[1]
 
     def _write_global(self, module: types.ModuleType, name: str) -> None:
         """Write what a name in a module of jax's stands for."""
